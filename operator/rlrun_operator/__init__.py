@@ -1,0 +1,1 @@
+"""The Kubernetes operator: watches `RLRun` objects and their children, decides, applies, reports."""

@@ -1,0 +1,100 @@
+"""Starting and stopping: clear refusals, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlrun.inference.client import EngineClient, EngineError
+
+from .conftest import API_KEY, START_SECONDS, Server, group_members, random_model, wait_for
+
+
+def test_port_in_use_is_refused_before_vllm_is_loaded(launch: Callable[..., Server]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = launch(port=port)
+        assert server.process.wait(20) == 69
+    assert server.log.read_text().splitlines() == [
+        f"inference: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "stop what listens there or choose another port"
+    ]
+
+
+def test_model_without_weights_is_refused_before_vllm_is_loaded(
+    launch: Callable[..., Server], model_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model_folder / name).read_bytes())
+    server = launch(model_path=str(tmp_path))
+    assert server.process.wait(20) == 78
+    assert server.log.read_text() == f"model: {tmp_path} holds no *.safetensors file\n"
+
+
+def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Callable[..., Server]) -> None:
+    server = launch(max_model_len=100_000)
+    assert server.process.wait(START_SECONDS) == 78
+    last = server.log.read_text()
+    assert "Traceback" not in last
+    assert "max_model_len" in last
+
+
+def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -> None:
+    server = launch()
+    group = server.process.pid
+    # The server, its watcher, Python's resource tracker, the engine.
+    wait_for(lambda: len(group_members(group)) >= 4, START_SECONDS, "the engine's process exists")
+    assert server.stop(signal.SIGTERM) == 143
+    wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
+
+
+def test_sigkill_while_serving_leaves_nobody(launch: Callable[..., Server]) -> None:
+    server = launch()
+    group = server.process.pid
+    wait_for(server.serving, START_SECONDS, "the server answers")
+    assert any("VLLM" in name for name in group_members(group))
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: not group_members(group), 5, "all processes of the server are gone")
+
+
+async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Callable[..., Server]) -> None:
+    """vLLM can neither compute nor load again after that: only a fresh server helps."""
+    server = launch()
+    group = server.process.pid
+    wait_for(server.serving, START_SECONDS, "the server answers")
+    good, broken = server.publish(random_model(1), "good"), server.publish(random_model(2), "broken")
+    make_uncopyable(broken / "model.safetensors", "model.norm.weight")
+    async with EngineClient(server.url, API_KEY) as client:
+        await client.update_weights(str(good), 1)
+        with pytest.raises(EngineError, match="weights are unknown, so the server stops") as failed:
+            await client.update_weights(str(broken), 2)
+        assert failed.value.status == 500
+        readiness = await client.ready()
+        assert (readiness.ready, readiness.weight_version) == (False, None)
+        assert "weights are unknown" in str(readiness.reason)
+    assert server.process.wait(30) == 1
+    wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
+
+
+def make_uncopyable(file: Path, name: str) -> None:
+    """Declare one tensor to be of 4-bit floats: a valid file that no float32 model can take."""
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    start, end = header[name]["data_offsets"]
+    saved = (end - start) * 7 // 8
+    for entry in header.values():
+        if "data_offsets" in entry and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [offset - saved for offset in entry["data_offsets"]]
+    header[name] |= {"dtype": "F4", "data_offsets": [start, end - saved]}
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw + body[: end - saved] + body[end:])

@@ -1,0 +1,224 @@
+"""Hand-over against a real engine: versions, log-probs, caches, refusals, recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlrun.inference.client import Completion, EngineClient, EngineError
+
+from .conftest import API_KEY, Server, random_model, sampled_logprobs
+
+PROMPT = [1, 9, 17, 25, 33, 41]
+LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
+"""Three times the cache's block of 128 tokens."""
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[EngineClient]:
+    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as connected:
+        yield connected
+
+
+async def hand_over(server: Server, client: EngineClient, seed: int) -> tuple[int, Any]:
+    """Publish and load the weights of `seed` under the next version."""
+    version, model = next(server.versions), random_model(seed)
+    await client.update_weights(str(server.publish(model, f"v{version}")), version)
+    return version, model
+
+
+async def sample(client: EngineClient, prompt: list[int], salt: str | None, **options: Any) -> list[Completion]:
+    defaults = {"n": 1, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "ignore_eos": True}
+    return await client.generate(prompt, cache_salt=salt, **(defaults | options))
+
+
+async def until_running(client: EngineClient, wanted: bool, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while ((await client.metrics()).running > 0) is not wanted:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def deviation(model: Any, prompt: list[int], completion: Completion, temperature: float = 1.0) -> float:
+    """Largest difference to transformers' log-probs."""
+    reference = sampled_logprobs(model, prompt, completion.token_ids, temperature)
+    return float((reference - torch.tensor(completion.logprobs)).abs().max())
+
+
+async def test_readiness_needs_weights_and_then_tells_the_version(server: Server, client: EngineClient) -> None:
+    before = await client.ready()
+    if before.weight_version is None:
+        assert not before.ready
+        assert before.reason == "no weights were handed over since the start"
+        with pytest.raises(EngineError, match="no known version"):
+            await sample(client, PROMPT, None)
+    version, _ = await hand_over(server, client, seed=1)
+    after = await client.ready()
+    assert (after.ready, after.reason, after.weight_version) == (True, None, version)
+    assert (await client.status())["engine_alive"] is True
+
+
+async def test_logprobs_are_those_of_the_sampling_distribution(server: Server, client: EngineClient) -> None:
+    version, model = await hand_over(server, client, seed=2)
+    temperature = 0.7
+    completions = await sample(client, PROMPT, str(version), n=16, max_tokens=48, temperature=temperature)
+    reference = torch.cat([sampled_logprobs(model, PROMPT, c.token_ids, temperature) for c in completions])
+    log_ratio = reference - torch.tensor([x for c in completions for x in c.logprobs])
+    mismatch_kl = (log_ratio.exp() - 1 - log_ratio).mean()
+    assert mismatch_kl <= 1e-3
+    assert log_ratio.abs().max() < 1e-3
+    assert {v for c in completions for v in c.versions} == {version}
+    assert all(len(c.token_ids) == 48 and c.finish_reason == "length" for c in completions)
+
+
+async def test_top_p_and_seed(server: Server, client: EngineClient) -> None:
+    version, _ = await hand_over(server, client, seed=3)
+    first, again = [await sample(client, PROMPT, str(version), temperature=1.3, top_p=0.2, seed=7) for _ in range(2)]
+    assert first == again
+    # Renormalised over the nucleus: the likeliest token of a nucleus of 20 % has a large part of it.
+    assert max(first[0].logprobs) > -1.0
+
+
+async def test_requests_in_flight_continue_on_new_weights_and_say_so(server: Server, client: EngineClient) -> None:
+    old_version, old = await hand_over(server, client, seed=4)
+    folder = server.publish(random_model(5), "mid")
+    generation = asyncio.create_task(sample(client, PROMPT, str(old_version), n=4, max_tokens=900))
+    await until_running(client, True, 10)
+    new_version = next(server.versions)
+    seconds = await client.update_weights(str(folder), new_version)
+    assert seconds["total"] < 5
+    for completion in await generation:
+        switch = completion.versions.index(new_version)
+        assert 0 < switch < len(completion.versions) == 900
+        assert completion.versions == [old_version] * switch + [new_version] * (900 - switch)
+        reference = sampled_logprobs(old, PROMPT, completion.token_ids, 1.0)
+        difference = (reference - torch.tensor(completion.logprobs)).abs()
+        assert difference[:switch].max() < 1e-3, "tokens before the switch are of the old weights"
+        assert difference[switch : switch + 8].max() > 0.05, "the next ones are not"
+
+
+async def test_no_response_computed_with_a_prefix_cached_under_older_weights(
+    server: Server, client: EngineClient
+) -> None:
+    old_version, _ = await hand_over(server, client, seed=6)
+    await sample(client, LONG_PROMPT, str(old_version))
+    new_version, new = await hand_over(server, client, seed=7)
+    (stale,) = await sample(client, LONG_PROMPT, str(old_version))
+    assert deviation(new, LONG_PROMPT, stale) > 0.05, "without a new salt the old prefix would be used"
+    (fresh,) = await sample(client, LONG_PROMPT, str(new_version))
+    assert deviation(new, LONG_PROMPT, fresh) < 1e-3
+
+
+async def test_going_back_to_an_older_version_drops_the_cache(server: Server, client: EngineClient) -> None:
+    version, _ = await hand_over(server, client, seed=8)
+    await sample(client, LONG_PROMPT, str(version))
+    replacement = random_model(9)
+    folder = server.publish(replacement, "other-attempt")
+    seconds = await client.update_weights(str(folder), version)
+    assert seconds, "the same version from another folder is loaded"
+    (completion,) = await sample(client, LONG_PROMPT, str(version))
+    assert deviation(replacement, LONG_PROMPT, completion) < 1e-3
+    with pytest.raises(EngineError, match=f"version {version - 1} is older than {version}") as refused:
+        await client.update_weights(str(folder), version - 1)
+    assert refused.value.status == 409
+    await client.update_weights(str(folder), version - 1, force=True)
+    assert (await client.ready()).weight_version == version - 1
+
+
+async def test_the_cache_is_dropped_while_requests_are_running(server: Server, client: EngineClient) -> None:
+    version, _ = await hand_over(server, client, seed=10)
+    generation = asyncio.create_task(sample(client, LONG_PROMPT, str(version), n=2, max_tokens=500))
+    await until_running(client, True, 10)
+    replacement = random_model(11)
+    await client.update_weights(str(server.publish(replacement, "again")), version)
+    (completion,) = await sample(client, LONG_PROMPT, str(version))
+    assert deviation(replacement, LONG_PROMPT, completion) < 1e-3
+    assert [len(c.token_ids) for c in await generation] == [500, 500]
+
+
+async def test_same_version_is_loaded_once_and_the_base_model_again(server: Server, client: EngineClient) -> None:
+    version, model = await hand_over(server, client, seed=12)
+    assert await client.update_weights(str(server.root / "weights" / f"v{version}"), version) == {}
+    base = next(server.versions)
+    assert (await client.reload_weights(base))["total"] > 0
+    (completion,) = await sample(client, PROMPT, str(base))
+    assert completion.versions == [base] * 16
+    assert deviation(random_model(0), PROMPT, completion) < 1e-3
+    assert deviation(model, PROMPT, completion) > 0.05
+
+
+async def test_a_bad_folder_changes_nothing(server: Server, client: EngineClient, tmp_path: Path) -> None:
+    version, model = await hand_over(server, client, seed=13)
+    good = server.publish(random_model(14), "good")
+    whole = (good / "model.safetensors").read_bytes()
+    incomplete = server.publish(random_model(14), "incomplete", complete=False)
+    empty = server.publish(random_model(14), "empty")
+    (empty / "model.safetensors").unlink()
+    cut = server.publish(random_model(14), "cut")
+    (cut / "model.safetensors").write_bytes(whole[:-100])
+    lacking = server.publish(random_model(14), "lacking")
+    tensors = load_file(lacking / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, lacking / "model.safetensors")
+    extra = server.publish(random_model(14), "extra")
+    save_file(load_file(good / "model.safetensors") | {"unheard_of": torch.zeros(2)}, extra / "model.safetensors")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "COMPLETE").touch()
+    (outside / "model.safetensors").write_bytes(whole)
+    link = server.root / "weights" / "link"
+    link.symlink_to(outside)
+    cases = {
+        str(incomplete): "holds no COMPLETE file",
+        str(empty): "holds no .*safetensors file",
+        str(cut): "was not written whole",
+        str(lacking): "lacks the tensor model.norm.weight",
+        str(extra): "holds the tensor unheard_of",
+        str(outside): "is not below the weights folder",
+        str(link): "is not below the weights folder",
+        "../outside": "is not below the weights folder",
+        str(server.root / "weights"): "is not below the weights folder",
+        str(server.root / "weights" / "never"): "does not exist",
+    }
+    for path, message in cases.items():
+        with pytest.raises(EngineError, match=message) as refused:
+            await client.update_weights(path, next(server.versions))
+        assert refused.value.status == 400
+        assert Path(path).name in str(refused.value)
+    (completion,) = await sample(client, PROMPT, str(version))
+    assert completion.versions == [version] * 16
+    assert deviation(model, PROMPT, completion) < 1e-3
+    assert (await client.ready()).ready
+
+
+async def test_cancelling_a_task_aborts_its_request_in_the_engine(server: Server, client: EngineClient) -> None:
+    version, _ = await hand_over(server, client, seed=18)
+    generation = asyncio.create_task(sample(client, PROMPT, str(version), n=8, max_tokens=1000))
+    await until_running(client, True, 10)
+    generation.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await generation
+    await until_running(client, False, 2)
+    await hand_over(server, client, seed=19)
+
+
+async def test_an_update_outlives_the_client_that_asked_for_it(server: Server, client: EngineClient) -> None:
+    version = next(server.versions)
+    folder = server.publish(random_model(20), "orphan")
+    update = asyncio.create_task(client.update_weights(str(folder), version))
+    deadline = time.monotonic() + 10
+    async with EngineClient(server.url, API_KEY) as other:
+        while not (status := await other.status())["updating"] and status["weight_version"] != version:
+            assert time.monotonic() < deadline
+        update.cancel()
+        while (await other.ready()).weight_version != version:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        assert len(await sample(other, PROMPT, str(version))) == 1

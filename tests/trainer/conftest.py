@@ -1,0 +1,328 @@
+"""Groups of ranks, a run to train, and an orchestrator's end of the channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.model import ModelConfig, TinyModelConfig
+from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
+from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.config.run import RunConfig
+from rlrun.protocol import channel as protocol
+from rlrun.protocol.batch import Batch, Sample, write_batch
+from rlrun.protocol.manifest import ORCHESTRATOR_PART
+from rlrun.protocol.paths import RunPaths
+
+KEY = "secret"
+DEADLINE_SECONDS = 60.0
+STEPS = 6
+SAMPLES = 12
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_batch(step: int, attempt: int) -> Batch:
+    """The samples of a step; the same whoever writes them."""
+    rng = np.random.default_rng(step)
+    samples = []
+    for index in range(SAMPLES):
+        length = int(rng.integers(8, 20))
+        mask = np.arange(length) >= 6
+        samples.append(
+            Sample(
+                input_ids=rng.integers(8, 104, length).astype(np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, -4.6, 0).astype(np.float32),
+                versions=np.where(mask, step - 1, -1).astype(np.int32),
+                advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+                temperature=float(rng.choice([0.8, 1.0])),
+                environment="random",
+                task_id=str(index),
+                group=index,
+                rollout=0,
+                dispatch_version=step - 1,
+                reward=0.0,
+            )
+        )
+    return Batch(step, attempt, tuple(samples))
+
+
+@dataclass
+class Group:
+    """Started ranks."""
+
+    pids: list[int]
+    log: Path
+    zygote: Zygote
+    codes: dict[int, int] = field(default_factory=dict)
+
+    def wait(self, seconds: float = DEADLINE_SECONDS) -> list[int]:
+        """Exit codes in order of rank. Like torchrun, the first rank that fails takes the others with it."""
+        deadline = time.monotonic() + seconds
+        while len(self.codes) < len(self.pids):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.kill()
+                raise AssertionError(f"ranks are still running after {seconds} s:\n{self.text()}")
+            pid, code = self.zygote.next_end(left)
+            if pid in self.pids:
+                self.codes[pid] = code
+                if code:
+                    self.kill(signal.SIGTERM)
+        return [self.codes[pid] for pid in self.pids]
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        for pid in self.pids:
+            if pid not in self.codes:
+                os.kill(pid, number)
+
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+
+class Zygote:
+    """The process that ranks are forked from."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._ends: list[tuple[int, int]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._answers.get(timeout=DEADLINE_SECONDS) == {"ready": True}
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(json.loads(line))
+
+    def start(self, environment: dict[str, str], arguments: list[str], log: Path) -> int:
+        assert self._process.stdin is not None
+        request = {"environment": environment, "arguments": arguments, "log": str(log)}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        while "code" in (answer := self._answers.get(timeout=DEADLINE_SECONDS)):
+            self._ends.append((answer["pid"], answer["code"]))
+        return int(answer["pid"])
+
+    def next_end(self, seconds: float) -> tuple[int, int]:
+        """A rank that ended, and how."""
+        if self._ends:
+            return self._ends.pop(0)
+        try:
+            answer = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            return 0, 0
+        return answer["pid"], answer["code"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(DEADLINE_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that all runs start from."""
+    from rlrun.trainer.tiny_model import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("model") / "model"
+    make_tiny_model(folder, TinyModelConfig(hidden_size=32, layers=2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`rollouts/` of a run of six steps."""
+    paths = RunPaths(tmp_path_factory.mktemp("recorded"))
+    for step in range(1, STEPS + 1):
+        write_batch(paths.batch(step, 1), make_batch(step, 1))
+    return paths.rollouts
+
+
+@dataclass
+class Run:
+    """A run's folder, and how to start attempts in it."""
+
+    paths: RunPaths
+    model: Path
+    zygote: Zygote
+    groups: list[Group] = field(default_factory=list)
+    port: int = 0
+
+    def write_config(self, *, ranks: int = 1, **options: Any) -> Path:
+        """`run.json` of a run with small steps and a checkpoint every two of them."""
+        self.port = free_port()
+        source = options.pop("model", self.model)
+        common: dict[str, Any] = {
+            "name": "test",
+            "uid": "uid",
+            "output_dir": str(self.paths.root),
+            "model": ModelConfig(path=str(source), dtype="float32"),
+            "max_steps": options.pop("max_steps", STEPS),
+            "seq_len": 32,
+            "seed": 0,
+        }
+        algorithm, checkpoint = AlgorithmConfig(), CheckpointConfig(interval=2, keep_last=10)
+        defaults: dict[str, Any] = {
+            "processes_per_replica": ranks,
+            "micro_batch_tokens": 64,
+            "optimizer": OptimizerConfig(lr=1e-3),
+            "port": self.port,
+        }
+        config = RunConfig(
+            trainer=TrainerConfig(**common, **(defaults | options), algorithm=algorithm, checkpoint=checkpoint),
+            inference=InferenceConfig(**common),
+            orchestrator=OrchestratorConfig(
+                **common,
+                algorithm=algorithm,
+                environments=[EnvironmentConfig(id="reverse-text")],
+                sampling=SamplingConfig(),
+                evaluation=None,
+                checkpoint=checkpoint,
+                weight_sync=WeightSyncConfig(),
+            ),
+        )
+        self.paths.root.mkdir(parents=True, exist_ok=True)
+        self.paths.run_json.write_text(config.model_dump_json(indent=1))
+        return self.paths.run_json
+
+    def start(self, *, attempt: int = 1, ranks: int = 1, replay: Path | None = None, **options: Any) -> Group:
+        """Start all ranks of an attempt."""
+        arguments = ["--config", str(self.write_config(ranks=ranks, **options))]
+        arguments += ["--replay", str(replay)] if replay else []
+        log = self.paths.root / f"trainer.{attempt}.log"
+        shared = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(ranks),
+            "RLRUN_ATTEMPT": str(attempt),
+            "RLRUN_API_KEY": KEY,
+        }
+        pids = [
+            self.zygote.start(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, arguments, log)
+            for rank in range(ranks)
+        ]
+        group = Group(pids, log, self.zygote)
+        self.groups.append(group)
+        return group
+
+    def train(self, **options: Any) -> list[dict[str, float]]:
+        """Run an attempt to its end; the metrics of all steps."""
+        group = self.start(**options)
+        codes = group.wait()
+        assert not any(codes), f"exit codes {codes}:\n{group.text()}"
+        return self.metrics()
+
+    def metrics(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, model: Path, zygote: Zygote) -> Iterator[Callable[[str], Run]]:
+    """Runs in folders of their own; what is left of them at the end is killed."""
+    runs: list[Run] = []
+
+    def make(name: str) -> Run:
+        runs.append(Run(RunPaths(tmp_path / name), model, zygote))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        for group in run.groups:
+            if len(group.codes) < len(group.pids):
+                group.kill()
+                group.wait()
+
+
+class Orchestrator:
+    """The orchestrator's end of the channel, one call at a time."""
+
+    def __init__(self, run: Run, attempt: int) -> None:
+        self.run, self.attempt = run, attempt
+        self.events: list[protocol.Event] = []
+
+    def call(self, method: str, route: str, document: dict[str, Any] | None = None, *, key: str = KEY) -> Any:
+        """One request; the answer's JSON."""
+        data = json.dumps(document).encode() if document is not None else None
+        headers = {"Authorization": f"Bearer {key}"}
+        request = Request(f"http://127.0.0.1:{self.run.port}{route}", data=data, method=method, headers=headers)
+        with urlopen(request, timeout=30) as response:
+            return json.loads(response.read())
+
+    def wait_for(self, kind: str, step: int) -> protocol.Event:
+        """The event of that kind and step."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            for event in self.events:
+                if (event.kind, event.step) == (kind, step):
+                    return event
+            try:
+                answer = self.call("GET", f"{protocol.EVENTS}?after={len(self.events)}&wait=2")
+            except HTTPError:
+                raise
+            except OSError:  # not listening yet
+                time.sleep(0.02)
+                continue
+            self.events += [protocol.Event(**event) for event in answer["events"]]
+        log = self.run.groups[-1].text()
+        raise AssertionError(f"no event {kind} of step {step}; got {self.events}\n{log}")
+
+    def send_batch(self, step: int) -> None:
+        """Write the batch of a step and announce it."""
+        path = self.run.paths.batch(step, self.attempt)
+        write_batch(path, make_batch(step, self.attempt))
+        self.call("POST", protocol.BATCHES, {"step": step, "path": str(path)})
+
+    def complete_checkpoint(self, step: int) -> None:
+        """Add this role's part, and wait for the manifest."""
+        saved = self.wait_for("checkpoint_saved", step)
+        assert saved.path is not None
+        part = Path(saved.path) / ORCHESTRATOR_PART
+        part.mkdir()
+        (part / "state.json").write_text(json.dumps({"step": step}))
+        self.call("POST", protocol.CHECKPOINTS, {"step": step})
+        self.wait_for("checkpoint_complete", step)
+
+    def step(self, step: int) -> dict[str, float]:
+        """Feed one step and wait until it is done; its metrics."""
+        self.send_batch(step)
+        metrics = self.wait_for("trained", step).metrics
+        if step % 2 == 0:
+            self.complete_checkpoint(step)
+        return metrics

@@ -1,0 +1,80 @@
+"""What users and the launcher see of a group: one clear line, the right exit code, a quick end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from rlrun.config.run import RunConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import write_batch
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.launch import torchrun_command
+from tests.trainer.conftest import KEY, Orchestrator, free_port, make_batch
+
+DEADLINE_SECONDS = 60.0
+
+
+def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:
+    """Start a group as the launcher does."""
+    file = run.write_config(ranks=ranks, **options)
+    config = RunConfig.model_validate_json(file.read_text()).trainer
+    command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
+    environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def test_a_model_without_weights_ends_torchrun_with_one_clear_line(
+    make_run: Callable[[str], Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    run = make_run("run")
+    process = launch(run, ranks=1, model=folder)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == exit_codes.DATA, output
+    assert "has no weights" in output.strip().splitlines()[-1]
+    assert "Traceback" not in output
+    error = json.loads((run.paths.logs(1, "trainer") / "error.json").read_text())
+    assert error["exit_code"] == exit_codes.DATA
+    assert str(folder) in error["message"]
+
+
+def test_sigterm_ends_torchrun_and_its_ranks_at_once(make_run: Callable[[str], Any]) -> None:
+    run = make_run("run")
+    process = launch(run, ranks=2)
+    Orchestrator(run, 1).wait_for("published", 0)  # now both ranks wait for a batch, one of them inside a collective
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "Traceback" not in output
+
+
+def test_wrong_batches_and_wrong_keys(make_run: Callable[[str], Any]) -> None:
+    run = make_run("run")
+    group = run.start(ranks=2)
+    orchestrator = Orchestrator(run, 1)
+    orchestrator.wait_for("published", 0)
+    with pytest.raises(HTTPError, match="401"):
+        orchestrator.call("GET", "/rlrun/trainer/state", key="wrong")
+    elsewhere = RunPaths(run.paths.root / "elsewhere").batch(1, 1)
+    with pytest.raises(HTTPError, match="409"):
+        orchestrator.call("POST", "/rlrun/trainer/batches", {"step": 1, "path": str(elsewhere)})
+    path = run.paths.batch(1, 1)
+    write_batch(path, make_batch(2, 1))
+    orchestrator.call("POST", "/rlrun/trainer/batches", {"step": 1, "path": str(path)})
+    assert exit_codes.DATA in group.wait()
+    assert f"the batch {path} is refused: it is for step 2, the next step is 1" in group.text()
+    assert "Traceback" not in group.text()

@@ -1,0 +1,66 @@
+"""Kill and go on: bit for bit the uninterrupted run; damage falls back; another world size continues."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.manifest import complete_checkpoints
+from tests.trainer.conftest import Orchestrator
+
+EXACT = ("loss", "grad_norm", "entropy", "param_checksum", "skipped_steps")
+
+
+def test_a_killed_run_goes_on_bit_for_bit(make_run: Callable[[str], Any], recorded: Path) -> None:
+    uninterrupted = make_run("uninterrupted").train(ranks=2, replay=recorded)
+
+    run = make_run("killed")
+    first = run.start(attempt=1, ranks=2)
+    orchestrator = Orchestrator(run, 1)
+    assert orchestrator.wait_for("published", 0).path == str(run.paths.version(0, 1))
+    found = {step: orchestrator.step(step) for step in (1, 2, 3)}
+    first.kill(signal.SIGKILL)
+    assert first.wait() == [-signal.SIGKILL] * 2
+
+    second = run.start(attempt=2, ranks=2)
+    orchestrator = Orchestrator(run, 2)
+    orchestrator.wait_for("published", 2)
+    assert orchestrator.call("GET", "/rlrun/trainer/state")["base_step"] == 2
+    found |= {step: orchestrator.step(step) for step in (3, 4, 5, 6)}
+    orchestrator.wait_for("finished", 6)
+    orchestrator.call("POST", "/rlrun/trainer/shutdown", {})
+    assert second.wait() == [0, 0], second.text()
+
+    for line in uninterrupted:
+        for metric in EXACT:
+            assert found[line["step"]][metric] == line[metric], (line["step"], metric)
+    attempt = read_attempt(run.paths.attempt_file(2))
+    assert (attempt.base_step, attempt.base_attempt) == (2, 1)
+    assert [c.step for c in attempt.owned(complete_checkpoints(run.paths))] == [2, 4, 6]
+    kinds = [(event.kind, event.step) for event in orchestrator.events]
+    assert kinds.index(("published", 4)) < kinds.index(("trained", 4)) < kinds.index(("checkpoint_saved", 4))
+
+
+def test_damage_falls_back_and_one_rank_continues_what_two_began(
+    make_run: Callable[[str], Any], recorded: Path
+) -> None:
+    run = make_run("run")
+    expected = run.train(attempt=1, ranks=2, replay=recorded)
+    assert [c.step for c in complete_checkpoints(run.paths)] == [2, 4, 6]
+    shard = next((run.paths.checkpoint(6, 1) / "trainer").glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+    found = run.train(attempt=2, ranks=1, replay=recorded)
+    assert "not resuming from step 6" in run.groups[-1].text()
+    assert "another checksum" in run.groups[-1].text()
+    assert [line["attempt"] for line in found] == [1, 1, 1, 1, 2, 2]
+    for one, other in zip(expected[4:], found[4:], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-5)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)

@@ -1,0 +1,61 @@
+"""resolve(): every shared value reaches every role, and what it computes identifies the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.run import RunConfig
+
+
+def resolved(output_dir: str = "/data/a", uid: str = "u", **changes: Any) -> RunConfig:
+    base: dict[str, Any] = {
+        "model": {"path": "m"},
+        "environments": [{"id": "x"}],
+        "seq_len": 1024,
+        "max_steps": 7,
+        "seed": 3,
+    }
+    return resolve(RLRunSpec(**base | changes), name="a", uid=uid, output_dir=output_dir)
+
+
+def test_shared_values_are_in_every_role() -> None:
+    config = resolved()
+    for role in (config.trainer, config.inference, config.orchestrator):
+        assert (role.name, role.uid, role.output_dir) == ("a", "u", "/data/a")
+        assert (role.model.path, role.max_steps, role.seq_len, role.seed) == ("m", 7, 1024, 3)
+    assert config.trainer.algorithm == config.orchestrator.algorithm
+    assert config.trainer.checkpoint == config.orchestrator.checkpoint
+
+
+def test_lengths_follow_seq_len_unless_set() -> None:
+    assert resolved().trainer.micro_batch_tokens == resolved().inference.max_model_len == 1024
+    config = resolved(trainer={"micro_batch_tokens": 4096}, inference={"max_model_len": 2048})
+    assert (config.trainer.micro_batch_tokens, config.inference.max_model_len) == (4096, 2048)
+
+
+def test_environments_get_the_sampling_of_the_run_unless_they_have_their_own() -> None:
+    own = {"id": "y", "sampling": {"temperature": 0.5, "max_tokens": 8}}
+    config = resolved(environments=[{"id": "x"}, own], sampling={"max_tokens": 16})
+    samplings = [e.sampling for e in config.orchestrator.environments]
+    assert [s.max_tokens for s in samplings if s] == [16, 8]
+    assert config.orchestrator.sampling.max_tokens == 16
+
+
+def test_run_json_can_be_read_again() -> None:
+    config = resolved(algorithm={"preset": "ppo", "loss": {"name": "ppo", "options": {"eps_low": 0.1}}})
+    again = RunConfig.model_validate_json(config.model_dump_json())
+    assert again == config
+    assert again.hash() == config.hash()
+
+
+def test_the_hash_ignores_where_and_sees_what() -> None:
+    base = resolved().hash()
+    assert resolved(output_dir="/elsewhere", uid="v").hash() == base
+    moved = resolved()
+    trainer = moved.trainer.model_copy(update={"port": 1234})
+    assert moved.model_copy(update={"trainer": trainer}).hash() == base
+    assert resolved(seed=4).hash() != base
+    assert resolved(trainer={"optimizer": {"lr": 1e-3}}).hash() != base
+    assert len(base) == 16

@@ -1,0 +1,140 @@
+"""`rlrun`: its subcommands, their exit codes, and that they start fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.main import COMMANDS, main
+
+MANIFEST = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: quick}
+spec:
+  model: {tiny: {}}
+  maxSteps: 10
+  seqLen: 512
+  environments:
+  - id: reverse-text
+    args: {length: 5}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Any:
+    def write(old: str = "", new: str = "") -> str:
+        file = tmp_path / "run.yaml"
+        file.write_text(MANIFEST.replace(old, new) if old else MANIFEST)
+        return str(file)
+
+    return write
+
+
+def test_validate_says_what_the_run_will_do(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest()
+    assert main(["validate", file]) == 0
+    assert capsys.readouterr().out == (
+        f"{file}: valid: RLRun quick, a tiny model, 10 steps of 64 rollouts (640 in all), versions v0 to v10; "
+        "reverse-text (groups of 8)\n"
+    )
+
+
+def test_validate_tells_all_problems_of_all_files(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = manifest("10", "0")
+    assert main(["validate", file, "none.yaml"]) == 78
+    assert capsys.readouterr().err.splitlines() == [
+        f"{file}:6: spec.maxSteps: got 0, expected a whole number from 1 to 10000000",
+        "none.yaml: no such file",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "reverse-text",
+            "revrse-text",
+            ":9: spec.environments[0].id: unknown environment 'revrse-text' (did you mean 'rever",
+        ),
+        (
+            "length: 5",
+            "lenght: 5",
+            ":10: spec.environments[0].args: environment 'reverse-text': no argument 'lenght' (did",
+        ),
+        ("length: 5", "length: long", ":10: spec.environments[0].args: environment 'reverse-text': argument 'length'"),
+    ],
+)
+def test_validate_knows_the_environments(
+    manifest: Any, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    assert main(["validate", manifest(old, new)]) == 78
+    assert message in capsys.readouterr().err
+
+
+def test_an_environment_of_the_image_is_not_a_problem_here(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", manifest("reverse-text", "not_installed_here.env:make")]) == 0
+    assert "note: spec.environments[0].id is not checked on this machine" in capsys.readouterr().out
+
+
+def test_render_prints_the_configuration_of_every_role(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", manifest(), "--output-dir", "/data/quick"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for role in ("trainer", "inference", "orchestrator"):
+        assert (document[role]["output_dir"], document[role]["max_steps"]) == ("/data/quick", 10)
+    assert main(["render", manifest("10", "x")]) == 78
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["valdate"], "rlrun: unknown command 'valdate' (did you mean validate?)"),
+        (["zzz"], "rlrun: unknown command 'zzz'; known: validate, render, local, tiny-model, version"),
+        (["render", "a.yaml", "--outptu-dir", "x"], "unknown option --outptu-dir (did you mean --output-dir?)"),
+        (["render", "a.yaml", "b.yaml"], "unknown argument b.yaml"),
+        (["render", "a.yaml", "--output", "x"], "unknown option --output (did you mean --output-dir?)"),
+        (["local", "--hlep"], "rlrun local"),
+        (["render"], "the following arguments are required: FILE"),
+        (["tiny-model", "--layers", "2"], "the folder comes first"),
+        (["tiny-model", "new", "--layrs", "2"], "--layrs: unknown option (did you mean --layers?)"),
+        (["tiny-model", "new", "--layers", "99"], "--layers: got 99, expected a whole number from 1 to 32"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_64(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 64
+    assert message in capsys.readouterr().err
+
+
+def test_a_tiny_model_is_not_made_over_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").touch()
+    assert main(["tiny-model", str(tmp_path)]) == 64
+    assert "is not empty; choose a new folder" in capsys.readouterr().err
+    assert main(["tiny-model", str(tmp_path / "config.json")]) == 64
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+    assert main([]) == 64
+    assert main(["version"]) == main(["--version"]) == 0
+    assert "rlrun.io/v1alpha1" in capsys.readouterr().out
+    for name in ("validate", "render", "version", "tiny-model"):
+        assert main([name, "--help"]) == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["validate"], ["render"], ["tiny-model", "--help"]])
+def test_nothing_heavy_is_imported(manifest: Any, words: list[str]) -> None:
+    argv = words if "--help" in words else [*words, manifest()]
+    code = (
+        "import sys; from rlrun.cli.main import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'vllm', 'transformers', 'numpy', 'verifiers', 'aiohttp'} & set(sys.modules); "
+        "sys.exit(f'imported: {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

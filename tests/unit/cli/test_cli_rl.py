@@ -1,0 +1,146 @@
+"""`rl`: files per role become the specification of a manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.rl import RlConfig, main, read
+from rlrun.config.problems import ConfigError
+
+TRAINER = 'max_steps = 20\n[model]\npath = "m"\n[optimizer]\nlr = 1e-4\n[ckpt]\ninterval = 5\n'
+ORCHESTRATOR = 'batch_size = 32\nmax_steps = 20\nseq_len = 512\nrollouts_per_example = 4\n[[environments]]\nid = "x"\n'
+INFERENCE = "max_num_seqs = 4\n"
+WHOLE = """
+name = "toml"
+output_dir = "out"
+[model]
+path = "m"
+[trainer.optimizer]
+lr = 1e-4
+[orchestrator]
+batch_size = 16
+seq_len = 512
+[[environments]]
+id = "x"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"t": TRAINER, "o": ORCHESTRATOR, "i": INFERENCE, "run": WHOLE}.items():
+        Path(f"{name}.toml").write_text(text)
+
+
+def config(*argv: str, env: dict[str, str] | None = None) -> RlConfig:
+    return read(argv, env or {})[0]
+
+
+def problems(*argv: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        config(*argv)
+    return str(error.value).splitlines()
+
+
+ROLES = ["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--inference", "@", "i.toml"]
+
+
+def test_a_file_per_role() -> None:
+    spec = config(*ROLES).spec()
+    assert (spec.max_steps, spec.seq_len, spec.model.path) == (20, 512, "m")
+    assert (spec.trainer.optimizer.lr, spec.orchestrator.batch_size, spec.inference.max_num_seqs) == (1e-4, 32, 4)
+    assert (spec.checkpoint.interval, spec.environments[0].group_size) == (5, 4)
+
+
+def test_one_file_for_all() -> None:
+    whole = config("@", "run.toml")
+    assert (whole.name, whole.output_dir, whole.seq_len, whole.trainer.optimizer.lr) == ("toml", "out", 512, 1e-4)
+
+
+def test_the_command_line_wins_over_all_files_and_knows_ckpt() -> None:
+    changed = config(
+        *ROLES, "--max-steps", "3", "--ckpt.keep-last", "7", "--trainer.optimizer.lr=1", env={"RLRUN_SEED": "4"}
+    )
+    assert (changed.max_steps, changed.checkpoint.keep_last, changed.checkpoint.interval, changed.seed) == (3, 7, 5, 4)
+    assert changed.trainer.optimizer.lr == 1
+
+
+def test_two_values_for_a_shared_field_name_both() -> None:
+    Path("o.toml").write_text(ORCHESTRATOR.replace("20", "21"))
+    assert problems(*ROLES) == [
+        "o.toml: max_steps: got 21, but t.toml sets max_steps to 20; the roles share it, remove one"
+    ]
+    assert problems(*ROLES, "--max-steps", "3") != []
+
+
+def test_two_values_inside_one_file_name_both() -> None:
+    Path("run.toml").write_text("seq_len = 1024\n" + WHOLE)
+    assert problems("@", "run.toml") == [
+        "run.toml: orchestrator.seq_len: got 512, but run.toml sets seq_len to 1024; the roles share it, remove one"
+    ]
+
+
+def test_rollouts_per_example_is_the_group_size_where_none_is_set() -> None:
+    Path("o.toml").write_text(ORCHESTRATOR + '[[environments]]\nid = "y"\ngroup_size = 8\n')
+    assert problems(*ROLES) == [
+        "o.toml: rollouts_per_example: got 4, but o.toml sets environments[1].group_size to 8; remove one"
+    ]
+    Path("o.toml").write_text("rollouts_per_example = 4\n")
+    assert "o.toml: rollouts_per_example: there is no environment in the files; set its group_size" in problems(*ROLES)
+
+
+def test_a_bad_group_size_is_told_at_its_own_name() -> None:
+    Path("o.toml").write_text(ORCHESTRATOR.replace("= 4", "= 0"))
+    assert problems(*ROLES) == ["o.toml: rollouts_per_example: got 0, expected a whole number from 1 to 4096"]
+
+
+def test_unknown_fields_are_told_as_they_were_written() -> None:
+    Path("t.toml").write_text(TRAINER.replace("[optimizer]", "[optmizer]"))
+    Path("run.toml").write_text(WHOLE.replace("batch_size", "btach_size"))
+    assert problems(*ROLES) == ["t.toml: optmizer: unknown field (did you mean optimizer?)"]
+    assert problems("@", "run.toml") == ["run.toml: orchestrator.btach_size: unknown field (did you mean batch_size?)"]
+
+
+def test_values_are_checked_at_the_place_of_the_role_file() -> None:
+    Path("t.toml").write_text(TRAINER.replace("1e-4", '"fast"'))
+    assert problems(*ROLES)[0].startswith('t.toml: optimizer.lr: got "fast" (a string)')
+
+
+def test_a_role_file_that_is_missing() -> None:
+    assert problems("--trainer", "@", "none.toml") == ["none.toml: no such file"]
+    assert problems("--trainer", "@") == ["command line: --trainer @: needs a file after it"]
+
+
+def test_a_name_that_no_cluster_takes() -> None:
+    assert "is not an RFC 1035 label" in problems(*ROLES, "--name", "My_Run")[0]
+
+
+def test_main_hands_the_specification_to_the_local_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import rlrun.local.main as local
+
+    called: dict[str, Any] = {}
+
+    def run_spec(spec: Any, **kwargs: Any) -> int:
+        called.update(kwargs, spec=spec)
+        return 5
+
+    monkeypatch.setattr(local, "run_spec", run_spec)
+    assert main([*ROLES, "--resume", "--output-dir", "here", "--max-steps", "2"]) == 5
+    assert (called["spec"].max_steps, called["name"], called["options"].resume) == (2, "rl", True)
+    assert called["options"].output_dir == "here"
+    assert main(["@", "run.toml"]) == 5
+    assert called["options"].output_dir == "out"
+
+
+def test_main_prints_and_refuses_without_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROLES, "--dry-run"]) == 0
+    assert '"max_steps": 20' in capsys.readouterr().out
+    assert main([*ROLES, "--max-stps", "3"]) == 64
+    assert "did you mean --max-steps?" in capsys.readouterr().err
+    assert main([*ROLES, "--help"]) == 0
+    assert "--output-dir" in capsys.readouterr().out
+    Path("t.toml").write_text(TRAINER.replace("1e-4", "0"))
+    assert main(ROLES) == 78

@@ -1,0 +1,134 @@
+"""The configuration models: what a user may leave out, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.algorithm_names import PRESETS
+from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
+from rlrun.config.model import ModelConfig, TinyModelConfig
+from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
+from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.config.schema import expected, fields, find_field, shape_of, walk
+
+
+def refused(model: type[BaseModel], **values: Any) -> str:
+    with pytest.raises(ValidationError) as error:
+        model(**values)
+    return str(error.value)
+
+
+def test_defaults_that_users_rely_on() -> None:
+    algorithm, checkpoint = AlgorithmConfig(), CheckpointConfig()
+    assert (algorithm.preset, algorithm.max_async_level, algorithm.max_off_policy_steps) == ("grpo", 2, 8)
+    assert checkpoint.enabled
+    assert checkpoint.resume.policy == "Latest"
+    assert not ModelConfig(name="x").trust_remote_code
+    assert OptimizerConfig().lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "low", "high"),
+    [
+        (OptimizerConfig, "lr", 1e-30, 10),
+        (OptimizerConfig, "beta1", 0, 0.999),
+        (SamplingConfig, "temperature", 0.01, 10),
+        (SamplingConfig, "max_tokens", 1, 1_048_576),
+        (InferenceSpec, "gpu_memory_utilization", 0.01, 1),
+        (OrchestratorSpec, "max_error_ratio", 0.01, 1),
+        (TinyModelConfig, "layers", 1, 32),
+        (AlgorithmConfig, "max_async_level", 0, 8),
+        (CheckpointConfig, "interval", 1, 10**9),
+    ],
+)
+def test_bounds_admit_their_ends(model: type[BaseModel], name: str, low: float, high: float) -> None:
+    assert getattr(model(**{name: low}), name) == low
+    assert getattr(model(**{name: high}), name) == high
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (OptimizerConfig, {"lr": 0}),
+        (OptimizerConfig, {"lr": float("nan")}),
+        (OptimizerConfig, {"beta2": 1.0}),
+        (SamplingConfig, {"temperature": 0}),
+        (SamplingConfig, {"temperature": float("inf")}),
+        (EnvironmentConfig, {"id": ""}),
+        (EnvironmentConfig, {"id": "a", "ratio": 0}),
+        (TinyModelConfig, {"hidden_size": 20}),
+        (ModelConfig, {"name": "a", "dtype": "int8"}),
+        (TrainerSpec, {"replicas": 0}),
+        (TrainerSpec, {"unknown": 1}),
+    ],
+)
+def test_values_outside_of_the_bounds_are_refused(model: type[BaseModel], values: dict[str, Any]) -> None:
+    refused(model, **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [({}, "none of them"), ({"name": "a", "path": "b"}, "name and path"), ({"path": "b", "tiny": {}}, "path and tiny")],
+)
+def test_a_model_has_exactly_one_source(values: dict[str, Any], got: str) -> None:
+    assert f"exactly one of name, path and tiny says where the model comes from; got {got}" in refused(
+        ModelConfig, **values
+    )
+
+
+def test_a_revision_needs_a_hub_name() -> None:
+    assert "revision (main) needs name" in refused(ModelConfig, path="m", revision="main")
+
+
+def test_a_resume_step_is_set_if_and_only_if_the_policy_is_step() -> None:
+    assert "policy is Step" in refused(ResumeConfig, policy="Step")
+    assert "step (4)" in refused(ResumeConfig, step=4)
+    assert ResumeConfig(policy="Step", step=4).step == 4
+
+
+def test_data_may_not_be_younger_than_the_pipeline_is_deep() -> None:
+    message = refused(AlgorithmConfig, max_async_level=4, max_off_policy_steps=3)
+    assert "maxOffPolicySteps (3) must be at least maxAsyncLevel (4)" in message
+    assert "raise maxOffPolicySteps or lower maxAsyncLevel" in message
+
+
+def test_an_unknown_preset_gets_the_closest_and_all_names() -> None:
+    message = refused(AlgorithmConfig, preset="grop")
+    assert "did you mean grpo?" in message
+    assert all(name in message for name in PRESETS)
+
+
+def test_an_unknown_loss_or_option_gets_a_suggestion_and_an_import_path_is_accepted() -> None:
+    assert "did you mean aipo?" in refused(LossConfig, name="aipoo")
+    assert "did you mean delta?" in refused(LossConfig, name="aipo", options={"dleta": 1.0})
+    assert LossConfig(name="my.losses:robust", options={"anything": 1}).options == {"anything": 1}
+    refused(LossConfig, name="my.losses:robust\n")
+
+
+def test_a_configuration_is_immutable() -> None:
+    with pytest.raises(ValidationError):
+        OptimizerConfig().lr = 1.0  # type: ignore[misc]
+
+
+def test_every_field_has_a_description() -> None:
+    assert [path for path, info in walk(RLRunSpec, "camel") if not info.description] == []
+
+
+@pytest.mark.parametrize("key", ["batchSize", "batch_size", "batch-size", "BATCH_SIZE"])
+def test_a_field_is_found_in_every_spelling(key: str) -> None:
+    assert find_field(OrchestratorSpec, key) == "batch_size"
+    assert (find_field(OrchestratorSpec, key, camel_only=True) is not None) == (key == "batchSize")
+
+
+def test_expected_values_are_told_in_words() -> None:
+    assert expected(fields(OptimizerConfig)["lr"]) == "a number greater than 0 and at most 10"
+    assert expected(fields(OptimizerConfig)["max_grad_norm"]) == "a number greater than 0, or null"
+    assert expected(fields(TinyModelConfig)["hidden_size"]) == "a whole number from 16 to 1024, a multiple of 8"
+    assert expected(fields(ModelConfig)["dtype"]) == '"float32", "bfloat16" or "float16"'
+    assert expected(fields(LossConfig)["options"].parts[0]) == "true or false, a whole number, a number or a string"
+    assert expected(shape_of(dict[str, int])) == "a mapping"

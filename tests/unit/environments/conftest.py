@@ -1,0 +1,64 @@
+"""A scripted policy, the folder of small verifiers tasksets, and a guard that lets no socket be used."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.environments import Message, Reply
+
+Script = Sequence[str | Reply | Exception] | Callable[[Sequence[Message]], str]
+
+
+class ScriptedModel:
+    """Says what the script says, and keeps every conversation that it was given."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.seen: list[list[Message]] = []
+
+    async def complete(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Reply:
+        if self.seen:
+            assert list(messages[: len(self.seen[-1])]) == self.seen[-1], "a conversation may only grow"
+        said = self._script(messages) if callable(self._script) else self._script[len(self.seen)]
+        self.seen.append([dict(message) for message in messages])
+        if isinstance(said, Exception):
+            raise said
+        return said if isinstance(said, Reply) else Reply(said)
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedModel]:
+    return ScriptedModel
+
+
+@pytest.fixture
+def tasksets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "tasksets"))
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Refuses every connection, bind and look-up, loopback included; the test ends by asserting that none was tried."""
+    tried: list[str] = []
+
+    def forbid(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(target: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(target, socket.socket) and target.family not in (socket.AF_INET, socket.AF_INET6):
+                return original(target, *args, **kwargs)
+            tried.append(f"{name} {args or target}")
+            raise OSError(f"the test forbids {tried[-1]}")
+
+        return guarded
+
+    for name in ("connect", "connect_ex", "bind"):
+        monkeypatch.setattr(socket.socket, name, forbid(name, getattr(socket.socket, name)))
+    monkeypatch.setattr(socket, "getaddrinfo", forbid("getaddrinfo", socket.getaddrinfo))
+    yield
+    assert tried == []

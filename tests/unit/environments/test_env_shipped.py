@@ -1,0 +1,233 @@
+"""The shipped environments: what they ask, what they pay, and that tasks are the same wherever they are made."""
+
+from __future__ import annotations
+
+import os
+import string
+import subprocess
+import sys
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlrun.environments import (
+    Demonstrates,
+    Environment,
+    EnvironmentLoadError,
+    Episode,
+    Reply,
+    Task,
+    known,
+    load,
+    run_episode,
+)
+from rlrun.environments.splits import split_of
+from rlrun.environments.text import position_score
+
+SMALL: dict[str, dict[str, Any]] = {
+    "reverse-text": {},
+    "arithmetic": {"max_operand": 12, "operations": "+-*", "terms": 3},
+    "calculator": {},
+}
+
+FINGERPRINT = """
+import hashlib, json, sys
+from dataclasses import asdict
+from rlrun.environments import known, load
+tasks = [asdict(load(id, {}).tasks(s)[i]) for id in known() for s in ("train", "eval") for i in range(50)]
+print(hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest())
+assert "torch" not in sys.modules and "vllm" not in sys.modules and "verifiers" not in sys.modules
+"""
+
+
+def test_tasks_are_the_same_in_every_process() -> None:
+    def fingerprint(hash_seed: str) -> str:
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run(
+            [sys.executable, "-c", FINGERPRINT], env=env, capture_output=True, text=True, timeout=60, check=True
+        )
+        return run.stdout
+
+    assert fingerprint("1") == fingerprint("271828")
+
+
+@pytest.mark.parametrize("id", list(known()))
+def test_tasks_are_a_lazy_random_access_sequence(id: str) -> None:
+    env = load(id, {"num_tasks": 10**9, "seed": 3})
+    tasks = env.tasks("train")
+    assert len(tasks) == 10**9
+    assert tasks[-1] == tasks[10**9 - 1]
+    assert tasks[5] == load(id, {"num_tasks": 10**9, "seed": 3}).tasks("train")[5]
+    assert list(tasks[4:6]) == [tasks[4], tasks[5]]
+    assert [t.id for t in islice(tasks, 3)] == [tasks[i].id for i in range(3)]
+    assert [tasks[i].prompt for i in range(20)] != [load(id, {}).tasks("train")[i].prompt for i in range(20)]
+    with pytest.raises(IndexError):
+        tasks[10**9]
+
+
+@pytest.mark.parametrize("id", list(known()))
+def test_train_and_eval_share_no_problem(id: str) -> None:
+    train, evaluation = (
+        {t.prompt[-1]["content"] for s in (0, 1) for t in load(id, {"num_tasks": 1500, "seed": s}).tasks(split)}
+        for split in ("train", "eval")
+    )
+    assert len(train) > 100
+    assert len(evaluation) >= 10
+    assert not train & evaluation
+
+
+@given(st.text(alphabet="abcdef", min_size=4, max_size=4))
+def test_the_split_is_a_function_of_the_problem_alone(problem: str) -> None:
+    assert split_of(problem) == split_of(str(problem))
+    assert split_of(problem) in ("train", "eval")
+
+
+@pytest.mark.parametrize("id", list(known()))
+def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> None:
+    env = load(id, {**SMALL[id], "num_tasks": 300})
+    assert isinstance(env, Environment)
+    assert isinstance(env, Demonstrates)
+    tasks = list(env.tasks("train")) + list(env.tasks("eval"))
+    assert len({t.id for t in tasks}) == len(tasks)
+    for task in tasks:
+        for message in [*task.prompt, *env.demonstration(task)]:
+            assert set(message["content"]) <= set(string.ascii_letters + string.digits + string.punctuation + " \n")
+
+
+@pytest.mark.parametrize("id", list(known()))
+async def test_a_model_that_says_the_demonstration_gets_the_full_reward(id: str, scripted: Any) -> None:
+    env = load(id, SMALL[id])
+    assert isinstance(env, Demonstrates)
+    for task in islice(env.tasks("eval"), 20):
+        ideal = env.demonstration(task)
+        model = scripted([m["content"] for m in ideal if m["role"] == "assistant"])
+        episode, score = await run_episode(env, task, model, timeout_seconds=5)
+        assert score.reward == 1.0
+        assert episode.messages == [*task.prompt, *ideal]
+
+
+async def reward_of(env: Environment, task: Task, said: str, scripted: Any) -> float:
+    _, score = await run_episode(env, task, scripted([said]), timeout_seconds=5)
+    return score.reward
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("dcba", 1.0),
+        ("dcbx", 0.75),
+        ("abcd", 0.0),
+        ("dc", 0.5),
+        ("", 0.0),
+        ("dcbadcba", 0.5),
+        (" dcba\n", 1.0),
+        ("xdcba", 0.0),
+        ("dcbaa", 0.8),
+        ("DCBA", 0.0),
+        ("d" * 400, 0.0025),
+    ],
+)
+async def test_reverse_text_pays_per_right_position(said: str, reward: float, scripted: Any) -> None:
+    task = Task(id="t", prompt=[{"role": "user", "content": "<abcd>"}], answer="dcba")
+    assert await reward_of(load("reverse-text", {}), task, said, scripted) == pytest.approx(reward)
+
+
+@given(st.text(max_size=30), st.text(alphabet="abc", min_size=1, max_size=8))
+def test_position_score_is_a_share_and_only_the_answer_gets_all_of_it(said: str, answer: str) -> None:
+    score = position_score(said, answer)
+    assert 0.0 <= score <= 1.0
+    assert (score == 1.0) == (said.strip() == answer)
+    assert position_score(answer + "a", answer) < 1.0
+
+
+def test_reverse_text_asks_for_the_reverse() -> None:
+    for task in islice(load("reverse-text", {"length": 6, "letters": "xyz"}).tasks("train"), 20):
+        text = task.prompt[0]["content"]
+        assert (text[0], text[-1], len(text)) == ("<", ">", 8)
+        assert set(text[1:-1]) <= set("xyz")
+        assert task.answer == text[1:-1][::-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "exact", "partial"),
+    [
+        ("-12", 1.0, 1.0),
+        ("12", 0.0, 0.0),
+        ("-13", 0.0, 2 / 3),
+        ("-12=", 0.0, 0.75),
+        ("-12\n", 1.0, 1.0),
+        ("", 0.0, 0.0),
+    ],
+)
+async def test_arithmetic_pays_the_right_number(said: str, exact: float, partial: float, scripted: Any) -> None:
+    task = Task(id="t", prompt=[{"role": "user", "content": "3-15="}], answer="-12")
+    assert await reward_of(load("arithmetic", {}), task, said, scripted) == exact
+    assert await reward_of(load("arithmetic", {"partial_credit": True}), task, said, scripted) == pytest.approx(partial)
+
+
+def test_arithmetic_answers_are_right() -> None:
+    right = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+    for task in islice(load("arithmetic", {"operations": "+-*", "max_operand": 30}).tasks("train"), 200):
+        problem = task.prompt[0]["content"]
+        sign = next(c for c in problem if c in right)
+        left, _, operand = problem.removesuffix("=").partition(sign)
+        assert task.answer == str(right[sign](int(left), int(operand)))
+
+
+CALC = Task(id="t", prompt=[{"role": "user", "content": "12*34-5="}], answer="403", info={"expression": "12*34-5"})
+
+
+@pytest.mark.parametrize(
+    ("script", "reward", "heard"),
+    [
+        (["calc(12*34-5)", "403"], 1.0, ["403"]),
+        (["403"], 1.0, []),
+        (["I use calc(12*34)", "calc(408-5)", "403"], 1.0, ["408", "403"]),
+        (["calc(12*(34)-5) please", " 403 "], 1.0, ["403"]),
+        (["calc(12*34", "404"], 0.0, ["408"]),
+        (["calc(12*34-5)", "the answer is 403"], 0.0, ["403"]),
+        (["calc(x)", "calc(1/0)", "calc(9**9**9)", "403"], 1.0, None),
+        (["calc()", "403"], 1.0, ["error: empty expression"]),
+        (["calc(1)"] * 4, 0.0, ["1", "1", "1"]),
+        ([Reply("403", "length", truncated=True)], 1.0, []),
+        ([Reply("calc(12*34-5)", "length", truncated=True)], 0.0, []),
+    ],
+)
+async def test_calculator_conversations(
+    script: list[Any], reward: float, heard: list[str] | None, scripted: Any
+) -> None:
+    model = scripted(script)
+    episode, score = await run_episode(load("calculator", {}), CALC, model, timeout_seconds=5)
+    assert score.reward == reward
+    assert episode.replies == len(model.seen) == len(script)
+    answers = [m["content"] for m in episode.messages[1:] if m["role"] == "user"]
+    if heard is None:
+        assert all(answer.startswith("error: ") for answer in answers)
+        assert score.metrics["call_errors"] == len(answers) == 3
+    else:
+        assert answers == heard
+    assert episode.messages[-1]["role"] == "assistant"
+
+
+async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
+    env = load("calculator", {"max_turns": 2, "call_credit": 0.25, "instructions": False})
+    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "calc(403)", "403"]), timeout_seconds=5)
+    assert (episode.replies, score.reward) == (2, 0.25)
+    _, wrong = await run_episode(env, CALC, scripted(["calc(12*34)", "408"]), timeout_seconds=5)
+    assert wrong.reward == 0.0
+    assert [m["role"] for m in env.tasks("train")[0].prompt] == ["user"]
+    assert [m["role"] for m in load("calculator", {}).tasks("train")[0].prompt] == ["system", "user"]
+
+
+async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: Any) -> None:
+    env = load("calculator", {})
+    episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=5)
+    assert await env.score(CALC, Episode(**vars(episode))) == score
+
+
+def test_arguments_that_leave_a_split_empty_are_refused() -> None:
+    with pytest.raises(EnvironmentLoadError, match="none is left for the"):
+        load("reverse-text", {"length": 1, "letters": "ab"})

@@ -1,0 +1,162 @@
+"""verifiers tasksets end to end with a scripted policy, and not one socket, not even for loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
+
+pytestmark = pytest.mark.usefixtures("tasksets", "no_network")
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def all_tasks(env: Any) -> list[Any]:
+    return [*env.tasks("train"), *env.tasks("eval")]
+
+
+async def test_single_turn_is_scored_by_the_tasksets_own_weighted_rewards(scripted: Any) -> None:
+    env = load("verifiers:vf-capitals", {"taskset": {"polite": True}})
+    task = next(t for t in all_tasks(env) if t.answer == "Rome")
+    assert task.prompt[-1]["content"] == "Capital of Italy, please?"
+    for said, reward in (("Rome", 1.0), ("Milan", 0.25), ("It might well be Rome, I think.", 0.0)):
+        model = scripted([said])
+        episode, score = await run_episode(env, task, model, timeout_seconds=20)
+        assert score.reward == pytest.approx(reward)
+        assert score.metrics == {"characters": len(said), "reward_right": said == "Rome", "reward_short": reward > 0}
+        assert episode.messages == [*task.prompt, {"role": "assistant", "content": said}]
+        assert model.seen == [task.prompt]
+
+
+async def test_splits_share_no_task_and_do_not_depend_on_the_process(scripted: Any) -> None:
+    first, second = load("verifiers:vf-capitals", {}), load("verifiers:vf-capitals", {"eval_share": 0.5})
+    assert [t.id for t in first.tasks("train")] == [t.id for t in load("verifiers:vf_capitals", {}).tasks("train")]
+    for env, held_out in ((first, 1), (second, 3)):
+        train, evaluation = ({t.answer for t in env.tasks(split)} for split in ("train", "eval"))
+        assert len(evaluation) == held_out
+        assert not train & evaluation
+        assert len(train) + len(evaluation) == 6
+
+
+async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any) -> None:
+    env = load("verifiers:vf-guess", {"limit": 20})
+    task = next(t for t in all_tasks(env) if t.info["index"] == 5)
+    episode, score = await run_episode(env, task, scripted(["8", " 20 ", "15"]), timeout_seconds=20)
+    assert [m["content"] for m in episode.messages] == ["Guess my number.", "8", "higher", " 20 ", "lower", "15"]
+    assert episode.replies == 3
+    assert score.reward == pytest.approx(1 / 3)
+    assert score.metrics["distance"] == 0.0
+
+
+async def test_turn_limits_end_the_conversation_and_it_is_still_scored(scripted: Any) -> None:
+    for args, replies in (({}, 4), ({"max_turns": 2}, 2)):
+        env = load("verifiers:vf-guess", {"limit": 20, **args})
+        episode, score = await run_episode(env, env.tasks("train")[0], scripted(lambda _: "0"), timeout_seconds=20)
+        assert episode.replies == replies
+        assert episode.info["truncated"]
+        assert score.reward == 0.0
+
+
+async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -> None:
+    env = load("verifiers:vf-shop", {})
+    task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
+    replies = [
+        "I look it up. " + call("prices_of", fruit="fig"),
+        call("buy", fruit="apple") + call("nosuch"),
+        call("buy", fruit="fig", count=2),
+        "Done.",
+    ]
+    model = scripted(replies)
+    episode, score = await run_episode(env, task, model, timeout_seconds=20)
+    system, user, *rest = episode.messages
+    assert user["content"] == "Buy 2 of fig."
+    assert '"name": "buy"' in system["content"]
+    assert '"name": "prices_of"' in system["content"]
+    assert "Put fruit into the basket." in system["content"]
+    assert [m["content"] for m in rest if m["role"] == "assistant"] == replies
+    results = [m["content"] for m in rest if m["role"] == "tool"]
+    assert results[0] == "five", "@intercept rewrites what the model sees"
+    assert "no apple today" in results[1]
+    assert results[2] == "error: there is no function 'nosuch'; known: prices_of, buy"
+    assert results[3] == "2 fig"
+    assert score.reward == 1.0
+    assert model.seen[-1] == episode.messages[:-1]
+
+
+async def test_a_stop_hook_ends_the_episode_before_the_next_reply(scripted: Any) -> None:
+    env = load("verifiers:vf-shop", {})
+    task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
+    episode, score = await run_episode(env, task, scripted([call("buy", fruit="fig", count=10)]), timeout_seconds=20)
+    assert episode.info["stop_condition"] == "enough"
+    assert score.reward == 0.0
+
+
+async def test_concurrent_episodes_do_not_share_state(scripted: Any) -> None:
+    env = load("verifiers:vf-shop", {})
+
+    async def play(task: Any, count: int) -> float:
+        fruit = task.prompt[-1]["content"].split()[-1].strip(".")
+        script = [call("buy", fruit=fruit), call("prices_of", fruit=fruit), call("buy", fruit=fruit, count=count), "ok"]
+        _, score = await run_episode(env, task, scripted(script), timeout_seconds=20)
+        return score.reward
+
+    plays = [play(task, count) for task in all_tasks(env) for count in (1, 2, 1)]
+    assert await asyncio.gather(*plays) == [1.0, 0.0, 1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        ("hang", "environment", "scoring took too long"),
+        ("raise", "environment", "no such row"),
+        ("nan", "reward", "nan"),
+    ],
+)
+async def test_faulty_rewards_are_errors_that_name_the_environment(
+    scripted: Any, fault: str, kind: str, says: str
+) -> None:
+    env = load("verifiers:vf-faulty", {"scoring_timeout_seconds": 0.2})
+    task = next(t for t in all_tasks(env) if t.info["index"] == ["hang", "raise", "nan"].index(fault))
+    started = time.monotonic()
+    with pytest.raises(EpisodeError, match=says) as caught:
+        await run_episode(env, task, scripted(["x"]), timeout_seconds=20)
+    assert time.monotonic() - started < 3
+    assert caught.value.kind == kind
+    assert caught.value.env_id == "verifiers:vf-faulty"
+
+
+async def test_a_failing_model_client_is_not_the_environments_fault(scripted: Any) -> None:
+    env = load("verifiers:vf-capitals", {})
+    with pytest.raises(EpisodeError, match="engine gone") as caught:
+        await run_episode(env, env.tasks("train")[0], scripted([ConnectionError("engine gone")]), timeout_seconds=20)
+    assert caught.value.kind == "model"
+
+
+@pytest.mark.parametrize(
+    ("id", "args", "says"),
+    [
+        ("verifiers:no-such-taskset", {}, "finds no taskset 'no-such-taskset'"),
+        ("verifiers:vf-guess", {}, "set the argument 'limit'"),
+        ("verifiers:vf-boxed", {}, "need a container"),
+        ("verifiers:vf-capitals", {"taskset": {"polit": True}}, "polit"),
+        ("verifiers:vf-capitals", {"max_turn": 3}, "did you mean 'max_turns'"),
+        ("verifiers:vf-capitals", {"env": {"id": "user-sim"}}, "plays 2 agents"),
+    ],
+)
+def test_a_taskset_that_cannot_run_here_is_refused_with_the_reason(id: str, args: dict[str, Any], says: str) -> None:
+    with pytest.raises(EnvironmentLoadError, match=says) as caught:
+        load(id, args)
+    assert id in str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="verifiers")

@@ -1,0 +1,207 @@
+"""The client: what it accepts as a completion, and how it tells errors apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rlrun.inference.client import (
+    EngineClient,
+    EngineError,
+    EngineMetrics,
+    EngineUnavailableError,
+    expand_versions,
+    parse_completions,
+    parse_metrics,
+)
+
+METRICS = """# HELP vllm:num_requests_running x
+vllm:num_requests_running{engine="0",model_name="a b"} 3.0
+vllm:num_requests_running{engine="1",model_name="a b"} 4.0
+vllm:num_requests_waiting{engine="0"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.5
+"""
+
+
+def span(version: str, start: int, end: int) -> dict[str, Any]:
+    return {"version": version, "start": start, "end": end}
+
+
+def choice(index: int = 0, **overrides: Any) -> dict[str, Any]:
+    content = [{"token_id": 7, "logprob": -0.5}, {"token_id": 8, "logprob": -1.5}]
+    values: dict[str, Any] = {
+        "index": index,
+        "token_ids": [7, 8],
+        "logprobs": {"content": content},
+        "weight_versions": [span("3", 0, 1), span("4", 1, 2)],
+        "finish_reason": "stop",
+    }
+    return values | overrides
+
+
+def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
+    second, first = choice(1), choice(0, token_ids=[], logprobs=None, weight_versions=None)
+    empty, full = parse_completions({"choices": [second, first]}, 2)
+    assert (full.token_ids, full.logprobs, full.versions, full.finish_reason) == ([7, 8], [-0.5, -1.5], [3, 4], "stop")
+    assert empty.token_ids == empty.versions == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"token_ids": [7, 8, 9]}, "2 log-probs for 3 tokens"),
+        ({"token_ids": [7, 9]}, "other tokens"),
+        ({"weight_versions": None}, "0 of 2 tokens"),
+        ({"weight_versions": [span("3", 0, 1)]}, "1 of 2 tokens"),
+        ({"weight_versions": [span("3", 1, 2)]}, "do not cover"),
+        ({"weight_versions": [span("3", 0, 2), span("4", 1, 2)]}, "do not cover"),
+        ({"weight_versions": [span("default", 0, 2)]}, "no known version"),
+        ({"weight_versions": [span("unknown", 0, 2)]}, "no known version"),
+        ({"logprobs": None}, "lacks a field"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}, "token_ids": [7, 7]}, "finite"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": float("nan")}] * 2}, "token_ids": [7, 7]}, "finite"),
+        ({"finish_reason": None}, "finish_reason"),
+        ({"finish_reason": "abort"}, "did not finish"),
+    ],
+)
+def test_nothing_without_logprob_and_version_gets_in(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        parse_completions({"choices": [choice(**overrides)]}, 1)
+
+
+def test_a_missing_completion_is_an_error() -> None:
+    with pytest.raises(EngineError, match="1 completions instead of 2"):
+        parse_completions({"choices": [choice()]}, 2)
+    with pytest.raises(EngineError, match="lacks a field"):
+        parse_completions({}, 1)
+
+
+def test_versions_are_expanded() -> None:
+    assert expand_versions([span("1", 0, 2), span("12", 2, 3)], 3) == [1, 1, 12]
+
+
+def test_metrics_are_summed_over_engines() -> None:
+    assert parse_metrics(METRICS) == EngineMetrics(running=7, waiting=2, kv_usage=0.5)
+    with pytest.raises(EngineError, match="num_requests_running"):
+        parse_metrics("vllm:other 1\n")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """A stand-in server: `answers[path]` is (status, body), `seen` the last request."""
+    state: dict[str, Any] = {"answers": {}, "seen": None, "hanging": asyncio.Event(), "closed": asyncio.Event()}
+
+    async def handle(request: web.Request) -> web.Response:
+        state["seen"] = (request.headers.get("authorization"), await request.text())
+        status, body = state["answers"].get(request.path, (200, None))
+        if body == "hang":
+            state["hanging"].set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                state["closed"].set()
+        return (
+            web.Response(status=status, text=body) if isinstance(body, str) else web.json_response(body, status=status)
+        )
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handle)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    yield f"http://127.0.0.1:{port}", state
+    await runner.cleanup()
+
+
+def generation(client: EngineClient, **options: Any) -> Any:
+    defaults = {"n": 1, "max_tokens": 2, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [2], "cache_salt": "3"}
+    return client.generate([1, 5], **(defaults | options))
+
+
+async def test_generate_sends_key_salt_and_sampling(engine: tuple[str, dict[str, Any]]) -> None:
+    url, state = engine
+    state["answers"]["/inference/v1/generate"] = (200, {"choices": [choice()]})
+    async with EngineClient(url + "/", "the-key") as client:
+        (completion,) = await generation(client, seed=11, request_id="group-1")
+    assert completion.versions == [3, 4]
+    authorization, text = state["seen"]
+    body = json.loads(text)
+    assert authorization == "Bearer the-key"
+    assert (body["cache_salt"], body["request_id"], body["token_ids"]) == ("3", "group-1", [1, 5])
+    sampling = body["sampling_params"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["logprobs"], sampling["seed"]) == (0.7, 0.9, 0, 11)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": 400, "message": "no such path"}},
+        {"error": {"message": "no such path", "type": "BadRequestError"}},
+        {"message": "no such path"},
+        "no such path",
+        {"detail": "no such path"},
+    ],
+)
+async def test_errors_carry_status_and_message(engine: tuple[str, dict[str, Any]], body: Any) -> None:
+    url, state = engine
+    state["answers"]["/rlrun/update_weights"] = (400, body)
+    async with EngineClient(url, "the-key") as client:
+        with pytest.raises(EngineError, match=r"answered 400: .*no such path") as error:
+            await client.update_weights("/w", 1)
+    assert error.value.status == 400
+    assert not isinstance(error.value, EngineUnavailableError)
+
+
+async def test_not_ready_is_an_answer_but_a_proxy_error_is_not(engine: tuple[str, dict[str, Any]]) -> None:
+    url, state = engine
+    async with EngineClient(url, "the-key") as client:
+        state["answers"]["/rlrun/ready"] = (503, {"ready": False, "reason": "loading", "weight_version": None})
+        readiness = await client.ready()
+        assert (readiness.ready, readiness.reason) == (False, "loading")
+        for body in ("upstream", {"error": "x"}, None):
+            state["answers"]["/rlrun/ready"] = (503, body)
+            with pytest.raises(EngineError):
+                await client.ready()
+
+
+async def test_no_server_and_late_answers_are_unavailability(engine: tuple[str, dict[str, Any]]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with EngineClient(f"http://127.0.0.1:{port}", "the-key") as client:
+        with pytest.raises(EngineUnavailableError, match=f"127.0.0.1:{port}/rlrun/status"):
+            await client.status()
+    url, state = engine
+    state["answers"]["/metrics"] = (200, "hang")
+    async with EngineClient(url, "the-key", control_timeout=0.1) as client:
+        with pytest.raises(EngineUnavailableError, match=r"no answer within 0\.1 s"):
+            await client.metrics()
+
+
+async def test_cancelling_closes_the_connection(engine: tuple[str, dict[str, Any]]) -> None:
+    url, state = engine
+    state["answers"]["/inference/v1/generate"] = (200, "hang")
+    async with EngineClient(url, "the-key") as client:
+        task = asyncio.create_task(generation(client))
+        async with asyncio.timeout(5):
+            await state["hanging"].wait()
+            task.cancel()
+            await state["closed"].wait()
+
+
+def test_the_client_imports_neither_vllm_nor_torch() -> None:
+    code = "import sys, rlrun.inference.client; print([m for m in ('vllm', 'torch', 'fastapi') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"

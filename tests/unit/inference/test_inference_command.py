@@ -1,0 +1,108 @@
+"""Arguments, environment and settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.inference.__main__ import main
+from rlrun.inference.command import vllm_arguments, vllm_environment
+from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file, settings_from_mapping
+
+
+def settings(**overrides: Any) -> InferenceSettings:
+    values: dict[str, Any] = {
+        "model_path": "org/model",
+        "served_model_name": "policy",
+        "weights_dir": "/run/weights",
+        "api_key": "0123456789",
+    }
+    return settings_from_mapping(values | overrides)
+
+
+def test_cpu_arguments() -> None:
+    assert vllm_arguments(settings(dtype="bfloat16", max_model_len=256, enforce_eager=True)) == [
+        "--model=org/model",
+        "--served-model-name=policy",
+        "--host=127.0.0.1",
+        "--port=8000",
+        "--dtype=bfloat16",
+        "--seed=0",
+        "--max-num-seqs=256",
+        "--tensor-parallel-size=1",
+        "--data-parallel-size=1",
+        "--enable-scale-out",
+        "--logprobs-mode=processed_logprobs",
+        "--enable-prefix-caching",
+        "--load-format=safetensors",
+        "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",
+        "--uvicorn-log-level=warning",
+        "--max-model-len=256",
+        "--enforce-eager",
+    ]
+
+
+def test_cuda_arguments() -> None:
+    arguments = vllm_arguments(
+        settings(device="cuda", tensor_parallel=2, data_parallel=4, gpu_memory_utilization=0.5, extra_args=["--x=1"])
+    )
+    assert {"--tensor-parallel-size=2", "--data-parallel-size=4", "--gpu-memory-utilization=0.5"} < set(arguments)
+    assert arguments[-1] == "--x=1"
+    assert "--enforce-eager" not in arguments
+
+
+def test_key_is_in_no_argument_no_variable_and_no_repr() -> None:
+    secret = settings(api_key="a-secret-key")
+    assert "a-secret" not in " ".join([*vllm_arguments(secret), *vllm_environment(secret).values(), repr(secret)])
+
+
+def test_environment(tmp_path: Path) -> None:
+    assert vllm_environment(settings(device="cuda")) == {
+        "VLLM_SERVER_DEV_MODE": "0",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
+        "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
+    }
+    local = vllm_environment(settings(model_path=str(tmp_path), kv_cache_gib=3, cpu_threads=2))
+    assert local["HF_HUB_OFFLINE"] == "1", "only a local folder needs no hub"
+    assert (local["VLLM_CPU_KVCACHE_SPACE"], local["OMP_NUM_THREADS"]) == ("3", "2")
+    assert "TORCH_COMPILE_DISABLE" not in local
+    assert vllm_environment(settings(enforce_eager=True))["TORCH_COMPILE_DISABLE"] == "1"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in vllm_environment(settings(tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"device": "tpu"}, "device: 'tpu' is unknown"),
+        ({"dtype": "float16"}, "dtype: 'float16' does not work on cpu"),
+        ({"api_key": "short"}, "apiKey: at least 8 characters"),
+        ({"port": 0}, "port: 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpuMemoryUtilization: 1.5"),
+        ({"tensor_parallel": 0}, "tensor_parallel: 0 is less than 1"),
+        ({"extra_args": ["--api-key", "x"]}, "extraArgs: '--api-key'"),
+        ({"extra_args": ["--enable_lora=true"]}, "extraArgs: '--enable_lora=true'"),
+        ({"extra_args": ["--no-enforce-eager"]}, "extraArgs: '--no-enforce-eager'"),
+        ({"modle": "x"}, "unknown field 'modle'"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings(**overrides)
+
+
+def test_settings_file_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "settings.json"
+    for content, message in (("{", "Expecting"), ("[]", "JSON object"), (json.dumps({"port": 1}), "missing")):
+        file.write_text(content)
+        with pytest.raises(SettingsError, match=message):
+            settings_from_file(file)
+        assert main(["--settings", str(file)]) == 78
+        assert capsys.readouterr().err.startswith(f"inference: {file}: ")

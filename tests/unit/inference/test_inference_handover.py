@@ -1,0 +1,251 @@
+"""The hand-over against an engine that records what it is told and fails where a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from safetensors.numpy import save_file
+from starlette.testclient import TestClient
+
+from rlrun.inference import handover as module
+from rlrun.inference.handover import Handover, HandoverError, Served
+from rlrun.inference.heartbeat import Heartbeat
+from rlrun.inference.routes import Control, router
+
+
+class FakeEngine:
+    """Knows whether it is paused, what it holds and what label its tokens get."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fails: set[str] = set()
+        self.hangs: set[str] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.paused = False
+        self.weights = "start"
+        self.label = "default"
+        self.errored = False
+        self.given_up = False
+
+    async def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.hangs:
+            await asyncio.Event().wait()
+        if name in self.fails:
+            raise RuntimeError(f"Traceback\n  many lines\nValueError: {name} broke")
+
+    async def pause_generation(self, *, mode: str = "", clear_cache: bool = True) -> None:
+        assert clear_cache is False
+        assert mode == "keep"
+        await self._called("pause")
+        self.paused = True
+
+    async def resume_generation(self) -> None:
+        await self._called("resume")
+        self.paused = False
+
+    async def update_weight_version(self, new_version: str) -> None:
+        await self._called("label")
+        self.label = new_version
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        assert self.paused
+        assert reset_running_requests
+        await self._called("reset")
+        return True
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        assert method == "reload_weights"
+        assert self.paused
+        assert self.label == "unknown", "while weights change no token may be labelled with a version"
+        self.weights = "half"
+        await self.gate.wait()
+        await self._called("reload")
+        self.weights = kwargs["weights_path"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("v1", "v2", "v3", "v3b"):
+        (tmp_path / name).mkdir()
+        save_file({"a": np.zeros(1)}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "COMPLETE").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+def make(engine: FakeEngine, root: Path, timeout: float) -> Handover:
+    def on_broken() -> None:
+        engine.given_up = True
+
+    return Handover(
+        engine, base_model="base", weights_dir=str(root), expected=None, timeout=timeout, on_broken=on_broken
+    )
+
+
+@pytest.fixture
+def handover(engine: FakeEngine, root: Path, monkeypatch: pytest.MonkeyPatch) -> Handover:
+    monkeypatch.setattr(module, "RESUME_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "RESUME_RETRY_SECONDS", 0.01)
+    return make(engine, root, 5)
+
+
+async def test_one_update_is_pause_reload_label_resume(engine: FakeEngine, handover: Handover, root: Path) -> None:
+    await handover.update("v1", 1)
+    engine.calls.clear()
+    outcome = await handover.update("v2", 2)
+    assert engine.calls == ["pause", "label", "reload", "label", "resume"], "a higher version keeps the cache"
+    assert (engine.weights, engine.label, engine.paused) == (str(root / "v2"), "2", False)
+    assert handover.served == Served(2, str(root / "v2"))
+    assert set(outcome.seconds) == {"pause", "reload", "resume", "total"}
+
+
+async def test_what_is_held_is_not_loaded_again(engine: FakeEngine, handover: Handover) -> None:
+    await handover.update("v2", 2)
+    engine.calls.clear()
+    assert (await handover.update("v2", 2)).changed is False
+    assert engine.calls == []
+    assert (await handover.update("v2", 2, force=True)).changed is True
+
+
+async def test_going_back_needs_force_and_drops_the_cache(engine: FakeEngine, handover: Handover) -> None:
+    await handover.update("v2", 2)
+    with pytest.raises(HandoverError, match="version 1 is older than 2") as refused:
+        await handover.update("v1", 1)
+    assert refused.value.status == 409
+    engine.calls.clear()
+    await handover.update("v1", 1, force=True)
+    assert "reset" in engine.calls
+    await handover.update("v3", 3)
+    engine.calls.clear()
+    await handover.update("v3b", 3)
+    assert "reset" in engine.calls, "the same version of another attempt is other weights"
+    await handover.reload_base(4)
+    assert engine.weights == "base"
+
+
+async def test_a_bad_folder_does_not_touch_the_engine(engine: FakeEngine, handover: Handover, root: Path) -> None:
+    (root / "v1" / "COMPLETE").unlink()
+    for path in ("v1", "/tmp", "nowhere"):
+        with pytest.raises(HandoverError) as refused:
+            await handover.update(path, 1)
+        assert refused.value.status == 400
+    assert engine.calls == []
+
+
+async def test_a_failed_pause_leaves_the_old_weights_served(engine: FakeEngine, handover: Handover) -> None:
+    await handover.update("v1", 1)
+    engine.fails = {"pause"}
+    with pytest.raises(HandoverError, match=r"pausing the engine: ValueError: pause broke; the weights are unchanged"):
+        await handover.update("v2", 2)
+    assert engine.calls[-1] == "resume"
+    assert (engine.label, handover.fault, engine.given_up) == ("1", None, False)
+
+
+@pytest.mark.parametrize("failure", ["reload", "label", "reset"])
+async def test_a_failed_reload_gives_the_engine_up(engine: FakeEngine, handover: Handover, failure: str) -> None:
+    engine.fails = {failure}
+    with pytest.raises(HandoverError, match="weights are unknown") as failed:
+        await handover.update("v1", 1)
+    assert failed.value.status == 500
+    assert engine.given_up
+    assert engine.paused, "no forward pass through half-loaded weights"
+    assert engine.label in ("unknown", "default"), "nothing is labelled with a version that it is not"
+    assert handover.served is None
+    assert "weights are unknown" in str(handover.fault)
+
+
+async def test_a_reload_that_hangs_meets_its_deadline(engine: FakeEngine, root: Path) -> None:
+    handover = make(engine, root, 0.05)
+    engine.hangs = {"reload"}
+    with pytest.raises(HandoverError, match=r"no answer within 0\.05 s"):
+        await handover.update("v1", 1)
+    assert engine.given_up
+    assert not handover.busy
+
+
+async def test_resume_is_tried_again_before_the_engine_is_given_up(engine: FakeEngine, handover: Handover) -> None:
+    engine.fails = {"resume"}
+    with pytest.raises(HandoverError, match="could not be resumed"):
+        await handover.update("v1", 1)
+    assert engine.calls.count("resume") > 1
+    assert engine.given_up
+
+
+async def test_an_update_ends_even_if_its_caller_is_gone(engine: FakeEngine, handover: Handover) -> None:
+    engine.gate.clear()
+    caller = asyncio.create_task(handover.update("v1", 1))
+    while engine.weights != "half":  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    caller.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await caller
+    assert handover.busy
+    second = asyncio.create_task(handover.update("v1", 1))
+    engine.gate.set()
+    assert (await second).changed is False, "the second caller waits for the first update and finds it done"
+    assert (engine.label, engine.paused) == ("1", False)
+
+
+def app_of(handover: Handover, heartbeat: Heartbeat) -> TestClient:
+    app = FastAPI()
+    app.include_router(router)
+    app.state.rlrun = Control(handover, heartbeat)
+    return TestClient(app)
+
+
+async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover) -> None:
+    answers = True
+
+    async def ask() -> None:
+        if not answers:
+            raise RuntimeError("worker is gone")
+
+    heartbeat = Heartbeat(ask, interval=0.01, timeout=0.2)
+    http = app_of(handover, heartbeat)
+    assert http.get("/rlrun/ready").json()["reason"] == "the engine does not answer"
+    await heartbeat.beat()
+    unsynced = http.get("/rlrun/ready")
+    assert unsynced.status_code == 503
+    assert unsynced.json()["reason"] == "no weights were handed over since the start"
+    await handover.update("v1", 1)
+    assert http.get("/rlrun/ready").json() == {"ready": True, "reason": None, "weight_version": 1}
+    answers = False
+    beating = asyncio.create_task(heartbeat.run())
+    async with asyncio.timeout(5):
+        while heartbeat.alive:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    dead = http.get("/rlrun/ready")
+    assert (dead.status_code, dead.json()["reason"]) == (503, "the engine does not answer: worker is gone")
+    assert http.get("/rlrun/status").json()["engine_alive"] is False
+    answers = True
+    async with asyncio.timeout(5):
+        while not heartbeat.alive:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert http.head("/rlrun/ready").status_code == 200
+    beating.cancel()
+
+
+def test_bodies_are_checked(engine: FakeEngine, handover: Handover) -> None:
+    http = app_of(handover, Heartbeat(engine.resume_generation, interval=1, timeout=1))
+    for body in ({}, {"path": "v1"}, {"path": "", "version": 1}, {"path": "v1", "version": -1},
+                 {"path": "v1", "version": "1"}, {"path": "v1", "version": 1, "forse": True}):  # fmt: skip
+        assert http.post("/rlrun/update_weights", json=body).status_code == 422
+    assert engine.calls == []
+    answer = http.post("/rlrun/update_weights", json={"path": "v1", "version": 1})
+    assert (answer.status_code, answer.json()["version"], answer.json()["changed"]) == (200, 1, True)
+    refused = http.post("/rlrun/reload_weights", json={"version": 0})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, 409)

@@ -1,0 +1,110 @@
+"""Which processes a launch consists of, and what is refused before any of them starts."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.run import RunConfig
+from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
+from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
+from rlrun.protocol import exit_codes
+
+PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
+
+
+def config(tmp_path: Path, **spec: object) -> RunConfig:
+    document = {"model": {"tiny": {}}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **spec}
+    return resolve(RLRunSpec.model_validate(document), name="x", uid="u", output_dir=str(tmp_path))
+
+
+def test_every_role_is_told_where_the_others_listen(tmp_path: Path) -> None:
+    first, second = with_endpoints(config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
+    assert (first.inference.port, second.inference.port) == (1004, 1005)
+    assert first.orchestrator.inference_urls == ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
+    assert first.orchestrator.trainer_url == f"http://127.0.0.1:{first.trainer.port}"
+    assert first.hash() == config(tmp_path, inference={"replicas": 2}).hash()
+
+
+def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
+    configs = with_endpoints(config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
+    specs = processes(
+        configs,
+        [tmp_path / "run.json", tmp_path / "run.1.json"],
+        attempt=3,
+        api_key="secret-key",
+        launch_id="id",
+        ports=PORTS,
+        trainer_gpus=[],
+        inference_gpus=[],
+    )
+    assert [s.name for s in specs] == ["inference-0", "inference-1", "trainer", "orchestrator"]
+    assert all("secret-key" not in " ".join(s.command) for s in specs)
+    assert all(s.environment["RLRUN_API_KEY"] == "secret-key" and s.environment["RLRUN_ATTEMPT"] == "3" for s in specs)
+    assert len({s.log for s in specs}) == 4
+
+
+GPU = {"trainer": {"gpusPerReplica": 2}, "inference": {"replicas": 2, "gpusPerReplica": 1}}
+
+
+@pytest.mark.parametrize(
+    ("available", "trainer", "inference", "expected"),
+    [
+        (range(4), None, None, ([2, 3], [0, 1])),
+        (range(4), [0, 1], None, ([0, 1], [2, 3])),
+        (range(2), [0, 1], [0, 1], ([0, 1], [0, 1])),
+    ],
+)
+def test_gpus_are_split_as_asked(
+    tmp_path: Path, available: range, trainer: list[int] | None, inference: list[int] | None, expected: tuple[list[int], list[int]]
+) -> None:
+    assert split_gpus(config(tmp_path, **GPU), list(available), trainer, inference) == expected
+
+
+def test_too_few_gpus_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer needs 2 GPUs .* and 1 of 3 are left"):
+        split_gpus(config(tmp_path, **GPU), [0, 1, 2], None, None)
+    with pytest.raises(ValueError, match="there is no GPU 7"):
+        split_gpus(config(tmp_path, **GPU), [0, 1, 2, 3], [0, 7], None)
+
+
+def test_a_port_in_use_is_named_with_its_role() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        taken = sock.getsockname()[1]
+        ports = Ports(free_port(), free_port(), free_port(), (taken,))
+        with pytest.raises(PreflightError, match=rf"port {taken} \(inference\).*--inference-port") as caught:
+            check_ports(ports)
+    assert caught.value.exit_code == exit_codes.UNAVAILABLE
+
+
+def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(PreflightError, match="is not empty: add --resume"):
+        check_folder(tmp_path, resume=False)
+    with pytest.raises(PreflightError, match=r"holds no run \(there is no run.json\)"):
+        check_folder(tmp_path, resume=True)
+    check_folder(tmp_path / "new", resume=False)
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(PreflightError, match="cannot write to"):
+        check_folder(tmp_path / "file", resume=False)
+
+
+def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    run = config(tmp_path, model={"path": str(folder)})
+    with pytest.raises(PreflightError, match="there is no folder"):
+        check_model(run)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(PreflightError, match=r"holds no weights \(\*.safetensors\)"):
+        check_model(run)

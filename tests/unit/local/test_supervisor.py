@@ -1,0 +1,109 @@
+"""Nothing that a launch started outlives it, whatever is killed and whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+from rlrun.local.supervisor import Supervisor, last_lines, marked_processes
+
+DEADLINE_SECONDS = 20.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def launch_id() -> Iterator[str]:
+    mark = uuid.uuid4().hex
+    yield mark
+    for pid in marked_processes(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+def role(tmp_path: Path, launch_id: str, code: str, name: str = "trainer") -> RoleProcess:
+    command = (sys.executable, "-c", textwrap.dedent(code))
+    return RoleProcess("trainer", name, command, {LAUNCH_VARIABLE: launch_id}, tmp_path / f"{name}.log", tmp_path / "error.json")
+
+
+STUBBORN = """
+    import signal, subprocess, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"],
+                     start_new_session=True)
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_stop_ends_a_role_that_ignores_sigterm_and_its_child_in_another_session(tmp_path: Path, launch_id: str) -> None:
+    supervisor = Supervisor(launch_id)
+    supervisor.start([role(tmp_path, launch_id, STUBBORN)])
+    wait_until(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
+    supervisor.stop(grace_seconds=0.5)
+    assert marked_processes(launch_id) == []
+
+
+def test_stop_ends_the_child_of_a_role_that_was_killed(tmp_path: Path, launch_id: str) -> None:
+    supervisor = Supervisor(launch_id)
+    supervisor.start([role(tmp_path, launch_id, STUBBORN)])
+    wait_until(lambda: len(marked_processes(launch_id)) == 2, "role and child run")
+    os.kill(supervisor.running[0].process.pid, signal.SIGKILL)
+    wait_until(lambda: len(supervisor.exited()) == 1, "the role's end is seen")
+    supervisor.stop(grace_seconds=0.5)
+    assert marked_processes(launch_id) == []
+
+
+def test_stop_touches_nothing_else(tmp_path: Path, launch_id: str) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, LAUNCH_VARIABLE: "another"})
+    try:
+        supervisor = Supervisor(launch_id)
+        supervisor.start([role(tmp_path, launch_id, "import time; time.sleep(600)")])
+        supervisor.stop(grace_seconds=5)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -> None:
+    launcher = f"""
+        import sys, time
+        from pathlib import Path
+        from rlrun.local.plan import RoleProcess
+        from rlrun.local.supervisor import Supervisor
+        command = (sys.executable, "-c", "import time; time.sleep(600)")
+        spec = RoleProcess("trainer", "trainer", command, {{"{LAUNCH_VARIABLE}": "{launch_id}"}}, Path("{tmp_path}/a.log"), Path("{tmp_path}/e"))
+        Supervisor("{launch_id}").start([spec])
+        time.sleep(600)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)])
+    try:
+        wait_until(lambda: len(marked_processes(launch_id)) == 1, "the role runs")
+        process.kill()
+        wait_until(lambda: marked_processes(launch_id) == [], "the role has ended")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_log_keeps_what_a_role_printed_and_its_end_is_shown(tmp_path: Path, launch_id: str) -> None:
+    supervisor = Supervisor(launch_id)
+    supervisor.start([role(tmp_path, launch_id, "print('one'); print('two'); raise SystemExit(7)")])
+    wait_until(lambda: len(supervisor.exited()) == 1, "the role has ended")
+    assert supervisor.running[0].process.returncode == 7
+    assert last_lines(supervisor.running[0].spec.log, 1) == ["two"]

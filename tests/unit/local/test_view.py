@@ -1,0 +1,55 @@
+"""What the live view and the summary show."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlrun.local.summary import print_summary
+from rlrun.local.view import MetricsTail, duration, sparkline, step_line
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(None, "–"), (5.9, "5s"), (187, "3m07s"), (3725, "1h02m")])
+def test_durations(seconds: float | None, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_a_sparkline_rises_with_the_values_and_fits() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert len(sparkline([float(i) for i in range(1000)], width=40)) == 40
+    assert sparkline([]) == ""
+
+
+def test_the_tail_waits_for_whole_lines_and_follows_a_rewrite(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.poll() == []
+    path.write_text('{"step": 1}\n{"st')
+    assert [line["step"] for line in tail.poll()] == [1]
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    assert [line["step"] for line in tail.poll()] == [2]
+    path.write_text('{"step": 1}\n')  # a resume dropped a lost step
+    assert [line["step"] for line in tail.poll()] == [1]
+    assert [line["step"] for line in tail.lines] == [1]
+
+
+def test_a_step_is_one_line() -> None:
+    line = {"step": 3, "reward/mean": 0.5, "off_policy/mean": 1.25, "eval/arithmetic/reward/mean": 0.25}
+    assert step_line(line, 9) == "step 3/9  reward 0.500  staleness 1.25  eval/arithmetic/reward/mean 0.250"
+
+
+def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
+    lines = [{"step": 0, "eval/a/reward/mean": 0.5}]
+    lines += [{"step": n, "reward/mean": 0.5 + n / 100, "time/step": 1.0} for n in range(1, 31)]
+    lines[-1]["eval/a/reward/mean"] = 0.75
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    console = Console(file=io.StringIO(), width=110)
+    print_summary(console, tmp_path, elapsed_seconds=61, manifest="run.yaml")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "reward 0.520 → 0.790 (first and last tenth of 30 steps)" in text
+    assert "held-out reward 0.500 (version 0) → 0.750 (version 30)" in text
+    assert "Complete in 1 min 1 s" in text

@@ -1,0 +1,28 @@
+"""Environments that misbehave on purpose, by import path."""
+
+from __future__ import annotations
+
+from rlrun.environments.protocol import Episode, Score, Task
+from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
+
+
+class Faulty(ReverseText):
+    """Every episode's reward function raises."""
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        raise RuntimeError("the judge is on holiday")
+
+
+class Constant(ReverseText):
+    """Every reward is 1: no group has variance."""
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(1.0)
+
+
+def faulty() -> Faulty:
+    return Faulty(ReverseTextArgs())
+
+
+def constant() -> Constant:
+    return Constant(ReverseTextArgs())

@@ -1,0 +1,259 @@
+"""A whole run without a model: the real orchestrator and the real channel, a trainer that only keeps time, engines that make up tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.orchestrator.main import run
+from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.batch import Batch, read_batch
+from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.channel import Channel
+
+API_KEY = "key"
+DEADLINE_SECONDS = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class FakeEngine:
+    """Makes up replies of random letters, one token at a time, each labelled with the version that it holds then."""
+
+    seconds_per_token: Callable[[], float] = lambda: 0.0
+    letters: Sequence[int] = tuple(range(78, 84))
+    eos: int = 2
+    update_seconds: float = 0.0
+    version: int | None = None
+    down: bool = False
+    held: list[int] = field(default_factory=list)
+    """Versions in the order in which they were handed over."""
+    requests: list[tuple[float, str | None, int | None]] = field(default_factory=list)
+    """Time, cache salt, and the version held when the request came."""
+    seen: list[list[int]] = field(default_factory=list)
+    """Every sequence of tokens that was computed on: prompt and reply."""
+    running: int = 0
+    aborted: int = 0
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, cache_salt: str | None, **_: Any) -> list[Completion]:
+        if self.down:
+            raise EngineUnavailableError("connection refused")
+        assert self.version is not None, "a request came before any weights"
+        self.requests.append((time.monotonic(), cache_salt, self.version))
+        tokens: list[int] = []
+        versions: list[int] = []
+        self.running += 1
+        try:
+            wanted = [self.rng.choice(self.letters) for _ in range(self.rng.randint(2, 5))] + [self.eos]
+            for token in wanted[:max_tokens]:
+                await asyncio.sleep(self.seconds_per_token())
+                if self.down:
+                    raise EngineUnavailableError("connection reset")
+                tokens.append(token)
+                versions.append(self.version)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+        self.seen.append([*token_ids, *tokens])
+        finish = "stop" if tokens[-1] == self.eos else "length"
+        return [Completion(tokens, [-0.5 - 0.01 * token for token in tokens], versions, finish)]
+
+    async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
+        if self.down:
+            raise EngineUnavailableError("connection refused")
+        if self.version is not None and version < self.version and not force:
+            raise EngineError("older than what is served", 409)
+        await asyncio.sleep(self.update_seconds)
+        self.version = version
+        self.held.append(version)
+        return {"total": self.update_seconds}
+
+    async def status(self) -> dict[str, Any]:
+        return {"weight_version": self.version}
+
+    async def close(self) -> None:
+        return
+
+
+@dataclass
+class FakeTrainer:
+    """Publishes versions, takes batches in order, saves checkpoints; computes nothing."""
+
+    paths: RunPaths
+    attempt: Attempt
+    max_steps: int
+    checkpoint_interval: int
+    step_seconds: Callable[[], float] = lambda: 0.0
+    batches: list[Batch] = field(default_factory=list)
+    published: dict[int, float] = field(default_factory=dict)
+    """When each version was published."""
+    hold_checkpoints: bool = False
+    """Never complete a checkpoint."""
+
+    async def __aenter__(self) -> FakeTrainer:
+        write_attempt(self.paths, self.attempt)
+        number = self.attempt.attempt
+        self.channel = Channel(
+            attempt=number, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda s: self.paths.batch(s, number)
+        )
+        self.url = f"http://127.0.0.1:{self.channel.port}"
+        self.agreed: queue.Queue[int] = queue.Queue()
+        self.channel.agreed = self._complete
+        self._task = asyncio.create_task(self._train())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        # In the background: the server waits a second for long polls that nobody waits for any more.
+        threading.Thread(target=self.channel.close, daemon=True).start()
+
+    def _publish(self, version: int) -> None:
+        self.published[version] = time.monotonic()
+        self.channel.emit("published", version, path=self.paths.version(version, self.attempt.attempt))
+
+    def _complete(self, step: int) -> None:
+        if self.hold_checkpoints:
+            return
+        folder = self.paths.checkpoint(step, self.attempt.attempt)
+        write_manifest(folder, Manifest(step, self.attempt.attempt, 1, "hash", (), time.time()))
+        self.channel.emit("checkpoint_complete", step, path=folder)
+
+    async def _next(self) -> Path:
+        while True:
+            try:
+                return Path(self.channel.batches.get_nowait().path)
+            except queue.Empty:
+                await asyncio.sleep(0.001)
+
+    async def _train(self) -> None:
+        base = self.attempt.base_step
+        self.channel.begin(base)
+        self.channel.phase("publishing")
+        self._publish(base)
+        for step in range(base + 1, self.max_steps + 1):
+            self.channel.phase("waiting_for_batch")
+            batch = read_batch(await self._next())
+            assert (batch.step, batch.attempt) == (step, self.attempt.attempt)
+            self.channel.phase("training")
+            await asyncio.sleep(self.step_seconds())
+            self.batches.append(batch)
+            self._publish(step)
+            self.channel.emit("trained", step, metrics={"loss": 0.5, "perf/throughput": 10.0})
+            if step % self.checkpoint_interval == 0 or step == self.max_steps:
+                folder = self.paths.checkpoint(step, self.attempt.attempt)
+                (folder / "trainer").mkdir(parents=True)
+                self.channel.emit("checkpoint_saved", step, path=folder)
+        self.channel.emit("finished", self.max_steps)
+
+
+def begin(paths: RunPaths, number: int) -> Attempt:
+    """The attempt that the real trainer would begin: from the newest complete checkpoint of the attempt before."""
+    if number == 1:
+        return first_attempt(world_size=1, config_hash="hash")
+    before = read_attempt(paths.attempt_file(number - 1))
+    complete = before.owned(complete_checkpoints(paths))
+    if not complete:
+        return first_attempt(world_size=1, config_hash="hash", attempt=number)
+    return next_attempt(before, complete[-1].step, attempt=number, world_size=1, config_hash="hash")
+
+
+def make_config(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConfig:
+    """A small run of `reverse-text`: 4 groups of 2 rollouts per step."""
+    document: dict[str, Any] = {
+        "name": "test",
+        "uid": "uid",
+        "output_dir": str(root),
+        "model": {"path": str(tokenizer)},
+        "max_steps": 6,
+        "seq_len": 64,
+        "seed": 1,
+        "batch_size": 8,
+        "max_concurrency": 64,
+        "algorithm": {"max_async_level": 2, "max_off_policy_steps": 4},
+        "environments": [{"id": "reverse-text", "group_size": 2}],
+        "sampling": {"max_tokens": 8},
+        "evaluation": None,
+        "checkpoint": {"interval": 2},
+        "weight_sync": {"timeout_seconds": 5},
+        "metrics_port": free_port(),
+    }
+    return OrchestratorConfig.model_validate(document | changes)
+
+
+@dataclass
+class Outcome:
+    """What a simulated attempt did."""
+
+    code: int | None
+    trainer: FakeTrainer
+    engines: list[FakeEngine]
+    paths: RunPaths
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Group numbers of each trained batch, in order of step."""
+        return [sorted({sample.group for sample in batch.samples}) for batch in self.trainer.batches]
+
+
+async def simulate(
+    config: OrchestratorConfig,
+    *,
+    engines: Sequence[FakeEngine] | None = None,
+    number: int = 1,
+    step_seconds: Callable[[], float] = lambda: 0.0,
+    until: Callable[[FakeTrainer], bool] | None = None,
+    during: Callable[[FakeTrainer], Any] | None = None,
+    hold_checkpoints: bool = False,
+) -> Outcome:
+    """One attempt, to its end or until `until` is true, when the orchestrator is killed and the trainer with it.
+
+    `during` is a coroutine function that plays the outside world. Every run has a deadline.
+    """
+    paths = RunPaths(Path(config.output_dir))
+    engines = list(engines or [FakeEngine()])
+    trainer = FakeTrainer(
+        paths, begin(paths, number), config.max_steps, config.checkpoint.interval, step_seconds, hold_checkpoints=hold_checkpoints
+    )
+    async with trainer:
+        urls = [f"http://engine-{i}" for i in range(len(engines))]
+        resolved = config.model_copy(
+            update={"trainer_url": trainer.url, "inference_urls": urls}
+        )
+        by_url = dict(zip(urls, engines, strict=True))
+        work = asyncio.create_task(run(resolved, attempt=number, api_key=API_KEY, connect=by_url.__getitem__))
+        world = asyncio.create_task(during(trainer)) if during is not None else None
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                if until is not None:
+                    while not until(trainer) and not work.done():
+                        await asyncio.sleep(0.001)
+                    work.cancel()
+                    await asyncio.gather(work, return_exceptions=True)
+                    return Outcome(None, trainer, engines, paths)
+                code = await work
+        finally:
+            work.cancel()
+            if world is not None:
+                world.cancel()
+                await asyncio.gather(world, return_exceptions=True)
+        return Outcome(code, trainer, engines, paths)

@@ -1,0 +1,200 @@
+"""Tokens are appended, never re-tokenised, and every one that is trained on is the engine's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.environments.protocol import Message
+from rlrun.inference.client import Completion
+from rlrun.orchestrator.conversation import Conversation, RolloutError
+from rlrun.orchestrator.tokens import ChatTokens, TemplateError
+from rlrun.trainer.tiny_model import CHAT_TEMPLATE, make_tokenizer
+
+# Turns that end with a newline after their end token, as ChatML's do; a template that trims; and one without any end token.
+CHATML = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TRIMMING = (
+    "<bos>{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'].strip() + ' ' }}"
+    "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ENDLESS = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATES = {"tiny": CHAT_TEMPLATE, "chatml": CHATML, "trimming": TRIMMING, "endless": ENDLESS}
+EOS = 2
+
+
+def make_chat(template: str = CHAT_TEMPLATE) -> ChatTokens:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    return ChatTokens(tokenizer)
+
+
+CHATS = {name: make_chat(template) for name, template in TEMPLATES.items()}
+
+
+class Engine:
+    """Says what it is told, and keeps what it has seen."""
+
+    def __init__(self, chat: ChatTokens, replies: Sequence[str], *, stop: bool = True) -> None:
+        self.chat, self.replies, self.stop = chat, list(replies), stop
+        self.prompts: list[list[int]] = []
+        self.seen: list[list[int]] = []
+        self.version = 0
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        said = self.replies.pop(0)
+        tokens = self.chat._tokenise(said) + [EOS] * self.stop
+        finish = "stop" if len(tokens) <= max_tokens and self.stop else "length"
+        tokens = tokens[:max_tokens]
+        self.prompts.append(list(token_ids))
+        self.seen.append([*token_ids, *tokens])
+        versions = [self.version + (i > 1) for i in range(len(tokens))]
+        self.version += 1
+        return Completion(tokens, [-(token + 1) / 100 for token in tokens], versions, finish)
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+async def talk(engine: Engine, turns: Sequence[str], *, seq_len: int = 4096, max_tokens: int = 64) -> Conversation:
+    conversation = Conversation(engine, engine.chat, seq_len=seq_len, max_tokens=max_tokens)
+    messages: list[Message] = []
+    for turn in turns:
+        messages.append(user(turn))
+        reply = await conversation.complete(messages)
+        messages.append(reply.message)
+    return conversation
+
+
+words = st.text(st.sampled_from("abc +-=\n"), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("template", list(TEMPLATES))
+@settings(max_examples=40, deadline=None)
+@given(turns=st.lists(st.tuples(words, words), min_size=1, max_size=5), max_tokens=st.integers(2, 20))
+def test_what_the_engine_saw_is_what_is_recorded(template: str, turns: list[tuple[str, str]], max_tokens: int) -> None:
+    engine = Engine(CHATS[template], [reply for _, reply in turns])
+    conversation = asyncio.run(talk(engine, [said for said, _ in turns], max_tokens=max_tokens))
+    (recorded,) = conversation.recorded()
+    assert recorded.input_ids.tolist() == engine.seen[-1]
+    position = 0
+    for prompt, seen in zip(engine.prompts, engine.seen, strict=True):
+        assert seen[: len(prompt)] == prompt
+        assert engine.seen[-1][: len(seen)] == seen  # nothing before is ever changed
+        assert not recorded.loss_mask[position : len(prompt)].any()
+        assert recorded.loss_mask[len(prompt) : len(seen)].all()
+        position = len(seen)
+    sampled = recorded.input_ids[recorded.loss_mask]
+    assert recorded.logprobs[recorded.loss_mask].tolist() == pytest.approx((-(sampled + 1) / 100).tolist())
+    assert (recorded.versions >= 0).tolist() == recorded.loss_mask.tolist()
+    assert (recorded.logprobs[~recorded.loss_mask] == 0).all()
+
+
+@pytest.mark.parametrize("template", ["tiny", "chatml", "endless"])
+async def test_a_continued_conversation_reads_as_the_template_would_write_it(template: str) -> None:
+    chat = CHATS[template]
+    engine = Engine(chat, ["xy", "z"])
+    await talk(engine, ["a", "b"])
+    messages = [user("a"), {"role": "assistant", "content": "xy"}, user("b")]
+    expected = chat.encode(messages)
+    if template == "endless":  # the model's own end token is there, which the template knows nothing of
+        assert [t for t in engine.prompts[1] if t != EOS] == expected
+    else:
+        assert engine.prompts[1] == expected
+
+
+async def test_a_reply_cut_by_a_limit_is_ended_by_the_template_outside_the_mask() -> None:
+    engine = Engine(CHATS["tiny"], ["abcdef", "z"])
+    conversation = Conversation(engine, engine.chat, seq_len=100, max_tokens=3)
+    reply = await conversation.complete([user("a")])
+    assert (reply.text, reply.truncated, reply.finish_reason) == ("abc", True, "length")
+    await conversation.complete([user("a"), reply.message, user("b")])
+    (recorded,) = conversation.recorded()
+    eos = [i for i, token in enumerate(recorded.input_ids) if token == EOS]
+    assert [bool(recorded.loss_mask[i]) for i in eos] == [False, True]
+    assert conversation.truncated
+
+
+async def test_another_history_starts_another_sample() -> None:
+    engine = Engine(CHATS["tiny"], ["x", "y", "z"])
+    conversation = Conversation(engine, engine.chat, seq_len=100, max_tokens=8)
+    first = await conversation.complete([user("a")])
+    await conversation.complete([user("summary"), user("b")])
+    await conversation.complete([user("a"), first.message, user("c")])
+    recorded = conversation.recorded()
+    assert [r.input_ids.tolist() for r in recorded] == [engine.seen[2], engine.seen[1]]
+
+
+async def test_a_changed_reply_is_not_taken_for_the_models_own() -> None:
+    engine = Engine(CHATS["tiny"], ["x", "y"])
+    conversation = Conversation(engine, engine.chat, seq_len=100, max_tokens=8)
+    await conversation.complete([user("a")])
+    await conversation.complete([user("a"), {"role": "assistant", "content": "edited"}, user("c")])
+    assert len(conversation.recorded()) == 2
+
+
+async def test_no_sample_is_longer_than_the_limit_and_the_environment_is_told() -> None:
+    engine = Engine(CHATS["tiny"], ["abcdefgh"] * 9)
+    conversation = Conversation(engine, engine.chat, seq_len=24, max_tokens=64)
+    messages: list[Message] = []
+    replies = []
+    for _ in range(4):
+        messages.append(user("go"))
+        replies.append(await conversation.complete(messages))
+        messages.append(replies[-1].message)
+    (recorded,) = conversation.recorded()
+    assert len(recorded.input_ids) <= 24
+    assert recorded.loss_mask[-1]
+    assert [r.truncated for r in replies] == [False, True, True, True]
+    assert replies[-1].text == ""
+
+
+async def test_a_prompt_without_room_is_refused_with_both_lengths() -> None:
+    conversation = Conversation(Engine(CHATS["tiny"], []), CHATS["tiny"], seq_len=8, max_tokens=8)
+    with pytest.raises(RolloutError, match=r"13 tokens.*seqLen \(8\)"):
+        await conversation.complete([user("abcdefghij")])
+    with pytest.raises(RolloutError, match="no token"):
+        conversation.recorded()
+
+
+async def test_a_stop_string_ends_the_reply_where_the_policy_wrote_it() -> None:
+    engine = Engine(CHATS["tiny"], ["ab==cd"])
+    conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32)
+    reply = await conversation.complete([user("a")], stop=["=="])
+    assert (reply.text, reply.finish_reason) == ("ab", "stop")
+    (recorded,) = conversation.recorded()
+    assert engine.chat.decode(recorded.input_ids[recorded.loss_mask].tolist()) == "ab=="
+
+
+@pytest.mark.parametrize("missing", ["logprobs", "versions"])
+async def test_a_token_without_its_logprob_or_version_is_refused(missing: str) -> None:
+    async def generate(token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        whole: dict[str, Any] = {"token_ids": [9, 9], "logprobs": [-1.0, -1.0], "versions": [1, 1]}
+        whole[missing] = whole[missing][:1]
+        return Completion(finish_reason="stop", **whole)
+
+    conversation = Conversation(generate, CHATS["tiny"], seq_len=64, max_tokens=8)
+    with pytest.raises(RolloutError, match="2 tokens came with"):
+        await conversation.complete([user("a")])
+
+
+def test_templates_that_cannot_be_trained_with_are_refused() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(TemplateError, match="chat template"):
+        ChatTokens(tokenizer)
+    with pytest.raises(TemplateError, match="drops an assistant message"):
+        make_chat("{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}")
+
+
+def test_the_templates_own_end_token_stops_a_reply_too() -> None:
+    assert make_chat(CHATML.replace("<eos>", "<tool>")).stop_token_ids == (2, 7)
+    assert make_chat().stop_token_ids == (2,)

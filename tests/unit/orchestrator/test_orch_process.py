@@ -1,0 +1,204 @@
+"""The role as a process and over HTTP: exit codes, messages, progress, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from orch_simulation import API_KEY, FakeEngine, FakeTrainer, free_port, make_config, simulate
+
+import rlrun
+from rlrun.orchestrator import main as role
+from rlrun.orchestrator import trainer_client
+from rlrun.orchestrator.failures import RunError, first_cause
+from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.protocol import batch as batch_module
+from rlrun.protocol import exit_codes
+
+ROOT = Path(rlrun.__file__).parent.parent
+
+
+def write_config(tmp_path: Path, tokenizer: Path, **changes: object) -> Path:
+    file = tmp_path / "run.json"
+    file.write_text(make_config(tmp_path / "out", tokenizer, **changes).model_dump_json())
+    return file
+
+
+def error_json(tmp_path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((tmp_path / "out/logs/attempt_0001/orchestrator/error.json").read_text())
+    return found
+
+
+@pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLRUN_ATTEMPT", "1")
+    monkeypatch.setenv("RLRUN_API_KEY", API_KEY)
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_port_in_use_is_one_clear_message(tmp_path: Path, tokenizer_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code = role.main(["--config", str(write_config(tmp_path, tokenizer_folder, metrics_port=port))])
+    assert code == exit_codes.UNAVAILABLE
+    found = error_json(tmp_path)
+    assert found["role"] == "orchestrator"
+    assert found["exit_code"] == exit_codes.UNAVAILABLE
+    assert f"127.0.0.1:{port}" in str(found["message"])
+    assert "\n" not in str(found["message"])
+
+
+@pytest.mark.usefixtures("identity")
+def test_an_environment_that_is_not_there_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+    config = write_config(tmp_path, tokenizer_folder, environments=[{"id": "reverse-txt"}])
+    assert role.main(["--config", str(config)]) == exit_codes.CONFIGURATION
+    assert "environments[0]" in str(error_json(tmp_path)["message"])
+    assert "did you mean 'reverse-text'" in str(error_json(tmp_path)["message"])
+
+
+def test_what_is_missing_on_the_command_line_and_in_the_environment_is_named(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RLRUN_ATTEMPT", raising=False)
+    assert role.main(["--config", str(tmp_path / "none.json")]) == exit_codes.CONFIGURATION
+    assert "none.json" in capfd.readouterr().err
+    assert role.main(["--config", str(write_config(tmp_path, tokenizer_folder))]) == exit_codes.USAGE
+    assert "RLRUN_ATTEMPT" in capfd.readouterr().err
+
+
+def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokenizer_folder: Path) -> None:
+    port = free_port()
+    config = write_config(tmp_path, tokenizer_folder, metrics_port=port, trainer_url=f"http://127.0.0.1:{free_port()}")
+    env = os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": API_KEY, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "rlrun.orchestrator", "--config", str(config)]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "waiting for the trainer" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by a signal" in rest
+    assert "Traceback" not in rest
+
+
+async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokenizer_folder: Path) -> None:
+    seen: dict[str, object] = {}
+    config = make_config(tmp_path, tokenizer_folder, evaluation={"interval": 100, "num_tasks": 2}, max_steps=4)
+
+    async def world(trainer: FakeTrainer) -> None:
+        base = f"http://127.0.0.1:{seen['port']}"
+        async with aiohttp.ClientSession() as session:
+            while len(trainer.batches) < 2:
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(0.05)
+            async with session.get(f"{base}/rlrun/progress") as answer:
+                seen["refused"] = answer.status
+            headers = {"Authorization": f"Bearer {API_KEY}"}
+            async with session.get(f"{base}/rlrun/progress", headers=headers) as answer:
+                seen["progress"] = await answer.json()
+            async with session.get(f"{base}/metrics") as answer:
+                seen["metrics"] = await answer.text()
+        seen["done"] = True
+
+    seen["port"] = config.metrics_port
+    await simulate(config, during=world, step_seconds=lambda: 0.3, until=lambda trainer: "done" in seen)
+    assert seen["refused"] == 401
+    progress = seen["progress"]
+    assert isinstance(progress, dict)
+    assert progress["max_steps"] == 4
+    assert progress["step"] == 2
+    assert progress["policy_version"] == 2
+    assert 0 <= progress["reward"] <= 1
+    assert "reverse-text" in progress["eval"]
+    assert progress["tokens_per_second"] == 10.0
+    assert progress["eta_seconds"] > 0
+    assert progress["waiting_on"].startswith("trainer training step 3 since")
+    text = str(seen["metrics"])
+    assert "rlrun_step 2.0" in text
+    assert "rlrun_policy_version 2.0" in text
+    assert 'rlrun_eval_reward_mean{environment="reverse-text"}' in text
+
+
+async def test_a_full_volume_ends_the_run_with_its_folder(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(batch_module, "save_file", full)
+    with pytest.raises(ExceptionGroup) as caught:
+        await simulate(make_config(tmp_path, tokenizer_folder))
+    cause = first_cause(caught.value)
+    assert isinstance(cause, RunError)
+    assert cause.code == exit_codes.STORAGE
+    assert str(tmp_path / "rollouts") in str(cause)
+
+
+async def test_without_any_engine_the_run_fails_and_says_why(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlrun.orchestrator import weights
+
+    monkeypatch.setattr(weights, "STARTUP_SECONDS", 0.3)
+    monkeypatch.setattr(weights, "_CHECK_SECONDS", 0.05)
+    with pytest.raises(ExceptionGroup) as caught:
+        await simulate(make_config(tmp_path, tokenizer_folder), engines=[FakeEngine(down=True)])
+    cause = first_cause(caught.value)
+    assert isinstance(cause, RunError)
+    assert cause.code == exit_codes.FAILURE
+    assert "http://engine-0: connection refused" in str(cause)
+
+
+async def test_a_trainer_that_goes_silent_ends_the_run_for_a_restart(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_client, "SILENCE_SECONDS", 0.2)
+
+    async def world(trainer: FakeTrainer) -> None:
+        while not trainer.batches:
+            await asyncio.sleep(0.002)
+        trainer.channel.close()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await simulate(
+            make_config(tmp_path, tokenizer_folder, max_steps=1000), during=world, step_seconds=lambda: 0.05
+        )
+    cause = first_cause(caught.value)
+    assert isinstance(cause, RunError)
+    assert cause.code == exit_codes.FAILURE
+    assert "silent" in str(cause)
+
+
+async def test_a_trainer_with_another_key_is_a_configuration_error(tmp_path: Path, tokenizer_folder: Path) -> None:
+    refused: list[BaseException] = []
+
+    async def world(trainer: FakeTrainer) -> None:
+        client = TrainerClient(trainer.url, "wrong", attempt=1)
+        try:
+            await client.wait_until_begun(1.0)
+        except RunError as error:
+            refused.append(error)
+        finally:
+            await client.close()
+
+    await simulate(make_config(tmp_path, tokenizer_folder), during=world, until=lambda trainer: bool(refused))
+    (error,) = refused
+    assert isinstance(error, RunError)
+    assert error.code == exit_codes.CONFIGURATION
+    assert "RLRUN_API_KEY" in str(error)

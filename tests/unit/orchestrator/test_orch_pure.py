@@ -1,0 +1,298 @@
+"""The pure parts: staleness, sampler, ledger, batches, error budget, metrics, records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.learning import AdvantageConfig
+from rlrun.orchestrator.batcher import assemble, choose, split_by_age
+from rlrun.orchestrator.conversation import Recorded
+from rlrun.orchestrator.errors import ErrorBudget
+from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
+from rlrun.orchestrator.ledger import Ledger, LedgerError
+from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
+from rlrun.orchestrator.records import MetricsFile, read_lines, spans
+from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
+from rlrun.orchestrator.sampler import Sampler, permuted, share_out
+from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, too_old
+
+
+def rollout(reward: float, tokens: int = 3, version: int = 0, sequences: int = 1) -> Rollout:
+    mask = np.array([False] + [True] * tokens)
+    recorded = Recorded(
+        np.arange(tokens + 1, dtype=np.int32),
+        mask,
+        np.where(mask, -0.5, 0).astype(np.float32),
+        np.where(mask, version, -1).astype(np.int32),
+    )
+    return Rollout((recorded,) * sequences, reward, {"exact": reward}, truncated=reward < 0.5, seconds=2 * reward)
+
+
+def group(number: int, rewards: list[float], *, version: int = 0, environment: str = "e", tokens: int = 3) -> FinishedGroup:
+    rollouts = tuple(rollout(reward, tokens, version) for reward in rewards)
+    return FinishedGroup(number, environment, f"task-{number}", version, 1.0, rollouts)
+
+
+@pytest.mark.parametrize(
+    ("running", "version", "accepted", "expected"),
+    [
+        (0, 0, 15, 17),  # the check value: C=20, B=8, k=3
+        (0, 0, 0, 20),
+        (20, 0, 0, 0),
+        (0, 0, 32, 0),
+        (0, 1, 32, 8),
+        (0, 5, rebased(5, 8), 20),
+    ],
+)
+def test_capacity_has_the_check_values(running: int, version: int, accepted: int, expected: int) -> None:
+    found = capacity(
+        concurrency=20, running=running, max_async_level=3, version=version, batch_size=8, accepted=accepted
+    )
+    assert found == expected
+
+
+def test_a_group_is_too_old_from_the_version_before_the_oldest_allowed_one() -> None:
+    assert oldest_version(12, 8) == 3
+    assert not too_old(3, step=12, max_off_policy_steps=8)
+    assert too_old(2, step=12, max_off_policy_steps=8)
+    assert not too_old(11, step=12, max_off_policy_steps=0)
+    assert too_old(10, step=12, max_off_policy_steps=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5000), st.text(max_size=5))
+def test_an_epoch_visits_every_task_once(size: int, key: str) -> None:
+    positions = range(min(size, 200))
+    found = [permuted(position, size, key) for position in positions]
+    assert len(set(found)) == len(found)
+    assert all(0 <= value < size for value in found)
+
+
+def test_the_sampler_covers_its_tasks_in_another_order_each_epoch_and_seed() -> None:
+    sampler = Sampler(3, ("a",), (1.0,), (50,))
+    epochs = [[sampler.draw(50 * epoch + i).task for i in range(50)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert sampler.draw(120).epoch == 2
+    assert [Sampler(4, ("a",), (1.0,), (50,)).draw(i).task for i in range(50)] != epochs[0]
+
+
+def test_a_huge_task_list_costs_nothing() -> None:
+    sampler = Sampler(3, ("a", "b"), (1.0, 2.0), (10**12, 7))
+    assert 0 <= sampler.draw(10**9).task < 10**12
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(1, 200))
+def test_environments_take_turns_by_their_ratios(ratios: list[float], groups: int) -> None:
+    sampler = Sampler(0, tuple(map(str, range(len(ratios)))), tuple(ratios), (1000,) * len(ratios))
+    counts = Counter(sampler.draw(g).environment for g in range(groups))
+    for index, ratio in enumerate(ratios):
+        assert abs(counts[index] - groups * ratio / sum(ratios)) <= len(ratios)
+
+
+def test_the_index_within_an_environment_counts_its_groups() -> None:
+    from fractions import Fraction
+
+    weights = [Fraction(1), Fraction(3), Fraction(2)]
+    seen: Counter[int] = Counter()
+    for number in range(200):
+        environment, index = share_out(number, weights)
+        assert index == seen[environment]
+        seen[environment] += 1
+
+
+def test_every_group_is_dispatched_until_it_is_in_a_batch_or_dropped() -> None:
+    ledger = Ledger()
+    assert [ledger.take() for _ in range(4)] == [0, 1, 2, 3]
+    ledger.again(2, "age")
+    ledger.again(1, "engine")
+    ledger.drop(0, "error")
+    ledger.accept([3])
+    assert ledger.state().open_groups == (1, 2)
+    assert [ledger.take(), ledger.take(), ledger.take()] == [1, 2, 4]
+    assert ledger.state().open_groups == (1, 2, 4)
+    assert dict(ledger.counters) == {"cancelled/age": 1, "cancelled/engine": 1, "dropped/error": 1, "accepted": 1}
+
+
+def test_a_restored_ledger_dispatches_open_groups_first_and_skips_readmitted_ones() -> None:
+    ledger = Ledger()
+    for _ in range(6):
+        ledger.take()
+    ledger.accept([0, 3])
+    state = json.loads(json.dumps(ledger.state().__dict__))
+    restored = Ledger.restore(type(ledger.state())(state["next_group"], tuple(state["open_groups"]), state["counters"]))
+    restored.readmit([2, 7])  # 7 was dispatched after the checkpoint; 6 was then too, and is dispatched again
+    assert [restored.take() for _ in range(5)] == [1, 4, 5, 6, 8]
+    with pytest.raises(LedgerError, match=r"\[0\]"):
+        restored.readmit([0])
+    with pytest.raises(LedgerError, match=r"\[2\]"):
+        restored.readmit([2])
+
+
+def test_a_batch_is_exact_with_one_group_size_and_takes_those_that_finished_first() -> None:
+    groups = [group(number, [0.0, 1.0]) for number in (5, 2, 9, 1)]
+    assert choose(groups[:3], 8) is None
+    chosen = choose([*groups, group(7, [0.0, 1.0])], 8)
+    assert chosen is not None
+    assert [g.number for g in chosen] == [5, 2, 9, 1]
+
+
+def test_with_mixed_sizes_what_does_not_fit_waits_unless_nothing_fits() -> None:
+    four, six = [0.0, 1.0] * 2, [0.0, 1.0] * 3
+    exact = choose([group(0, four), group(1, six), group(2, four), group(3, four)], 12)
+    assert exact is not None
+    assert [g.number for g in exact] == [0, 2, 3]
+    larger = choose([group(0, four), group(1, six), group(2, four)], 12)
+    assert larger is not None
+    assert [g.number for g in larger] == [0, 1, 2]
+    assert choose([group(0, four), group(1, six)], 12) is None
+
+
+def test_groups_are_split_by_the_age_they_would_have_in_the_step() -> None:
+    groups = [group(0, [1.0], version=2), group(1, [1.0], version=3)]
+    usable, expired = split_by_age(groups, step=6, max_off_policy_steps=2)
+    assert [g.number for g in usable] == [1]
+    assert [g.number for g in expired] == [0]
+
+
+def test_advantages_are_per_group_and_only_on_sampled_tokens() -> None:
+    groups = [group(4, [1.0, 0.0, 0.5]), group(9, [0.0, 1.0, 1.0])]
+    batch = assemble(groups, step=1, attempt=1, advantage=AdvantageConfig(name="grpo"))
+    values = [float(s.advantages[s.loss_mask][0]) for s in batch.samples]
+    np.testing.assert_allclose(values, [0.5, -0.5, 0, -2 / 3, 1 / 3, 1 / 3], atol=1e-6)
+    assert all(s.advantages[0] == 0 for s in batch.samples)
+    for sample in batch.samples:
+        sample.check()
+
+
+def test_lengths_are_those_of_the_sampled_tokens() -> None:
+    lengths, rewards = [10, 20, 30], [1.0, 0.0, 0.5]
+    rollouts = tuple(rollout(r, n) for r, n in zip(rewards, lengths, strict=True))
+    groups = [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)]
+    batch = assemble(groups, step=1, attempt=1, advantage=AdvantageConfig(name="opo"))
+    values = [float(s.advantages[-1]) for s in batch.samples]
+    np.testing.assert_allclose(values, [0.58333, -0.41667, 0.08333], atol=1e-4)
+
+
+def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
+    rollouts = (rollout(1.0, sequences=3), rollout(0.0))
+    batch = assemble(
+        [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)], step=1, attempt=1, advantage=AdvantageConfig(name="grpo")
+    )
+    assert [(s.rollout, float(s.advantages[-1])) for s in batch.samples] == [(0, 0.5), (0, 0.5), (0, 0.5), (1, -0.5)]
+    assert batch_metrics(batch)["reward/mean"] == 0.5
+
+
+def test_errors_stop_the_run_once_they_dominate_whatever_is_still_to_come() -> None:
+    budget = ErrorBudget(0.5, batch_size=8)
+    verdicts = []
+    for i in range(60):
+        budget.record("good")
+        verdicts.append(budget.record("bad", f"boom {i}"))
+    assert verdicts == [None] * 60  # exactly half is not more than half
+    found = [budget.record("bad", "boom again") for _ in range(2)]
+    assert found[-1] is not None
+    assert "'bad'" in found[-1]
+    assert "boom" in found[-1]
+
+
+def test_errors_are_counted_over_the_last_rollouts_only() -> None:
+    budget = ErrorBudget(0.5, batch_size=8)
+    assert all(budget.record("e", "boom") is None for _ in range(50))
+    assert all(budget.record("e") is None for _ in range(100))
+    assert all(budget.record("e", "boom") is None for _ in range(50))
+    assert budget.record("e", "boom") is not None
+
+
+def test_step_metrics_have_the_ecosystems_names_and_meanings() -> None:
+    groups = [
+        group(0, [1.0, 1.0], version=2, environment="a"),
+        group(1, [0.0, 0.0], version=3, environment="b"),
+        group(2, [1.0, 0.0], version=3, environment="b", tokens=9),
+    ]
+    batch = assemble(groups, step=5, attempt=1, advantage=AdvantageConfig(name="grpo"))
+    found = batch_metrics(batch)
+    assert found["reward/mean"] == 0.5
+    assert found["reward/a/mean"] == 1.0
+    assert found["reward/b/mean"] == 0.25
+    assert found["batch/solve_all"] == pytest.approx(1 / 3)
+    assert found["batch/solve_none"] == pytest.approx(1 / 3)
+    assert found["off_policy/max"] == 2
+    assert found["off_policy/mean"] == pytest.approx((6 * 2 + 24 * 1) / 30)
+    assert found["completion_length/max"] == 9
+    assert found["completion_length/mean"] == 5
+    live = group_metrics(groups)
+    assert live["batch/truncated"] == 0.5
+    assert live["env/b/exact"] == 0.25
+    assert counter_metrics({"errors": 5}, {"errors": 3})["errors"] == 2
+
+
+@pytest.mark.parametrize(("version", "expected"), [(0, True), (1, False), (3, True), (10, True), (9, True), (8, False)])
+def test_the_first_every_interval_and_the_last_version_are_evaluated(version: int, expected: bool) -> None:
+    from rlrun.config.rollout import EvaluationConfig
+
+    assert due(version, EvaluationConfig(interval=3), max_steps=10) is expected
+    assert not due(version, None, max_steps=10)
+
+
+def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -> None:
+    answers = [
+        Answer("e", "t1", 0, rollout(1.0)),
+        Answer("e", "t1", 1, rollout(0.0)),
+        Answer("e", "t2", 0, rollout(1.0)),
+        Answer("e", "t2", 1, None),
+    ]
+    found = evaluation_metrics(answers)
+    assert found["eval/e/reward/mean"] == 0.75
+    assert found["eval/e/errors"] == 1
+
+
+def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | None = None) -> MetricsFile:
+    return MetricsFile(
+        path, attempt=2, base_step=base, unwritten=unwritten or [], evaluated=lambda version: version % 2 == 0
+    )
+
+
+def test_lines_wait_for_their_evaluation_and_stay_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = metrics_file(path, 0)
+    for step in (1, 2, 3):
+        file.add(step, "batch", {"reward/mean": float(step)})
+        file.add(step, "trained", {"loss": 1.0})
+    assert read_lines(path) == []
+    file.add(0, "evaluation", {"eval/e/reward/mean": 0.5})
+    assert [line["step"] for line in read_lines(path)] == [0, 1]
+    assert [line["step"] for line in file.unwritten(2)] == [2]
+    file.add(2, "evaluation", {})
+    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
+    assert file.pending() == []
+
+
+def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": s, "attempt": 1}) + "\n" for s in range(6)) + '{"step": 6, "att')
+    file = metrics_file(path, 3)
+    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
+    assert not file.wants_base
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    waiting = metrics_file(path, 4, [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 4, "loss": 1.0}])
+    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
+    assert waiting.wants_base
+    waiting.add(4, "evaluation", {"eval/e/reward/mean": 1.0})
+    assert read_lines(path)[-1]["loss"] == 1.0
+
+
+def test_versions_are_told_as_spans_over_token_positions() -> None:
+    assert spans([-1, -1, 3, 3, 4, -1, 5]) == [
+        {"version": 3, "start": 2, "end": 4},
+        {"version": 4, "start": 4, "end": 5},
+        {"version": 5, "start": 6, "end": 7},
+    ]

@@ -1,0 +1,282 @@
+"""The whole orchestrator against a trainer that keeps time and engines that make up tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from orch_simulation import FakeEngine, FakeTrainer, make_config, simulate
+
+from rlrun.orchestrator import dispatcher as dispatcher_module
+from rlrun.orchestrator.failures import RunError, first_cause
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import read_batch
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_synchronous_run_trains_only_on_tokens_of_the_policy_it_trains(tmp_path: Path, tokenizer_folder: Path) -> None:
+    config = make_config(
+        tmp_path, tokenizer_folder, algorithm={"max_async_level": 0, "max_off_policy_steps": 0}, max_steps=5
+    )
+    outcome = await simulate(config)
+    assert outcome.code == exit_codes.OK
+    assert [batch.step for batch in outcome.trainer.batches] == [1, 2, 3, 4, 5]
+    for batch in outcome.trainer.batches:
+        for sample in batch.samples:
+            assert set(sample.versions[sample.loss_mask].tolist()) == {batch.step - 1}
+            assert sample.dispatch_version == batch.step - 1
+        assert len(batch.samples) == 8
+    metrics = lines(outcome.paths.metrics)
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
+    assert {line["off_policy/max"] for line in metrics} == {0.0}
+    assert all(line["loss"] == 0.5 and 0 <= line["reward/mean"] <= 1 for line in metrics)
+
+
+async def test_what_is_trained_on_is_what_the_engine_computed_on(tmp_path: Path, tokenizer_folder: Path) -> None:
+    engine = FakeEngine()
+    outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=2), engines=[engine])
+    seen = {tuple(ids) for ids in engine.seen}
+    for batch in outcome.trainer.batches:
+        for sample in batch.samples:
+            assert tuple(sample.input_ids.tolist()) in seen
+            sampled = sample.input_ids[sample.loss_mask]
+            np.testing.assert_allclose(sample.logprobs[sample.loss_mask], -0.5 - 0.01 * sampled, rtol=1e-6)
+            assert (sample.advantages[~sample.loss_mask] == 0).all()
+
+
+@pytest.mark.parametrize(("trainer_ms", "token_ms"), [(30, 1), (0, 8), (10, 4)])
+async def test_no_group_is_older_than_its_bound_nor_dispatched_too_early(
+    tmp_path: Path, tokenizer_folder: Path, trainer_ms: int, token_ms: int
+) -> None:
+    depth, limit = 2, 2
+    rng = random.Random(trainer_ms)
+    engine = FakeEngine(lambda: rng.choice([0, 0, 1, 12]) * token_ms / 1000)
+    config = make_config(
+        tmp_path,
+        tokenizer_folder,
+        max_steps=10,
+        algorithm={"max_async_level": depth, "max_off_policy_steps": limit},
+    )
+    outcome = await simulate(config, engines=[engine], step_seconds=lambda: trainer_ms / 1000)
+    assert outcome.code == exit_codes.OK
+    assert [batch.step for batch in outcome.trainer.batches] == list(range(1, 11))
+    for batch in outcome.trainer.batches:
+        for sample in batch.samples:
+            assert sample.dispatch_version >= batch.step - 1 - limit
+            assert int(sample.versions[sample.loss_mask].max()) <= batch.step - 1
+    # Rollouts that were started while version v was the newest never exceed what steps up to v+1+depth can use.
+    for version in range(11):
+        started = sum(1 for _, _, held in engine.requests if held is not None and held <= version)
+        wasted = sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) * 2
+        assert started <= (version + 1 + depth) * 8 + wasted
+    trained = [group for groups in outcome.groups for group in groups]
+    assert len(trained) == len(set(trained)) == 40
+
+
+async def test_a_group_that_grows_too_old_is_cancelled_in_the_engine_and_played_again(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    slow = iter([5.0, 5.0])  # the first group's two rollouts would take far longer than the whole run
+    engine = FakeEngine(lambda: next(slow, 0.0))
+    config = make_config(
+        tmp_path, tokenizer_folder, max_steps=8, algorithm={"max_async_level": 1, "max_off_policy_steps": 1}
+    )
+    outcome = await simulate(config, engines=[engine])
+    assert outcome.code == exit_codes.OK
+    assert engine.aborted == 2
+    trained = [group for groups in outcome.groups for group in groups]
+    assert sorted(trained)[:5] == [0, 1, 2, 3, 4]
+    assert 0 not in outcome.groups[0]
+    assert sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) == 1
+
+
+async def test_requests_carry_the_version_and_never_go_to_a_replica_without_it(tmp_path: Path, tokenizer_folder: Path) -> None:
+    engines = [FakeEngine(lambda: 0.001, update_seconds=0.003), FakeEngine(lambda: 0.001, update_seconds=0.004)]
+    outcome = await simulate(make_config(tmp_path, tokenizer_folder), engines=engines, step_seconds=lambda: 0.01)
+    assert outcome.code == exit_codes.OK
+    for engine in engines:
+        assert all(salt == str(held) for _, salt, held in engine.requests)
+        assert engine.held == sorted(engine.held)
+    assert engines[0].requests
+    assert engines[1].requests
+
+
+async def test_the_run_goes_on_when_a_replica_fails_and_takes_it_back(tmp_path: Path, tokenizer_folder: Path) -> None:
+    engines = [FakeEngine(lambda: 0.001), FakeEngine(lambda: 0.001)]
+    back: list[int] = []
+
+    async def world(trainer: FakeTrainer) -> None:
+        while len(trainer.batches) < 2:
+            await asyncio.sleep(0.001)
+        engines[1].down = True
+        before = len(engines[0].requests)
+        while len(engines[0].requests) < before + 16:
+            await asyncio.sleep(0.001)
+        engines[1].down = False
+        back.append(len(engines[1].requests))
+
+    config = make_config(tmp_path, tokenizer_folder, max_steps=30, checkpoint={"interval": 50})
+    outcome = await simulate(config, engines=engines, during=world, step_seconds=lambda: 0.02)
+    assert outcome.code == exit_codes.OK
+    assert back
+    assert len(engines[1].requests) > back[0]
+    trained = [group for groups in outcome.groups for group in groups]
+    assert sorted(trained) == list(range(120))
+    assert all(line["errors"] == 0 for line in lines(outcome.paths.metrics))
+
+
+async def test_errors_that_dominate_end_the_run_and_name_the_environment(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environments = [
+        {"id": "reverse-text", "group_size": 2},
+        {"id": "orch_environments:faulty", "name": "judged", "group_size": 2, "ratio": 9},
+    ]
+    with pytest.raises(ExceptionGroup) as caught:
+        await simulate(make_config(tmp_path, tokenizer_folder, environments=environments, max_steps=50))
+    cause = first_cause(caught.value)
+    assert isinstance(cause, RunError)
+    assert cause.code == exit_codes.DATA
+    assert "'judged'" in str(cause)
+    assert "the judge is on holiday" in str(cause)
+
+
+async def test_a_single_failing_environment_is_left_out_as_long_as_errors_do_not_dominate(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    environments = [
+        {"id": "reverse-text", "group_size": 2, "ratio": 9},
+        {"id": "orch_environments:faulty", "name": "judged", "group_size": 2},
+    ]
+    outcome = await simulate(make_config(tmp_path, tokenizer_folder, environments=environments, max_error_ratio=1.0))
+    assert outcome.code == exit_codes.OK
+    metrics = lines(outcome.paths.metrics)
+    assert sum(line["groups/dropped/error"] for line in metrics) >= 1
+    assert {sample.environment for batch in outcome.trainer.batches for sample in batch.samples} == {"reverse-text"}
+    assert dispatcher_module.MAX_RETRIES >= 1
+    assert sum(line["errors"] for line in metrics) >= 1 + dispatcher_module.MAX_RETRIES
+
+
+async def test_groups_without_variance_are_replaced(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environments = [
+        {"id": "reverse-text", "group_size": 4},
+        {"id": "orch_environments:constant", "name": "flat", "group_size": 4},
+    ]
+    algorithm = {"max_async_level": 1, "max_off_policy_steps": 2, "filters": {"zero_variance": True}}
+    outcome = await simulate(make_config(tmp_path, tokenizer_folder, environments=environments, algorithm=algorithm))
+    assert outcome.code == exit_codes.OK
+    for batch in outcome.trainer.batches:
+        rewards: dict[int, set[float]] = {}
+        for sample in batch.samples:
+            rewards.setdefault(sample.group, set()).add(sample.reward)
+        assert all(len(values) > 1 for values in rewards.values())
+        assert len(batch.samples) == 8
+    assert sum(line["groups/dropped/zero_variance"] for line in lines(outcome.paths.metrics)) > 0
+
+
+async def test_mixed_group_sizes_do_not_block_a_synchronous_run(tmp_path: Path, tokenizer_folder: Path) -> None:
+    environments = [
+        {"id": "reverse-text", "group_size": 4},
+        {"id": "arithmetic", "group_size": 6},
+    ]
+    algorithm = {"max_async_level": 0, "max_off_policy_steps": 0}
+    config = make_config(tmp_path, tokenizer_folder, environments=environments, algorithm=algorithm, batch_size=12)
+    outcome = await simulate(config)
+    assert outcome.code == exit_codes.OK
+    for batch in outcome.trainer.batches:
+        assert 12 <= len(batch.samples) < 18
+        assert {v for s in batch.samples for v in s.versions[s.loss_mask].tolist()} == {batch.step - 1}
+
+
+async def test_a_conversation_of_many_turns_is_one_sample_and_verbatim(tmp_path: Path, tokenizer_folder: Path) -> None:
+    engine = FakeEngine(letters=(73, 91, 83, 15))  # spells calls of the calculator now and then
+    environments = [{"id": "calculator", "group_size": 2}]
+    config = make_config(tmp_path, tokenizer_folder, environments=environments, seq_len=512, max_steps=3)
+    outcome = await simulate(config, engines=[engine])
+    seen = {tuple(ids) for ids in engine.seen}
+    for batch in outcome.trainer.batches:
+        for sample in batch.samples:
+            assert tuple(sample.input_ids.tolist()) in seen
+
+
+async def test_an_evaluation_is_answered_by_one_version_while_training_goes_on(tmp_path: Path, tokenizer_folder: Path) -> None:
+    engine = FakeEngine(lambda: 0.002)
+    config = make_config(
+        tmp_path, tokenizer_folder, max_steps=6, evaluation={"interval": 2, "num_tasks": 5, "samples_per_task": 2}
+    )
+    outcome = await simulate(config, engines=[engine])
+    assert outcome.code == exit_codes.OK
+    metrics = lines(outcome.paths.metrics)
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4, 5, 6]
+    with_evaluation = [line["step"] for line in metrics if "eval/reverse-text/reward/mean" in line]
+    assert with_evaluation == [0, 2, 4, 6]
+    assert all(line.get("eval/reverse-text/errors", 0) == 0 for line in metrics)
+    for version in with_evaluation:
+        answers = lines(outcome.paths.evaluation_trace(version))
+        assert len(answers) == 10
+        assert {answer["policy_version"] for answer in answers} == {version}
+
+
+@pytest.mark.parametrize("killed_after", [1, 3, 5, 7])
+async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
+    tmp_path: Path, tokenizer_folder: Path, killed_after: int
+) -> None:
+    algorithm = {"max_async_level": 2, "max_off_policy_steps": 8}
+    config = make_config(tmp_path, tokenizer_folder, max_steps=9, algorithm=algorithm)
+    rng = random.Random(killed_after)
+    first = await simulate(
+        config,
+        engines=[FakeEngine(lambda: rng.random() / 500)],
+        step_seconds=lambda: 0.01,
+        until=lambda trainer: len(trainer.batches) >= killed_after,
+    )
+    left_over = {a.step: read_batch(a.path) for a in first.paths.batches_on_disk()}
+    second = await simulate(config, engines=[FakeEngine(lambda: rng.random() / 500)], number=2)
+    assert second.code == exit_codes.OK
+    base = second.trainer.attempt.base_step
+    assert base <= killed_after
+    lineage = first.groups[:base] + second.groups
+    trained = [group for groups in lineage for group in groups]
+    assert len(trained) == len(set(trained)) == 36
+    assert set(range(36)) == set(trained)  # an uninterrupted run trains the first 36 groups too
+    taken_over = 0
+    for batch in second.trainer.batches:
+        old = left_over.get(batch.step)
+        usable = old is not None and old.max_version <= base
+        if usable and batch.step == base + 1 + taken_over:
+            assert old is not None
+            taken_over += 1
+            assert [s.group for s in batch.samples] == [s.group for s in old.samples]
+            assert all((a.input_ids == b.input_ids).all() for a, b in zip(batch.samples, old.samples, strict=True))
+        for sample in batch.samples:
+            assert int(sample.versions[sample.loss_mask].max()) <= batch.step - 1
+    metrics = lines(second.paths.metrics)
+    assert [line["step"] for line in metrics] == list(range(1, 10))
+    assert {line["attempt"] for line in metrics if line["step"] > base} == {2}
+
+
+async def test_batches_that_checkpoints_cover_are_deleted_unless_they_are_recorded(tmp_path: Path, tokenizer_folder: Path) -> None:
+    kept = await simulate(make_config(tmp_path / "a", tokenizer_folder, record_rollouts=True))
+    assert [a.step for a in kept.paths.batches_on_disk()] == [1, 2, 3, 4, 5, 6]
+    lean = await simulate(make_config(tmp_path / "b", tokenizer_folder))
+    assert [a.step for a in lean.paths.batches_on_disk()] == [3, 4, 5, 6]  # the oldest kept checkpoint is that of step 2
+
+
+async def test_a_replay_trains_on_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
+    recorded = await simulate(make_config(tmp_path / "a", tokenizer_folder, record_rollouts=True))
+    config = make_config(tmp_path / "b", tokenizer_folder, replay=str(recorded.paths.rollouts))
+    engine = FakeEngine()
+    again = await simulate(config, engines=[engine])
+    assert again.code == exit_codes.OK
+    assert not engine.requests
+    for old, new in zip(recorded.trainer.batches, again.trainer.batches, strict=True):
+        for a, b in zip(old.samples, new.samples, strict=True):
+            assert (a.input_ids == b.input_ids).all()
+            assert (a.advantages == b.advantages).all()
+            assert (a.versions == b.versions).all()

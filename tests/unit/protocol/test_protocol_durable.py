@@ -1,0 +1,132 @@
+"""Durable writes: whatever dies, a reader sees the old content or the new."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.protocol.durable import create_json, new_folder, write_bytes, write_json
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def dies(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def at(owner: Any, name: str, error: BaseException) -> None:
+        def raise_(*_: Any, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(owner, name, raise_)
+
+    return at
+
+
+def test_content_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.json"
+    write_json(path, {"b": 1, "a": 2})
+    write_json(path, {"b": 3})
+    assert path.read_text() == '{\n "b": 3\n}\n'
+    assert names(path.parent) == ["a.json"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_crash_before_the_rename_leaves_the_old_content(tmp_path: Path, dies: Any, step: str) -> None:
+    path = tmp_path / "a"
+    write_bytes(path, b"old")
+    dies(os if step == "fsync" else Path, step, Killed())
+    with pytest.raises(Killed):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_full_disk_leaves_the_old_content_and_no_rubbish(tmp_path: Path, dies: Any) -> None:
+    path = tmp_path / "a"
+    write_bytes(path, b"old")
+    dies(os, "fsync", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(path, b"new")
+    with pytest.raises(OSError, match="No space left"):
+        create_json(tmp_path / "b", {})
+    assert names(tmp_path) == ["a"]
+    assert path.read_bytes() == b"old"
+
+
+def test_the_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        done.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def spy_replace(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(Path, "replace", spy_replace)
+    write_bytes(tmp_path / "a", b"x")
+    assert done == ["file", "rename", "directory"]
+
+
+def test_one_of_many_creators_wins_with_whole_content(tmp_path: Path) -> None:
+    path = tmp_path / "0001.json"
+
+    def create(number: int) -> bool:
+        try:
+            create_json(path, {"who": number, "padding": "x" * 10_000})
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:  # all with one process id, as in containers
+        won = list(pool.map(create, range(64)))
+    assert won.count(True) == 1
+    assert f'"who": {won.index(True)}' in path.read_text()
+    assert names(tmp_path) == ["0001.json"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "v1"
+
+    def write_half() -> None:
+        with new_folder(path) as folder:
+            (folder / "a").write_text("half")
+            assert not path.exists()
+            raise Killed
+
+    with pytest.raises(Killed):
+        write_half()
+    assert names(tmp_path) == []
+    with new_folder(path) as folder:
+        (folder / "a").write_text("whole")
+    assert names(tmp_path) == ["v1"]
+
+
+def test_what_a_killed_writer_left_does_not_get_into_the_next_folder(tmp_path: Path) -> None:
+    (tmp_path / "v1.tmp").mkdir()
+    (tmp_path / "v1.tmp" / "left").touch()
+    with new_folder(tmp_path / "v1") as folder:
+        (folder / "a").touch()
+    assert names(tmp_path / "v1") == ["a"]
+
+
+def test_a_folder_that_fails_leaves_the_one_before(tmp_path: Path, dies: Any) -> None:
+    with new_folder(tmp_path / "v1") as folder:
+        (folder / "a").write_text("old")
+    dies(os, "fsync", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"), new_folder(tmp_path / "v1") as folder:
+        (folder / "a").write_text("new")
+    assert (tmp_path / "v1" / "a").read_text() == "old"

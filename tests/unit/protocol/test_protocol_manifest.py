@@ -1,0 +1,97 @@
+"""The checkpoint manifest: it says what is complete, and finds every kind of damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.protocol.manifest import (
+    MANIFEST,
+    Manifest,
+    ManifestError,
+    complete_checkpoints,
+    describe,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from rlrun.protocol.paths import RunPaths
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = RunPaths(tmp_path).checkpoint(20, 1)
+    for name, content in (
+        ("trainer/rank0", b"weights" * 200_000),
+        ("trainer/sub/rank1", b""),
+        ("orchestrator/s", b"s"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    files = describe(folder, folder / "trainer") + describe(folder, folder / "orchestrator")
+    write_manifest(folder, Manifest(20, 1, 2, "hash", tuple(files), 1.5))
+    return folder
+
+
+def test_a_whole_checkpoint_is_verified(checkpoint: Path) -> None:
+    manifest = read_manifest(checkpoint)
+    verify(checkpoint, manifest)
+    assert [entry.path for entry in manifest.files] == ["trainer/rank0", "trainer/sub/rank1", "orchestrator/s"]
+    assert (manifest.step, manifest.attempt, manifest.world_size, manifest.config_hash) == (20, 1, 2, "hash")
+
+
+def test_a_checkpoint_exists_when_its_manifest_exists(checkpoint: Path) -> None:
+    paths = RunPaths(checkpoint.parents[1])
+    paths.checkpoint(40, 1).mkdir()
+    assert [a.step for a in complete_checkpoints(paths)] == [20]
+    (checkpoint / MANIFEST).unlink()
+    assert complete_checkpoints(paths) == []
+    with pytest.raises(ManifestError, match=r"step_00000020\.a0001 has no manifest\.json: it was never completed"):
+        read_manifest(checkpoint)
+
+
+def test_a_truncated_file(checkpoint: Path) -> None:
+    file = checkpoint / "trainer/rank0"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ManifestError, match="trainer/rank0 has 1399999 bytes instead of 1400000"):
+        verify(checkpoint, read_manifest(checkpoint))
+
+
+def test_a_flipped_bit(checkpoint: Path) -> None:
+    file = checkpoint / "trainer/rank0"
+    content = bytearray(file.read_bytes())
+    content[1_300_000] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ManifestError, match="trainer/rank0 has another checksum"):
+        verify(checkpoint, read_manifest(checkpoint))
+
+
+def test_a_missing_file(checkpoint: Path) -> None:
+    (checkpoint / "orchestrator/s").unlink()
+    with pytest.raises(ManifestError, match="orchestrator/s is missing"):
+        verify(checkpoint, read_manifest(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "3", "null", "{}", '{"format_version": 1, "files": [{}]}', '{"format_version": 1, "files": 3}'],
+)
+def test_a_damaged_manifest(checkpoint: Path, content: str) -> None:
+    (checkpoint / MANIFEST).write_text(content)
+    with pytest.raises(ManifestError, match="is damaged"):
+        read_manifest(checkpoint)
+
+
+def test_a_manifest_that_is_not_text(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).write_bytes(b"\xff\xfe")
+    with pytest.raises(ManifestError, match="is damaged"):
+        read_manifest(checkpoint)
+
+
+def test_a_later_format_is_not_called_damaged(checkpoint: Path) -> None:
+    document = json.loads((checkpoint / MANIFEST).read_text()) | {"format_version": 2, "new_field": 1}
+    (checkpoint / MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(ManifestError, match="has format 2, this version reads 1"):
+        read_manifest(checkpoint)

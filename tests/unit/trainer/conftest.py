@@ -1,0 +1,99 @@
+"""One rank in this process, and small models and batches for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.trainer import attention
+from rlrun.trainer.group import Group
+
+VOCABULARY = 50
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(scope="session")
+def solo() -> Iterator[Group]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def make_model() -> Callable[..., nn.Module]:
+    """Random small models; the same seed gives the same weights, whatever the attention."""
+
+    def make(family: str = "llama", *, attn: str = attention.NAME, tied: bool = False) -> nn.Module:
+        attention.register()
+        torch.manual_seed(0)
+        if family == "qwen3":
+            config: object = Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=tied)
+            return Qwen3ForCausalLM._from_config(config, attn_implementation=attn).train()
+        return LlamaForCausalLM._from_config(
+            LlamaConfig(**_SHAPE, tie_word_embeddings=tied), attn_implementation=attn
+        ).train()
+
+    return make
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    """A random sample whose first `prompt` tokens carry no loss."""
+
+    def make(length: int, *, prompt: int = 2, seed: int = 0, temperature: float = 1.0, version: int = 0) -> Sample:
+        rng = np.random.default_rng(seed + 1000 * length)
+        mask = np.arange(length) >= prompt
+        return Sample(
+            input_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, -rng.random(length) - 3, 0).astype(np.float32),
+            versions=np.where(mask, version, -1).astype(np.int32),
+            advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+            temperature=temperature,
+            environment="random",
+            task_id=str(seed),
+            group=0,
+            rollout=seed,
+            dispatch_version=version,
+            reward=0.0,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_batch(make_sample: Callable[..., Sample]) -> Callable[..., Batch]:
+    def make(lengths: list[int], *, step: int = 1, attempt: int = 1) -> Batch:
+        samples = tuple(make_sample(length, seed=index) for index, length in enumerate(lengths))
+        return Batch(step, attempt, samples)
+
+    return make
+
+
+@pytest.fixture
+def source(tmp_path: Path, make_model: Callable[..., nn.Module]) -> Path:
+    """A model folder with a tokenizer."""
+    from rlrun.trainer.tiny_model import make_tokenizer
+
+    folder = tmp_path / "source"
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,146 @@
+"""Rank 0's channel: guarded, numbered events, long polls, batches once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rlrun.protocol import channel as protocol
+from rlrun.protocol import exit_codes
+from rlrun.trainer.channel import Channel
+from rlrun.trainer.errors import RoleError
+
+KEY = "secret"
+
+
+def batch_path(step: int) -> Path:
+    return Path(f"/run/rollouts/{step}")
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    channel = Channel(attempt=3, api_key=KEY, host="127.0.0.1", port=0, batch_path=batch_path)
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+async def client(channel: Channel) -> AsyncIterator[aiohttp.ClientSession]:
+    url = f"http://127.0.0.1:{channel.port}"
+    timeout = aiohttp.ClientTimeout(total=20)
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}, timeout=timeout) as session:
+        yield session
+
+
+async def events(client: aiohttp.ClientSession, after: int, wait: float = 0) -> list[protocol.Event]:
+    async with client.get(protocol.EVENTS, params={"after": after, "wait": wait}) as response:
+        assert response.status == 200
+        answer = protocol.EventList.model_validate_json(await response.text())
+    assert answer.attempt == 3
+    return answer.events
+
+
+async def post_batch(client: aiohttp.ClientSession, step: int, path: Path | None = None) -> tuple[int, str]:
+    document = {"step": step, "path": str(path or batch_path(step))}
+    async with client.post(protocol.BATCHES, json=document) as response:
+        return response.status, await response.text()
+
+
+async def test_every_route_wants_the_key(channel: Channel, client: aiohttp.ClientSession) -> None:
+    routes = [("GET", protocol.STATE), ("GET", protocol.EVENTS), ("GET", "/"), ("POST", protocol.SHUTDOWN)]
+    routes += [("POST", protocol.BATCHES), ("POST", protocol.CHECKPOINTS)]
+    for method, route in routes:
+        for key in ("Bearer wrong", "", KEY[:-1]):
+            async with client.request(method, route, headers={"Authorization": key}) as response:
+                assert response.status == 401, (method, route, key)
+    assert not channel.shutdown.is_set()
+
+
+async def test_a_late_reader_gets_every_event(channel: Channel, client: aiohttp.ClientSession) -> None:
+    channel.emit("published", 0, path=Path("/run/weights/v0"))
+    channel.emit("trained", 1, metrics={"loss": 0.5, "grad_norm": math.inf})
+    found = await events(client, 0)
+    assert [(event.seq, event.kind, event.step) for event in found] == [(1, "published", 0), (2, "trained", 1)]
+    assert found[0].path == "/run/weights/v0"
+    assert found[1].metrics == {"loss": 0.5}
+    assert [event.seq for event in await events(client, 1)] == [2]
+    assert await events(client, 2) == []
+
+
+async def test_a_long_poll_ends_with_the_event(channel: Channel, client: aiohttp.ClientSession) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    waiting = asyncio.create_task(events(client, 0, wait=15))
+    async with client.get(
+        protocol.STATE
+    ) as response:  # the poll before it has been accepted by then or will see the event
+        assert response.status == 200
+    threading.Thread(target=channel.emit, args=("published", 0)).start()
+    assert [event.kind for event in await waiting] == ["published"]
+    assert loop.time() - began < 10
+
+
+async def test_a_long_poll_without_news_ends_in_time(client: aiohttp.ClientSession, channel: Channel) -> None:
+    assert await events(client, 0, wait=0.05) == []
+
+
+async def test_state_follows_the_loop(channel: Channel, client: aiohttp.ClientSession) -> None:
+    channel.begin(4)
+    channel.emit("trained", 5)
+    channel.phase("waiting_for_batch")
+    async with client.get(protocol.STATE) as response:
+        state = protocol.TrainerState.model_validate_json(await response.text())
+    assert (state.attempt, state.base_step, state.step, state.phase) == (3, 4, 5, "waiting_for_batch")
+    assert state.last_event == 1
+
+
+async def test_batches_come_once_and_in_order(channel: Channel, client: aiohttp.ClientSession) -> None:
+    assert (await post_batch(client, 5))[0] == 409
+    channel.begin(4)
+    assert (await post_batch(client, 5))[0] == 200
+    assert (await post_batch(client, 5))[0] == 200  # sent again after a lost answer
+    status, message = await post_batch(client, 7)
+    assert status == 409
+    assert "step 6" in message
+    assert (await post_batch(client, 4))[0] == 409
+    status, message = await post_batch(client, 6, Path("/elsewhere"))
+    assert status == 409
+    assert str(batch_path(6)) in message
+    assert (await post_batch(client, 6))[0] == 200
+    assert [channel.batches.get_nowait().step for _ in range(2)] == [5, 6]
+    assert channel.batches.empty()
+
+
+async def test_only_saved_checkpoints_can_be_agreed_on(channel: Channel, client: aiohttp.ClientSession) -> None:
+    agreed: list[int] = []
+    channel.agreed = agreed.append
+    for step, status in ((2, 409), (4, 200)):
+        channel.emit("checkpoint_saved", 4)
+        async with client.post(protocol.CHECKPOINTS, json={"step": step}) as response:
+            assert response.status == status
+    assert agreed == [4]
+
+
+async def test_a_wrong_body_is_refused(channel: Channel, client: aiohttp.ClientSession) -> None:
+    async with client.post(protocol.BATCHES, data="{") as response:
+        assert response.status == 422
+    async with client.get(protocol.EVENTS, params={"after": "x"}) as response:
+        assert response.status == 422
+
+
+async def test_shutdown(channel: Channel, client: aiohttp.ClientSession) -> None:
+    async with client.post(protocol.SHUTDOWN) as response:
+        assert response.status == 200
+    assert channel.shutdown.is_set()
+
+
+def test_a_port_in_use_is_told(channel: Channel) -> None:
+    with pytest.raises(RoleError, match=f"127.0.0.1:{channel.port}") as caught:
+        Channel(attempt=1, api_key=KEY, host="127.0.0.1", port=channel.port, batch_path=batch_path)
+    assert caught.value.code == exit_codes.UNAVAILABLE

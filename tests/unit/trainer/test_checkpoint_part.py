@@ -1,0 +1,72 @@
+"""The trainer's part of a checkpoint brings back everything."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch
+from rlrun.trainer import checkpoint
+from rlrun.trainer.checkpoint import Progress
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import shard
+from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step
+
+
+def test_training_goes_on_bit_for_bit(
+    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = shard(make_model(), solo)
+        return model, make_optimizer(model, OptimizerConfig(weight_decay=0.1), solo.device)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+        sums = []
+        for step in steps:
+            batch = make_batch([5 + step, 9])
+            train_step(
+                model, optimizer, batch, [(0, 1)], group=solo, loss=("aipo", {}), lr=0.01 / step, max_grad_norm=1.0
+            )
+            sums.append(parameter_checksum(model))
+        return sums
+
+    model, optimizer = fresh()
+    train(model, optimizer, range(1, 3))
+    checkpoint.save(model, optimizer, Progress(2, 1), tmp_path / "step", solo)
+    uninterrupted = train(model, optimizer, range(3, 6))
+    again, other = fresh()
+    assert checkpoint.load(again, other, tmp_path / "step") == Progress(2, 1)
+    assert train(again, other, range(3, 6)) == uninterrupted
+
+
+def test_a_full_volume_is_told(
+    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
+    model = shard(make_model(), solo)
+    optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
+    with pytest.raises(RoleError, match="volume is full") as caught:
+        checkpoint.save(model, optimizer, Progress(1), tmp_path / "checkpoints" / "step", solo)
+    assert caught.value.code == exit_codes.STORAGE
+    assert str(tmp_path / "checkpoints") in str(caught.value)
+
+
+def test_a_steps_random_numbers_depend_on_seed_and_step_alone() -> None:
+    drawn = []
+    for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1)):
+        checkpoint.seed_step(seed, step)
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[3]
+    assert len(set(drawn)) == 3

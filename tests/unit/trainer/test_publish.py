@@ -1,0 +1,94 @@
+"""Published versions: whole, loadable, few."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import first_attempt, next_attempt
+from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.trainer import publish
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import load_model, shard
+
+IDS = torch.arange(12)[None]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_loads_identical_logits(
+    family: str, tied: bool, tmp_path: Path, solo: Group, source: Path, make_model: Callable[..., nn.Module]
+) -> None:
+    make_model(family, tied=tied).save_pretrained(source)
+    config = ModelConfig(path=str(source), dtype="bfloat16")
+    model = load_model(config, str(source))
+    files = publish.model_files(model, config, str(source))
+    shard(model, solo)
+    path = RunPaths(tmp_path).version(3, 1)
+    publish.publish(model, path, files=files, dtype=config.dtype, group=solo, shard_bytes=10_000)
+    assert [version.step for version in RunPaths(tmp_path).versions_on_disk()] == [3]
+    assert len(list(path.glob("model-*.safetensors"))) > 1
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    assert ("lm_head.weight" in index["weight_map"]) == (not tied)
+    published = AutoModelForCausalLM.from_pretrained(path)
+    expected = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    assert published.dtype == torch.bfloat16
+    assert type(published) is type(expected)
+    assert torch.equal(published(IDS).logits, expected(IDS).logits)
+    assert (
+        AutoTokenizer.from_pretrained(path)("a<b").input_ids == AutoTokenizer.from_pretrained(source)("a<b").input_ids
+    )
+
+
+def test_a_full_volume_is_told_and_leaves_nothing_behind(
+    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(publish, "save_file", full)
+    path = RunPaths(tmp_path).version(1, 1)
+    with pytest.raises(RoleError, match="volume is full") as caught:
+        publish.publish(shard(make_model(), solo), path, files=publish.ModelFiles({}), dtype="float32", group=solo)
+    assert caught.value.code == exit_codes.STORAGE
+    assert str(path.parent) in str(caught.value)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_shards_are_even_and_in_order() -> None:
+    sizes = {f"w{index}": 10 for index in range(10)}
+    runs = publish.divide(sizes, 3)
+    assert [name for run in runs for name in run] == list(sizes)
+    assert sorted(len(run) for run in runs) == [3, 3, 4]
+    assert publish.divide({"big": 100, "small": 1}, 4) == [["big"], ["small"]]
+
+
+def artifact(step: int, attempt: int) -> Artifact:
+    return Artifact(step, attempt, Path(f"v{step}.a{attempt}"))
+
+
+def test_the_newest_and_those_of_checkpoints_are_kept() -> None:
+    attempt = first_attempt(world_size=1, config_hash="")
+    versions = [artifact(step, 1) for step in range(11)]
+    gone = publish.superfluous(
+        versions, attempt=attempt, checkpoints=[artifact(2, 1), artifact(9, 1)], max_async_level=2
+    )
+    assert [version.step for version in gone] == [0, 1, 3, 4, 5, 6]
+    assert [v.step for v in publish.superfluous(versions, attempt=attempt, checkpoints=[], max_async_level=0)][-1] == 7
+
+
+def test_versions_outside_the_lineage_go_and_those_of_a_later_attempt_stay() -> None:
+    second = next_attempt(first_attempt(world_size=1, config_hash=""), 4, attempt=2, world_size=1, config_hash="")
+    versions = [artifact(3, 1), artifact(4, 1), artifact(4, 2), artifact(5, 1), artifact(5, 2), artifact(6, 3)]
+    gone = publish.superfluous(versions, attempt=second, checkpoints=[], max_async_level=2)
+    assert gone == [artifact(4, 1), artifact(5, 1)]

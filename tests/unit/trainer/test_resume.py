@@ -1,0 +1,131 @@
+"""Which checkpoint an attempt starts from, and which stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, Segment, first_attempt, next_attempt, write_attempt
+from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
+from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.resume import begin_attempt, choose_base, superfluous
+
+LATEST = ResumeConfig()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run whose attempt 1 has begun."""
+    paths = RunPaths(tmp_path)
+    write_attempt(paths, first_attempt(world_size=2, config_hash="h"))
+    return paths
+
+
+def add(paths: RunPaths, step: int, attempt: int = 1, *, complete: bool = True, orchestrator: bool = True) -> Path:
+    """A checkpoint folder."""
+    path = paths.checkpoint(step, attempt)
+    parts = (TRAINER_PART, ORCHESTRATOR_PART) if orchestrator else (TRAINER_PART,)
+    for part in parts:
+        (path / part).mkdir(parents=True)
+        (path / part / "data").write_text(f"{part} {step}")
+    if complete:
+        entries = tuple(entry for part in parts for entry in describe(path, path / part))
+        write_manifest(path, Manifest(step, attempt, 2, "h", entries, 0.0))
+    return path
+
+
+def chosen(paths: RunPaths, resume: ResumeConfig = LATEST, log: list[str] | None = None) -> Artifact | None:
+    base = choose_base(paths, resume, with_orchestrator=True, log=(log if log is not None else []).append)
+    return base.checkpoint if base else None
+
+
+def test_a_new_folder_starts_from_the_model(tmp_path: Path) -> None:
+    assert chosen(RunPaths(tmp_path)) is None
+
+
+def test_a_run_without_a_complete_checkpoint_starts_from_the_model(paths: RunPaths) -> None:
+    add(paths, 2, complete=False)
+    assert chosen(paths) is None
+
+
+def test_the_newest_complete_one_is_taken(paths: RunPaths) -> None:
+    for step in (2, 4):
+        add(paths, step)
+    add(paths, 6, complete=False)
+    assert chosen(paths) == Artifact(4, 1, paths.checkpoint(4, 1))
+
+
+@pytest.mark.parametrize("damage", ["shard", "missing", "manifest", "no_orchestrator"])
+def test_a_damaged_one_is_passed_over_and_the_reason_told(paths: RunPaths, damage: str) -> None:
+    add(paths, 2)
+    path = add(paths, 4, orchestrator=damage != "no_orchestrator")
+    if damage == "shard":
+        (path / TRAINER_PART / "data").write_text("trainer 5")
+    elif damage == "missing":
+        (path / TRAINER_PART / "data").unlink()
+    elif damage == "manifest":
+        (path / "manifest.json").write_text('{"step": 4,')
+    log: list[str] = []
+    assert chosen(paths, log=log) == Artifact(2, 1, paths.checkpoint(2, 1))
+    assert len(log) == 1
+    assert "step 4" in log[0]
+
+
+def test_a_replay_needs_no_orchestrator_part(paths: RunPaths) -> None:
+    add(paths, 2, orchestrator=False)
+    base = choose_base(paths, LATEST, with_orchestrator=False, log=lambda message: None)
+    assert base is not None
+
+
+def test_checkpoints_of_a_forsaken_branch_are_never_taken(paths: RunPaths) -> None:
+    add(paths, 2)
+    add(paths, 4)  # attempt 1 completed it after attempt 2 had started from step 2: a zombie's
+    lineage = (Segment(1, 1, 2), Segment(2, 3, None))
+    write_attempt(paths, Attempt(2, 2, 1, 2, lineage, "h", 0.0))
+    assert chosen(paths) == Artifact(2, 1, paths.checkpoint(2, 1))
+
+
+def test_never_refuses_a_folder_that_holds_a_run(paths: RunPaths) -> None:
+    with pytest.raises(RoleError, match="Never") as caught:
+        chosen(paths, ResumeConfig(policy="Never"))
+    assert caught.value.code == exit_codes.CONFIGURATION
+
+
+def test_a_step_is_taken_or_refused(paths: RunPaths) -> None:
+    for step in (2, 4):
+        add(paths, step)
+    assert chosen(paths, ResumeConfig(policy="Step", step=2)) == Artifact(2, 1, paths.checkpoint(2, 1))
+    with pytest.raises(RoleError, match=r"steps: 2, 4"):
+        chosen(paths, ResumeConfig(policy="Step", step=3))
+
+
+def test_an_attempt_number_is_used_once_and_grows(paths: RunPaths) -> None:
+    with pytest.raises(RoleError, match="the next is 2"):
+        begin_attempt(paths, None, attempt=1, world_size=1, config_hash="h")
+    add(paths, 2)
+    base = choose_base(paths, LATEST, with_orchestrator=True, log=lambda message: None)
+    begun = begin_attempt(paths, base, attempt=3, world_size=4, config_hash="h")
+    assert (begun.base_step, begun.base_attempt, begun.world_size) == (2, 1, 4)
+    with pytest.raises(RoleError, match="the next is 4"):
+        begin_attempt(paths, base, attempt=2, world_size=4, config_hash="h")
+
+
+def test_the_last_few_and_the_interval_are_kept() -> None:
+    attempt = next_attempt(first_attempt(world_size=1, config_hash=""), 4, attempt=2, world_size=1, config_hash="")
+
+    def artifact(step: int, writer: int) -> Artifact:
+        return Artifact(step, writer, Path(f"{step}.{writer}"))
+
+    complete = [artifact(step, 1) for step in (2, 4)] + [artifact(step, 2) for step in (6, 8, 10)]
+    unfinished = [artifact(5, 2), artifact(12, 2), artifact(6, 1), artifact(12, 3)]
+    gone = superfluous(
+        sorted(complete + unfinished),
+        complete=complete,
+        attempt=attempt,
+        config=CheckpointConfig(keep_last=2, keep_interval=4),
+    )
+    assert gone == [artifact(2, 1), artifact(5, 2), artifact(6, 1), artifact(6, 2)]

@@ -1,0 +1,77 @@
+"""The tiny model and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlrun.config.model import TinyModelConfig
+from rlrun.trainer.tiny_model import encode_demonstration, make_tiny_model, make_tokenizer
+
+SMALL = {"hidden_size": 32, "layers": 1, "warmup_steps": 2}
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "12*3\n= ?"},
+    {"role": "assistant", "content": "calc(12*3)"},
+    {"role": "tool", "content": "36"},
+    {"role": "assistant", "content": "36"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny_model(folder / "model", TinyModelConfig(**SMALL))
+    return AutoTokenizer.from_pretrained(folder / "model")
+
+
+def test_text_survives_the_tokenizer(tokenizer: Any) -> None:
+    text = "".join(chr(code) for code in range(32, 127)) + "\n\n  a"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+
+
+def test_a_longer_conversation_starts_with_the_tokens_of_a_shorter_one(tokenizer: Any) -> None:
+    def ids(messages: list[dict[str, str]], prompt: bool) -> list[int]:
+        encoded: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
+        return encoded
+
+    whole = ids(CONVERSATION, False)
+    for turn, message in enumerate(CONVERSATION):
+        if message["role"] == "assistant":
+            prompt = ids(CONVERSATION[:turn], True)
+            assert whole[: len(prompt)] == prompt
+            assert whole[len(prompt) :][len(message["content"])] == tokenizer.eos_token_id
+
+
+def test_only_replies_and_their_end_carry_loss() -> None:
+    tokenizer = make_tokenizer()
+    ids, labels = encode_demonstration(tokenizer, CONVERSATION)
+    assert ids == tokenizer.apply_chat_template(CONVERSATION)["input_ids"]
+    learned = [label for label in labels if label >= 0]
+    assert tokenizer.decode(learned) == "calc(12*3)<eos>36<eos>"
+    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+
+
+def test_the_same_configuration_gives_the_same_bytes(tmp_path: Path) -> None:
+    config = TinyModelConfig(**SMALL, warmup_environment="reverse-text", warmup_args={"length": 3})
+    for name in ("one", "two"):
+        make_tiny_model(tmp_path / name, config)
+    make_tiny_model(tmp_path / "other", config.model_copy(update={"seed": 1}))
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+    weights = "model.safetensors"
+    assert (tmp_path / "one" / weights).read_bytes() != (tmp_path / "other" / weights).read_bytes()
+
+
+def test_the_default_is_about_a_million_parameters(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", TinyModelConfig())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 1.5e6

@@ -1,0 +1,52 @@
+"""Log-probabilities and entropies of packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from rlrun.protocol.batch import Sample
+from rlrun.trainer.forward import micro_batch, token_statistics
+
+CPU = torch.device("cpu")
+
+
+def test_they_equal_those_of_each_sample_alone_at_its_temperature(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
+    model, reference = make_model(), make_model(attn="eager")
+    samples = [make_sample(9, temperature=0.7), make_sample(4, prompt=1), make_sample(6, prompt=5, temperature=1.3)]
+    found = token_statistics(model, micro_batch(samples, CPU))
+    expected, entropies = [], []
+    for sample in samples:
+        ids = torch.from_numpy(sample.input_ids).long()
+        logits = reference(input_ids=ids[None], use_cache=False).logits[0, :-1].float() / sample.temperature
+        distribution = logits.log_softmax(-1)
+        mask = torch.from_numpy(sample.loss_mask)[1:]
+        chosen = distribution.gather(1, ids[1:, None])[:, 0]
+        expected.append(torch.cat([torch.zeros(1), torch.where(mask, chosen, 0)]))
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        entropies.append(torch.cat([torch.zeros(1), torch.where(mask, entropy, 0)]))
+    torch.testing.assert_close(found.logprobs, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.entropy, torch.cat(entropies), atol=1e-5, rtol=1e-5)
+    assert found.logprobs.requires_grad
+    assert not found.entropy.requires_grad
+
+
+def test_only_predicted_positions_go_through_the_head(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
+    model, seen = make_model(), []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+    token_statistics(model, micro_batch([make_sample(9, prompt=7), make_sample(12, prompt=2)], CPU))
+    assert seen == [2 + 10]
+
+
+def test_a_row_without_work_has_a_zero_gradient_for_every_parameter(make_model: Callable[..., nn.Module]) -> None:
+    model = make_model()
+    found = token_statistics(model, micro_batch([], CPU))
+    assert not found.logprobs.any()
+    found.logprobs.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())

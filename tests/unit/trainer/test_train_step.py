@@ -1,0 +1,143 @@
+"""One optimizer step: exact, however the batch is cut; skipped when the gradient is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.packing import Row
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
+
+LENGTHS = [9, 4, 13, 6, 3]
+Step = Callable[..., tuple[dict[str, float], nn.Module]]
+
+
+@pytest.fixture
+def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
+    """One step on a fresh model."""
+
+    def run(
+        batch: Batch, rows: list[Row], *, max_grad_norm: float | None = 1.0, loss: str = "aipo", damage: bool = False
+    ) -> tuple[dict[str, float], nn.Module]:
+        model = shard(make_model(), solo)
+        if damage:
+            with torch.no_grad():
+                local_part(model.lm_head.weight)[0, 0] = float("inf")
+        optimizer = make_optimizer(model, OptimizerConfig(lr=0.01), solo.device)
+        metrics = train_step(
+            model, optimizer, batch, rows, group=solo, loss=(loss, {}), lr=0.01, max_grad_norm=max_grad_norm
+        )
+        return metrics, model
+
+    return run
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([local_part(p.detach()).flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("loss", ["aipo", "gspo", "masked_is"])
+def test_the_cut_into_rows_changes_nothing(step: Step, make_batch: Callable[..., Batch], loss: str) -> None:
+    batch = make_batch(LENGTHS)
+    whole, together = step(batch, [(0, 1, 2, 3, 4)], loss=loss)
+    cut, apart = step(batch, [(3,), (), (0, 2), (4, 1)], loss=loss)
+    torch.testing.assert_close(weights(apart), weights(together), atol=1e-5, rtol=1e-5)
+    for name in ("loss", "grad_norm", "entropy", "mismatch_kl", "mismatch_kl_max", "loss_tokens"):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-6), name
+
+
+def test_the_gradient_is_the_mean_over_all_loss_tokens(
+    step: Step, make_batch: Callable[..., Batch], make_model: Callable[..., nn.Module]
+) -> None:
+    batch = make_batch(LENGTHS)
+    metrics, _ = step(batch, [(0, 1), (2, 3, 4)], max_grad_norm=None)
+    model = make_model(attn="eager")
+    total = torch.zeros(())
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.input_ids).long()
+        mask = torch.from_numpy(sample.loss_mask)[1:]
+        t = model(input_ids=ids[None], use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        ratio = (t - torch.from_numpy(sample.logprobs)[1:]).exp().detach().clamp(max=8.0)
+        total = total - (ratio * torch.from_numpy(sample.advantages)[1:] * t)[mask].sum()
+    (total / batch.loss_tokens).backward()
+    norm = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert metrics["tokens"] == sum(LENGTHS)
+    assert metrics["loss_tokens"] == batch.loss_tokens
+
+
+def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted(
+    step: Step, make_batch: Callable[..., Batch]
+) -> None:
+    batch = make_batch(LENGTHS)
+    metrics, model = step(batch, [(0, 1, 2), (3, 4)], damage=True)
+    assert metrics["skipped"] == 1.0
+    untouched = weights(step(batch, [(0, 1, 2, 3, 4)], damage=True)[1])
+    assert torch.equal(weights(model), untouched)
+    assert torch.isfinite(weights(model)).sum() == untouched.numel() - 1
+    assert step(batch, [(0, 1, 2, 3, 4)])[0]["skipped"] == 0.0
+
+
+def test_clipping_bounds_the_update(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    moved = []
+    for limit in (None, 1e-3):
+        model = shard(make_model(), solo)
+        before = weights(model).clone()
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        train_step(
+            model,
+            sgd,
+            make_batch(LENGTHS),
+            [(0, 1, 2, 3, 4)],
+            group=solo,
+            loss=("aipo", {}),
+            lr=1.0,
+            max_grad_norm=limit,
+        )
+        moved.append(float((weights(model) - before).norm()))
+    assert moved[1] == pytest.approx(1e-3, rel=1e-2)
+    assert moved[0] > 10 * moved[1]
+
+
+def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., nn.Module]) -> None:
+    model, same, other = make_model(), shard(make_model(), solo), make_model()
+    with torch.no_grad():
+        weight = other.model.norm.weight
+        weight[0] = torch.nextafter(weight[0], torch.tensor(2.0))
+    assert parameter_checksum(model) == parameter_checksum(same)
+    assert parameter_checksum(model) != parameter_checksum(other)
+
+
+def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:
+    assert objective(AlgorithmConfig(preset="dppo"))[0] == "dppo"
+    chosen = AlgorithmConfig(preset="dppo", loss=LossConfig(name="cispo", options={"eps_high": 3.0}))
+    assert objective(chosen) == ("cispo", {"eps_high": 3.0})
+
+
+def test_a_loss_that_cannot_be_imported_is_told_before_a_model_is_loaded() -> None:
+    with pytest.raises(RoleError, match=r"algorithm\.loss.*no_such_module") as caught:
+        objective(AlgorithmConfig(loss=LossConfig(name="no_such_module:loss")))
+    assert caught.value.code == 78
+
+
+def test_a_sample_without_a_loss_token_counts_for_nothing(
+    step: Step, make_batch: Callable[..., Batch], make_sample: Callable[..., Sample]
+) -> None:
+    batch = make_batch(LENGTHS)
+    silent = make_sample(8, prompt=8)
+    assert not np.any(silent.loss_mask)
+    wider = Batch(1, 1, (*batch.samples, silent))
+    _, expected = step(batch, [(0, 1, 2, 3, 4)])
+    _, found = step(wider, [(0, 1, 2, 3, 4), (5,)])
+    torch.testing.assert_close(weights(found), weights(expected), atol=1e-6, rtol=1e-6)

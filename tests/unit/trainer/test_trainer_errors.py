@@ -1,0 +1,94 @@
+"""Messages, exit codes and the launcher's command."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.trainer.__main__ import attempt_number, read_config
+from rlrun.trainer.errors import RoleError, read_error, storage_errors, write_error
+from rlrun.trainer.group import device_for
+from rlrun.trainer.launch import torchrun_command
+from rlrun.trainer.model import check_source, load_model
+
+
+def test_the_first_error_stays(tmp_path: Path) -> None:
+    assert read_error(tmp_path) is None
+    write_error(tmp_path / "logs", RoleError("the cause", 65))
+    write_error(tmp_path / "logs", RoleError("a consequence", 1))
+    error = read_error(tmp_path / "logs")
+    assert error is not None
+    assert (str(error), error.code) == ("the cause", 65)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_storage_errors_are_found_behind_others(number: int) -> None:
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = OSError(number, "refused")
+    with pytest.raises(RoleError, match="cannot save in /vol") as caught, storage_errors(Path("/vol"), "save"):
+        raise wrapped
+    assert caught.value.code == exit_codes.STORAGE
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(PermissionError), storage_errors(Path("/vol"), "save"):
+        raise PermissionError(errno.EACCES, "denied")
+
+
+def test_a_model_folder_without_weights_is_found_before_loading(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    config = ModelConfig(path=str(folder))
+    with pytest.raises(RoleError, match="is not a folder"):
+        check_source(config, str(folder))
+    folder.mkdir()
+    with pytest.raises(RoleError, match=r"no config\.json"):
+        check_source(config, str(folder))
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(RoleError, match="no weights") as caught:
+        check_source(config, str(folder))
+    assert caught.value.code == exit_codes.DATA
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_family"}')
+    with pytest.raises(RoleError, match="cannot load the model") as caught:
+        load_model(ModelConfig(path=str(tmp_path)), str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert device_for(0, 0).type == "cpu"
+    with pytest.raises(RoleError, match="gpusPerReplica is 2") as caught:
+        device_for(2, 0)
+    assert caught.value.code == exit_codes.UNAVAILABLE
+
+
+def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RoleError, match="No such file"):
+        read_config(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text('{"trainer": {}}')
+    with pytest.raises(RoleError, match=r"trainer\.name") as caught:
+        read_config(tmp_path / "run.json")
+    assert caught.value.code == exit_codes.CONFIGURATION
+    monkeypatch.setenv("RLRUN_ATTEMPT", "0")
+    with pytest.raises(RoleError, match="RLRUN_ATTEMPT"):
+        attempt_number()
+
+
+def test_the_command_starts_every_rank_here() -> None:
+    config = SimpleNamespace(world_size=4)
+    command = torchrun_command(config, config_file=Path("/r/run.json"), rendezvous_port=1234, attempt=3)  # type: ignore[arg-type]
+    assert command[:3] == [sys.executable, "-m", "rlrun.trainer.torchrun"]
+    options = dict(zip(command[3::2], command[4::2], strict=False))
+    assert options["--nproc-per-node"] == "4"
+    assert options["--max-restarts"] == "0"
+    assert options["--master-port"] == "1234"
+    assert options["--rdzv-id"] == "3"
+    assert command[-2:] == ["--config", "/r/run.json"]

@@ -1,0 +1,87 @@
+"""Batches that may not be trained on are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch, Sample, write_batch
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.feed import ReplayFeed, read_checked
+
+MakeBatch = Callable[..., Batch]
+
+
+def read(path: Path, *, step: int = 1, seq_len: int = 32, attempt: int | None = 1) -> Batch:
+    return read_checked(path, step=step, vocabulary=50, seq_len=seq_len, attempt=attempt)
+
+
+def test_a_good_one_is_read(tmp_path: Path, make_batch: MakeBatch) -> None:
+    write_batch(tmp_path / "b", make_batch([5, 7]))
+    assert [len(sample) for sample in read(tmp_path / "b").samples] == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"step": 2}, "for step 1, the next step is 2"),
+        ({"attempt": 2}, "attempt 1 wrote it"),
+        ({"seq_len": 6}, "sample 1 has 7 tokens, seqLen is 6"),
+    ],
+)
+def test_one_that_does_not_fit_is_refused(
+    tmp_path: Path, make_batch: MakeBatch, options: dict[str, int], reason: str
+) -> None:
+    write_batch(tmp_path / "b", make_batch([5, 7]))
+    with pytest.raises(RoleError, match=reason) as caught:
+        read(tmp_path / "b", **options)
+    assert str(tmp_path / "b") in str(caught.value)
+    assert caught.value.code == exit_codes.DATA
+
+
+def test_a_token_of_the_future_is_refused(tmp_path: Path, make_sample: Callable[..., Sample]) -> None:
+    write_batch(tmp_path / "b", Batch(1, 1, (make_sample(5, version=1),)))
+    with pytest.raises(RoleError, match="version 1, which step 1 cannot know"):
+        read(tmp_path / "b")
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused(tmp_path: Path, make_sample: Callable[..., Sample]) -> None:
+    sample = make_sample(5)
+    write_batch(tmp_path / "b", Batch(1, 1, (replace(sample, input_ids=sample.input_ids + 50),)))
+    with pytest.raises(RoleError, match="vocabulary of 50"):
+        read(tmp_path / "b")
+
+
+def test_an_advantage_that_is_not_finite_is_refused(tmp_path: Path, make_batch: MakeBatch) -> None:
+    write_batch(tmp_path / "b", make_batch([5, 7]))
+    file = tmp_path / "b" / "samples.safetensors"
+    columns = load_file(file)
+    columns["advantages"][8] = np.nan
+    save_file(columns, file)
+    with pytest.raises(RoleError, match="sample 1: advantages has a value that is not finite") as caught:
+        read(tmp_path / "b")
+    assert caught.value.code == exit_codes.DATA
+
+
+def test_one_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RoleError, match="cannot read the batch"):
+        read(tmp_path / "none")
+
+
+def test_a_replay_takes_the_latest_attempts_batch(tmp_path: Path, make_batch: MakeBatch) -> None:
+    paths = RunPaths(tmp_path)
+    for attempt in (1, 2):
+        write_batch(paths.batch(1, attempt), make_batch([5], attempt=attempt))
+    feed = ReplayFeed(paths.rollouts)
+    assert feed.poll(1, 0.0) == paths.batch(1, 2)
+    with pytest.raises(RoleError, match="no batch of step 2"):
+        feed.poll(2, 0.0)
+    with pytest.raises(RoleError, match="holds no batches"):
+        ReplayFeed(tmp_path)

@@ -1,0 +1,46 @@
+"""FLOPs per token, against the check value of Qwen3-0.6B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from rlrun.trainer.flops import Cost, model_cost, peak_flops
+
+
+def test_qwen3_06b_check_value() -> None:
+    config = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    cost = model_cost(model)
+    assert cost.active_parameters == 595_984_384
+    assert cost.per_token(1024) == 3_928_227_840
+
+
+def test_an_untied_input_embedding_is_a_look_up(make_model: Callable[..., nn.Module]) -> None:
+    assert model_cost(make_model()).active_parameters == model_cost(make_model(tied=True)).active_parameters
+
+
+def test_quadratic_weighs_pairs_as_the_formula_does() -> None:
+    cost = Cost(active_parameters=1000, pair=12)
+    n = 50
+    assert cost.of([n]) == pytest.approx(6 * 1000 * (n + cost.quadratic * n**2))
+
+
+def test_known_and_unknown_devices() -> None:
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("Some CPU") is None

@@ -1,0 +1,150 @@
+"""Advantages of whole rollouts from the rewards of their group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlrun.algorithms.custom import bind, builtins
+
+STD_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class RewardGroups:
+    """N rewards in K groups. `rewards` `[N]` fp64, `group_ids` `[N]` in 0..K-1, `lengths` `[N]` fp64 tokens or None.
+
+    fp64 because a group of equal rewards must give 0 even after a division by 1e-6.
+    """
+
+    rewards: Tensor
+    group_ids: Tensor
+    num_groups: int
+    lengths: Tensor | None = None
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The group's total of `values` `[N]`, repeated for each of its members: `[N]`."""
+        totals = values.new_zeros(self.num_groups).index_add(0, self.group_ids, values)
+        return totals[self.group_ids]
+
+    @property
+    def sizes(self) -> Tensor:
+        """G of each rollout's group, `[N]`."""
+        return self.sum(torch.ones_like(self.rewards))
+
+    @property
+    def centred(self) -> Tensor:
+        """R - mean of the group, `[N]`."""
+        return self.rewards - self.sum(self.rewards) / self.sizes
+
+
+def advantages(
+    name: str,
+    rewards: Tensor | Sequence[float],
+    *,
+    group_size: int | None = None,
+    group_ids: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+    **options: Any,
+) -> Tensor:
+    """One advantage per rollout, `[N]` fp32.
+
+    Args:
+        name: a key of `ADVANTAGES`, or `package.module:function`, called as `function(RewardGroups, **options)` and
+            returning `[N]`.
+        rewards: `[N]`.
+        group_size: contiguous groups of this size; or
+        group_ids: `[N]` integers, equal within a group; groups may be of any size and interleaved.
+        lengths: `[N]` positive lengths in tokens, read by `opo`.
+        options: of the estimator, see `ADVANTAGES[name].options`. `global_std` looks at the rewards of this call.
+
+    Raises:
+        ValueError: names the argument that is misaligned, not finite, unknown or out of range.
+    """
+    function, complete = bind("advantage", name, ADVANTAGES, options)
+    values = _vector("rewards", rewards)
+    ids, num_groups = _groups(len(values), group_size, group_ids, values.device)
+    weights = None if lengths is None else _vector("lengths", lengths).to(values.device)
+    if weights is not None and len(weights) != len(values):
+        raise ValueError(f"lengths has {len(weights)} entries for {len(values)} rewards")
+    if weights is not None and bool((weights < 1).any()):
+        raise ValueError(f"lengths must be positive, got {weights.min().item():g}")
+    result = function(RewardGroups(values, ids, num_groups, weights), **complete)
+    if not isinstance(result, Tensor) or result.shape != values.shape or not bool(torch.isfinite(result).all()):
+        raise ValueError(f"advantage {name} must return {len(values)} finite numbers in a tensor, got {result}")
+    return result.float()
+
+
+def grpo(groups: RewardGroups, *, std: str, global_std: bool, neg_clipped: bool) -> Tensor:
+    """R - mean (Dr. GRPO's bias-free form); `std="group"` divides as in DeepSeekMath, a group of 1 by 1."""
+    advantage = groups.centred
+    if std == "group":
+        variance = groups.sum(advantage.square()) / (groups.sizes - 1).clamp(min=1)
+        advantage = advantage / torch.where(groups.sizes > 1, variance.sqrt() + STD_FLOOR, 1)
+    return _finish(groups, advantage, global_std, neg_clipped)
+
+
+def rloo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+    """(R - mean)·G/(G-1), that is R less the mean of the others (Ahmadian et al. 2024); a group of 1 keeps R."""
+    others = (groups.sizes - 1).clamp(min=1)
+    advantage = torch.where(groups.sizes > 1, groups.centred * groups.sizes / others, groups.rewards)
+    return _finish(groups, advantage, global_std, neg_clipped)
+
+
+def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clipped: bool) -> Tensor:
+    """R - ΣR·L/ΣL: the baseline of least variance if the gradient's norm grows with length (OPO, Hao et al. 2025).
+
+    `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; 0 in a group of 1.
+    """
+    if groups.lengths is None:
+        raise ValueError("lengths must be given for advantage opo: it weights the baseline by length")
+    # Centred first: equal rewards then give exactly 0, the definition does not change.
+    weighted = groups.centred * groups.lengths
+    total, length = groups.sum(weighted), groups.sum(groups.lengths)
+    if not leave_one_out:
+        return _finish(groups, groups.centred - total / length, global_std, neg_clipped)
+    others = (length - groups.lengths).clamp(min=1)
+    advantage = torch.where(groups.sizes > 1, groups.centred - (total - weighted) / others, groups.rewards)
+    return _finish(groups, advantage, global_std, neg_clipped)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"grpo": grpo, "rloo": rloo, "opo": opo}
+ADVANTAGES = builtins("advantage", FUNCTIONS)
+
+
+def _finish(groups: RewardGroups, advantage: Tensor, global_std: bool, neg_clipped: bool) -> Tensor:
+    if global_std and len(advantage) > 1:
+        advantage = advantage / (groups.rewards.std() + STD_FLOOR)
+    return advantage.clamp(min=0) if neg_clipped else advantage
+
+
+def _vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
+    vector = torch.as_tensor(values).detach().double()
+    if vector.dim() != 1:
+        raise ValueError(f"{name} must have shape [N], got {list(vector.shape)}")
+    if not bool(torch.isfinite(vector).all()):
+        where = int((~torch.isfinite(vector)).nonzero()[0])
+        raise ValueError(f"{name} is not finite: {vector[where].item()} at {where}")
+    return vector
+
+
+def _groups(
+    count: int, group_size: int | None, group_ids: Tensor | Sequence[int] | None, device: torch.device
+) -> tuple[Tensor, int]:
+    if (group_size is None) == (group_ids is None):
+        raise ValueError("give either group_size (equal contiguous groups) or group_ids (any groups)")
+    if group_size is not None:
+        if group_size < 1 or count % group_size:
+            raise ValueError(f"group_size must divide the number of rewards ({count}), got {group_size}")
+        return torch.arange(count, device=device) // group_size, count // group_size
+    ids = torch.as_tensor(group_ids, device=device)
+    if ids.shape != (count,):
+        raise ValueError(f"group_ids must have shape [{count}], got {list(ids.shape)}")
+    if count and (ids.is_floating_point() or ids.dtype == torch.bool):
+        raise ValueError(f"group_ids must be integers, got {ids.dtype}")
+    known, inverse = torch.unique(ids, return_inverse=True)
+    return inverse, len(known)

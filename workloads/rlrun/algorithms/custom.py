@@ -1,0 +1,72 @@
+"""From a name to the function behind it: a built-in one, or a user's own by import path."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config.algorithm_names import Kind, Option, complete_options, entry, is_import_path, unknown_option
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A built-in function and its options (name -> default, bounds, summary)."""
+
+    function: Callable[..., Any]
+    options: Mapping[str, Option]
+
+
+def builtins(kind: Kind, functions: Mapping[str, Callable[..., Any]]) -> dict[str, Algorithm]:
+    """Join functions with their entries in the table of names."""
+    return {name: Algorithm(function, entry(kind, name).options) for name, function in functions.items()}
+
+
+def bind(
+    kind: Kind, name: str, table: Mapping[str, Algorithm], options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function called `name` and the complete options to call it with.
+
+    Raises ValueError for an unknown name or option, a value out of range, and an import path that leads nowhere.
+    """
+    complete = complete_options(kind, name, options)
+    if not is_import_path(name):
+        return table[name].function, complete
+    function = _imported(kind, name)
+    keywords, takes_any = _keywords(function)
+    for option in complete:
+        if option not in keywords and not takes_any:
+            raise unknown_option(kind, name, option, keywords)
+    for option, required in keywords.items():
+        if required and option not in complete:
+            raise ValueError(f"{kind} {name}: option {option} must be given, it has no default")
+    return function, complete
+
+
+@functools.cache
+def _imported(kind: Kind, path: str) -> Callable[..., Any]:
+    module_name, function_name = path.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # user code runs here, whatever it raises is the answer
+        raise ValueError(
+            f"{kind} {path}: cannot import {module_name} ({type(error).__name__}: {error}); "
+            "is it installed in this image or on PYTHONPATH?"
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        raise ValueError(f"{kind} {path}: module {module_name} has no {function_name}")
+    if not callable(function):
+        raise ValueError(f"{kind} {path}: {function_name} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _keywords(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """The options of a function (name -> has no default), all after its first parameter; and if it has `**options`."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    keywords = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in by_keyword}
+    return keywords, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,141 @@
+"""What a policy loss is given: packed tensors, aligned, finite, and neutral outside the loss mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """Checked inputs of one packed batch; every tensor is `[T]`, floating ones at least fp32.
+
+    All log-probs and advantages are 0 outside `mask`, so that a masked token has ratio 1 and adds 0 to any sum of
+    log-ratios; only `logprobs` carries a gradient.
+    """
+
+    logprobs: Tensor
+    inference_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    sequence_ids: Tensor
+    num_sequences: int
+    proximal_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log ρ = t - i, `[T]`."""
+        return self.logprobs - self.inference_logprobs
+
+    @property
+    def log_proximal_ratio(self) -> Tensor:
+        """log r = t - o, `[T]`; o = i where no proximal log-probs were given."""
+        return self.log_ratio if self.proximal_logprobs is None else self.logprobs - self.proximal_logprobs
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """Sum over the loss tokens of each sequence: `[T]` -> `[num_sequences]`."""
+        kept = torch.where(self.mask, values, 0)
+        return kept.new_zeros(self.num_sequences).index_add(0, self.sequence_ids, kept)
+
+    def sequence_tokens(self) -> Tensor:
+        """Loss tokens of each sequence, `[num_sequences]`."""
+        return self.sequence_sum(torch.ones_like(self.inference_logprobs))
+
+    def on_tokens(self, per_sequence: Tensor) -> Tensor:
+        """A value per sequence repeated for each of its tokens: `[num_sequences]` -> `[T]`."""
+        return per_sequence[self.sequence_ids]
+
+
+def prepare(
+    logprobs: Tensor,
+    *,
+    inference_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    sequence_lengths: Sequence[int],
+    proximal_logprobs: Tensor | None,
+    reference_logprobs: Tensor | None,
+    denominator: float | Tensor | None,
+) -> LossInputs:
+    """Align and check the arguments of `policy_loss`. Raises ValueError that names the argument.
+
+    The values are looked at with one transfer of a few numbers from the device, whatever T is.
+    """
+    _one_dimensional("logprobs", logprobs)
+    lengths = checked_lengths(sequence_lengths, logprobs.shape[0])
+    ids = torch.repeat_interleave(
+        torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.long), output_size=logprobs.shape[0]
+    ).to(logprobs.device)
+    if advantages.shape == (len(lengths),):
+        _same_device("advantages", advantages, logprobs)
+        advantages = advantages[ids]
+    constants = {
+        "inference_logprobs": inference_logprobs,
+        "advantages": advantages,
+        "proximal_logprobs": proximal_logprobs,
+        "reference_logprobs": reference_logprobs,
+    }
+    given = {name: tensor for name, tensor in constants.items() if tensor is not None}
+    for name, tensor in (given | {"mask": mask}).items():
+        _aligned(name, tensor, logprobs, len(lengths))
+
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    floats = {"logprobs": logprobs.to(dtype)} | {name: x.detach().to(dtype) for name, x in given.items()}
+    _check_values(floats, mask, denominator)
+    kept = mask.bool()
+    neutral = {name: torch.where(kept, tensor, 0) for name, tensor in floats.items()}
+    return LossInputs(mask=kept, sequence_ids=ids, num_sequences=len(lengths), **neutral)
+
+
+def checked_lengths(sequence_lengths: Sequence[int], total: int) -> list[int]:
+    """The lengths as ints. Raises ValueError unless they are positive and add up to `total`."""
+    lengths = [int(length) for length in sequence_lengths]
+    if any(length < 1 for length in lengths):
+        raise ValueError(f"sequence_lengths must be positive, got {min(lengths)}")
+    if sum(lengths) != total:
+        raise ValueError(f"sequence_lengths add up to {sum(lengths)}, but there are {total} tokens")
+    return lengths
+
+
+def _one_dimensional(name: str, tensor: Tensor) -> None:
+    if tensor.dim() != 1:
+        raise ValueError(f"{name} must be packed, of shape [T]; got {tuple(tensor.shape)}")
+
+
+def _same_device(name: str, tensor: Tensor, logprobs: Tensor) -> None:
+    if tensor.device != logprobs.device:
+        raise ValueError(f"{name} is on {tensor.device}, logprobs on {logprobs.device}")
+
+
+def _aligned(name: str, tensor: Tensor, logprobs: Tensor, num_sequences: int) -> None:
+    if tensor.shape != logprobs.shape:
+        wanted = f"[{logprobs.shape[0]}]" + (f" or [{num_sequences}]" if name == "advantages" else "")
+        raise ValueError(f"{name} must have shape {wanted}, got {list(tensor.shape)}")
+    _same_device(name, tensor, logprobs)
+
+
+def _check_values(floats: dict[str, Tensor], mask: Tensor, denominator: float | Tensor | None) -> None:
+    """Non-finite values, a mask other than 0 and 1, a denominator that cannot divide: one transfer decides.
+
+    A sum is finite if all its terms are, short of overflow; only a suspicious sum is looked at term by term.
+    """
+    not_binary = (mask * (1 - mask)).abs().sum() if mask.dtype != torch.bool else mask.new_zeros(())
+    per_batch = torch.as_tensor(0.0 if denominator is None else denominator).detach()
+    if per_batch.numel() != 1:
+        raise ValueError(f"denominator must be one number, got shape {list(per_batch.shape)}")
+    sums = [tensor.detach().sum() for tensor in floats.values()]
+    numbers = [not_binary, mask.sum(), per_batch.to(mask.device).reshape(()), *sums]
+    wrong_mask, tokens, divisor, *totals = torch.stack([number.double() for number in numbers]).tolist()
+    for (name, tensor), total in zip(floats.items(), totals, strict=True):
+        if not math.isfinite(total) and not bool(torch.isfinite(tensor).all()):
+            where = int((~torch.isfinite(tensor)).nonzero()[0])
+            raise ValueError(f"{name} is not finite: {tensor[where].item()} at token {where}")
+    if wrong_mask != 0:
+        raise ValueError("mask must be boolean, or hold only 0 and 1")
+    if denominator is not None and (not math.isfinite(divisor) or divisor < 0 or (divisor == 0 and tokens > 0)):
+        raise ValueError(f"denominator must be a positive number, got {divisor} for {tokens:.0f} loss tokens")

@@ -1,0 +1,68 @@
+"""Reading an `RLRun` manifest as the API server would, with the line of every problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlrun.api.resource import API_VERSION, KIND, RLRun
+from rlrun.config.explain import validate
+from rlrun.config.files import read_text
+from rlrun.config.layers import Layer, Reader
+from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.yaml_text import Document, parse_yaml
+
+GROUP = API_VERSION.partition("/")[0]
+
+
+def read_manifest(path: Path) -> RLRun:
+    """The one RLRun of a YAML (or JSON) file; documents of other kinds beside it are left alone.
+
+    Raises:
+        ConfigError: every problem with its line.
+    """
+    return parse_manifest(read_text(path), str(path))[0]
+
+
+def parse_manifest(text: str, source: str) -> tuple[RLRun, Layer]:
+    """As `read_manifest`, from a text that messages call `source`; with the origin of every field, for more checks."""
+    document = _the_run(parse_yaml(text, source), source)
+    _check_type(document, source)
+    layer = Reader(RLRun, source, document.lines, camel_only=True).read(document.value, line=document.line)
+    return validate(RLRun, layer), layer
+
+
+def _the_run(documents: list[Document], source: str) -> Document:
+    mappings = [document for document in documents if isinstance(document.value, dict)]
+    runs = [document for document in mappings if _is_run(document.value)]
+    if len(runs) == 1:
+        return runs[0]
+    if len(runs) > 1:
+        lines = ", ".join(str(document.line) for document in runs)
+        raise ConfigError(
+            [Problem(source, "", f"holds {len(runs)} RLRuns (lines {lines}), expected exactly one; split the file")]
+        )
+    if len(documents) == 1 and mappings:
+        return mappings[0]
+    kinds = [str(document.value.get("kind")) for document in mappings]
+    what = f"{len(documents)} documents ({', '.join(kinds)})" if kinds else "no mapping"
+    raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
+
+
+def _is_run(document: dict[str, Any]) -> bool:
+    kind, version = document.get("kind"), document.get("apiVersion")
+    is_kind = isinstance(kind, str) and kind.lower() in (KIND.lower(), KIND.lower() + "s")
+    return is_kind or (isinstance(version, str) and version.partition("/")[0] == GROUP)
+
+
+def _check_type(document: Document, source: str) -> None:
+    """Refuse another apiVersion or kind before anything else: the fields of another type would only confuse."""
+    problems = []
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        line = document.lines.get((field,), document.line)
+        if field not in document.value:
+            problems.append(Problem(source, field, f"required, but not set; write {field}: {wanted}", line))
+        elif (got := document.value[field]) != wanted:
+            problems.append(Problem(source, field, f"got {str(got)[:80]!r}, expected {wanted}", line))
+    if problems:
+        raise ConfigError(problems)

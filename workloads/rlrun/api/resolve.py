@@ -1,0 +1,48 @@
+"""From the resource to the roles' configuration: one pure function, used by `rlrun local`, `rlrun render` and the operator."""
+
+from __future__ import annotations
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.config.run import RunConfig
+
+
+def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConfig:
+    """Fill every shared value into every role.
+
+    Args:
+        spec: a valid specification.
+        name: the run's name.
+        uid: unique over all runs that ever had this name.
+        output_dir: the run's folder as the roles see it.
+    """
+    shared = RoleConfig(
+        name=name,
+        uid=uid,
+        output_dir=output_dir,
+        model=spec.model,
+        max_steps=spec.max_steps,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
+    )
+    common = dict(shared)
+    environments = [
+        environment.model_copy(update={"sampling": environment.sampling or spec.sampling})
+        for environment in spec.environments
+    ]
+    inference = dict(spec.inference) | {"max_model_len": spec.inference.max_model_len or spec.seq_len}
+    trainer = dict(spec.trainer) | {"micro_batch_tokens": spec.trainer.micro_batch_tokens or spec.seq_len}
+    return RunConfig(
+        trainer=TrainerConfig(**trainer, **common, algorithm=spec.algorithm, checkpoint=spec.checkpoint),
+        inference=InferenceConfig(**inference, **common),
+        orchestrator=OrchestratorConfig(
+            **dict(spec.orchestrator),
+            **common,
+            algorithm=spec.algorithm,
+            environments=environments,
+            sampling=spec.sampling,
+            evaluation=spec.evaluation,
+            checkpoint=spec.checkpoint,
+            weight_sync=spec.weight_sync,
+        ),
+    )

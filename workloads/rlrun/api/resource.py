@@ -1,0 +1,148 @@
+"""`RLRun`: one object is one reinforcement-learning run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rlrun.config.base import Config
+from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
+from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+
+API_VERSION = "rlrun.io/v1alpha1"
+KIND = "RLRun"
+NAME_MAX = 40
+_RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+class RLRunSpec(Config):
+    """What the run is. A smallest one needs a model and an environment."""
+
+    task: Literal["RL"] = "RL"
+    """Reinforcement learning."""
+    model: ModelConfig
+    """The policy that the run starts from."""
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
+    """Optimizer steps of the whole run."""
+    seq_len: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
+    """Longest training sample (prompt and all turns), in tokens; a longer one is cut at its end."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of everything random in the run."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """The objective and how far behind the policy its data may be."""
+    environments: Annotated[list[EnvironmentConfig], Field(min_length=1, max_length=64)]
+    """Where tasks and rewards come from."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn, unless an environment says otherwise."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out evaluation between steps; none by default."""
+    trainer: TrainerSpec = TrainerSpec()
+    """The torchrun group that steps the optimizer."""
+    inference: InferenceSpec = InferenceSpec()
+    """The vLLM engines."""
+    orchestrator: OrchestratorSpec = OrchestratorSpec()
+    """The process that makes rollouts, batches and decisions."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When to save, what to keep, where to start."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How new weights reach the engines."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        batch = self.orchestrator.batch_size
+        for i, environment in enumerate(self.environments):
+            if batch % environment.group_size:
+                size = environment.group_size
+                lower, upper = batch // size * size, (batch // size + 1) * size
+                near = f"{lower} or {upper}" if lower else str(upper)
+                raise ValueError(
+                    f"orchestrator.batchSize ({batch}) must be divisible by environments[{i}].groupSize ({size}); "
+                    f"set batchSize to {near}"
+                )
+        for label, count in Counter(environment.label for environment in self.environments).items():
+            if count > 1:
+                raise ValueError(f"{count} environments are called {label!r}; give each its own environments[].name")
+        engine_len = self.inference.max_model_len
+        if engine_len is not None and engine_len < self.seq_len:
+            raise ValueError(
+                f"inference.maxModelLen ({engine_len}) must be at least seqLen ({self.seq_len}); raise maxModelLen or remove it"
+            )
+        row = self.trainer.micro_batch_tokens
+        if row is not None and row < self.seq_len:
+            raise ValueError(
+                f"trainer.microBatchTokens ({row}) must be at least seqLen ({self.seq_len}): one sample must fit a micro-batch"
+            )
+        tiny = self.model.tiny
+        if tiny is not None and tiny.max_length < self.seq_len:
+            raise ValueError(f"model.tiny.maxLength ({tiny.max_length}) must be at least seqLen ({self.seq_len})")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        for i, environment in enumerate(self.environments):
+            sampling = environment.sampling or self.sampling
+            if sampling.max_tokens >= self.seq_len:
+                where = f"environments[{i}].sampling" if environment.sampling else "sampling"
+                raise ValueError(
+                    f"{where}.maxTokens ({sampling.max_tokens}) must be less than seqLen ({self.seq_len}), "
+                    "which holds the prompt too; lower maxTokens or raise seqLen"
+                )
+        return self
+
+
+def check_name(name: str) -> str:
+    """A run's name, as it is.
+
+    Raises:
+        ValueError: it is not an RFC 1035 label of at most 40 characters.
+    """
+    if len(name) > NAME_MAX:
+        raise ValueError(f"{name!r} has {len(name)} characters; at most {NAME_MAX}, so that the names of its pods fit")
+    if not _RFC1035.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not an RFC 1035 label: lower-case letters, digits and '-', starting with a letter"
+        )
+    return name
+
+
+class ObjectMeta(Config):
+    """The part of Kubernetes' metadata that a run reads; the rest is accepted as it is."""
+
+    model_config = Config.model_config | {"extra": "ignore"}
+
+    name: str
+    """Name of the run: RFC 1035, at most 40 characters."""
+    namespace: str | None = None
+    """Namespace; without meaning on one machine."""
+    uid: str | None = None
+    """Set by the API server."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations."""
+
+    @field_validator("name")
+    @classmethod
+    def _rfc1035(cls, name: str) -> str:
+        return check_name(name)
+
+
+class RLRun(Config):
+    """One reinforcement-learning run of a language model."""
+
+    api_version: Literal["rlrun.io/v1alpha1"]
+    """Always `rlrun.io/v1alpha1`."""
+    kind: Literal["RLRun"]
+    """Always `RLRun`."""
+    metadata: ObjectMeta
+    """Name and labels."""
+    spec: RLRunSpec
+    """What the run is."""
+    status: Any = None
+    """Written by the operator; ignored when read from a manifest."""

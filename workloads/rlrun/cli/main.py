@@ -1,0 +1,60 @@
+"""`rlrun`: validate, render and run manifests. Imports nothing heavy until a subcommand needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rlrun.cli import local, render, tiny_model, validate, version
+from rlrun.cli.common import arguments
+from rlrun.config.suggest import did_you_mean
+from rlrun.protocol import exit_codes
+
+
+class Command(NamedTuple):
+    """One subcommand."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+    """Takes the arguments after its name, returns the exit code."""
+
+
+COMMANDS = {
+    "validate": Command("check manifests and say every problem", validate.run),
+    "render": Command("print the configuration that each role gets from a manifest", render.run),
+    "local": Command("run all roles of a manifest on this machine", local.run),
+    "tiny-model": Command("make a tiny model for tests and first steps", tiny_model.run),
+    "version": Command("print the version", version.run),
+}
+
+
+def usage() -> str:
+    """The help page."""
+    lines = [f"  {name:<12} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        ["usage: rlrun COMMAND ...", "", "commands:", *lines, "", "rlrun COMMAND --help tells the options of one."]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `rlrun`; returns the exit code."""
+    words = arguments(argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return exit_codes.OK if words else exit_codes.USAGE
+    name = "version" if words[0] == "--version" else words[0]
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS) or f"; known: {', '.join(COMMANDS)}"
+        print(f"rlrun: unknown command {name!r}{hint}", file=sys.stderr)
+        return exit_codes.USAGE
+    try:
+        return COMMANDS[name].run(words[1:])
+    except SystemExit as ended:  # --help and wrong options end argparse this way
+        return ended.code if isinstance(ended.code, int) else exit_codes.OK
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""`rlrun render FILE`: the resolved configuration of all roles, as `run.json` holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resolve import resolve
+from rlrun.cli.common import Parser, report
+from rlrun.config.problems import ConfigError
+from rlrun.protocol import exit_codes
+
+_UID = "00000000-0000-0000-0000-000000000000"
+"""Of a run that no cluster has made yet."""
+
+
+def parser() -> Parser:
+    """The command line."""
+    p = Parser(prog="rlrun render", description="Print run.json: the configuration that each role gets.")
+    p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
+    p.add_argument("--output-dir", help="the run's folder in the output (default: runs/<name>)")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv))
+    try:
+        manifest = read_manifest(options.file)
+    except ConfigError as error:
+        return report(error)
+    name = manifest.metadata.name
+    folder = options.output_dir or str(Path("runs") / name)
+    config = resolve(manifest.spec, name=name, uid=manifest.metadata.uid or _UID, output_dir=folder)
+    print(config.model_dump_json(indent=2))
+    return exit_codes.OK

@@ -1,0 +1,236 @@
+"""`rl @ run.toml`, or `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml --max-steps N`: a local run from files.
+
+The files are merged into the specification that a manifest holds. What a role's file says about the whole run (model, max_steps,
+seq_len, ...) moves to the shared place; two different values for one shared field are an error that names both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from pydantic import Field, field_validator
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec, check_name
+from rlrun.cli.common import arguments, report
+from rlrun.config.arguments import COMMAND_LINE, parse_arguments
+from rlrun.config.files import read_document
+from rlrun.config.help import help_text
+from rlrun.config.layers import Layer, Origin, Reader, merge
+from rlrun.config.loader import combine
+from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.schema import Shape, fields, snake
+from rlrun.config.yaml_text import Document, Key
+from rlrun.protocol import exit_codes
+from rlrun.protocol.paths import Role
+
+ALIASES = {"ckpt": "checkpoint"}
+"""PRIME-RL's names of our fields; its rollouts_per_example is the groupSize of every environment."""
+_GROUP_SIZE = "rollouts_per_example"
+_ROLES: tuple[Role, ...] = get_args(Role)
+_UID = "00000000-0000-0000-0000-000000000000"
+
+
+class RlConfig(RLRunSpec):
+    """A local run: the specification of a manifest, with the run's name and folder beside it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)] = "rl"
+    """Name of the run."""
+    output_dir: str | None = None
+    """The run's folder; default: runs/<name>."""
+
+    @field_validator("name")
+    @classmethod
+    def _rfc1035(cls, name: str) -> str:
+        return check_name(name)
+
+    def spec(self) -> RLRunSpec:
+        """The part that a manifest's `spec` holds."""
+        return RLRunSpec(**{name: getattr(self, name) for name in RLRunSpec.model_fields})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `rl`; returns the exit code."""
+    from rlrun.local.main import add_options, run_spec
+
+    words = arguments(argv)
+    parser = argparse.ArgumentParser(prog="rl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    add_options(parser)
+    if "--help" in words or "-h" in words:
+        print(help_text(RlConfig, prog="rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"))
+        print("\n" + parser.format_help().replace("options:", "options of the local run:").strip())
+        return exit_codes.OK
+    try:
+        options, rest = parser.parse_known_args(words)
+    except SystemExit:
+        return exit_codes.USAGE
+    try:
+        config, files, dry_run = read(rest, os.environ)
+    except ConfigError as error:
+        return report(error)
+    options.output_dir = options.output_dir or config.output_dir
+    if dry_run:
+        folder = options.output_dir or str(Path("runs") / config.name)
+        print(resolve(config.spec(), name=config.name, uid=_UID, output_dir=folder).model_dump_json(indent=2))
+        return exit_codes.OK
+
+    from rich.console import Console
+
+    called = " ".join(str(file) for file in files)
+    return run_spec(config.spec(), name=config.name, options=options, console=Console(), manifest=called)
+
+
+def read(argv: Sequence[str], env: Mapping[str, str]) -> tuple[RlConfig, list[Path], bool]:
+    """The configuration, the files that it comes from, and whether only to print it.
+
+    Raises:
+        ConfigError: every problem of every source.
+    """
+    rest, role_files = _split(argv)
+    given = parse_arguments(RlConfig, rest, aliases=ALIASES)
+    layers: list[Layer] = []
+    problems: list[Problem] = []
+    group_sizes: list[tuple[Any, Origin]] = []
+    for role, path in [*((None, path) for path in given.files), *role_files]:
+        try:
+            layers += file_layers(path, role, read_document(path), group_sizes)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    whole = merge(layers)
+    whole.problems += conflicts(layers)
+    apply_group_sizes(whole, group_sizes)
+    config = combine(RlConfig, given, env=env, files=[whole])
+    return config, [*given.files, *(path for _, path in role_files)], given.dry_run
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role, Path]]]:
+    """Take `--<role> @ FILE` out of a command line."""
+    rest: list[str] = []
+    files: list[tuple[Role, Path]] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        role = next((role for role in _ROLES if word == f"--{role}"), None)
+        if role is None or not words or words[0] != "@":
+            rest.append(word)
+        elif len(words) < 2:
+            raise ConfigError([Problem(COMMAND_LINE, f"{word} @", "needs a file after it")])
+        else:
+            files.append((role, Path(words[1])))
+            del words[:2]
+    return rest, files
+
+
+def file_layers(
+    path: Path, role: Role | None, document: Document, group_sizes: list[tuple[Any, Origin]]
+) -> list[Layer]:
+    """A file as layers: what it says about the run, and what each role's part says, whose shared fields move up.
+
+    Args:
+        path: the file.
+        role: the role whose file it is; None: the whole run's, with a table per role.
+        document: its content.
+        group_sizes: the values of `rollouts_per_example` are added here.
+    """
+    reader = Reader(RlConfig, str(path), document.lines, style="snake", aliases=ALIASES)
+    if role is not None:
+        return _role_layers(reader, role, document.value, "", (), group_sizes)
+    tables = {snake(name): name for name in document.value if snake(name) in _ROLES}
+    tables = {known: name for known, name in tables.items() if isinstance(document.value[name], dict)}
+    common = {name: value for name, value in document.value.items() if name not in tables.values()}
+    layers = [reader.read(common)]
+    for known in _ROLES:
+        if known in tables:
+            name = tables[known]
+            layers += _role_layers(reader, known, document.value[name], f"{name}.", (name,), group_sizes)
+    return layers
+
+
+def _role_layers(
+    reader: Reader, role: Role, part: dict[str, Any], prefix: str, raw: Key, group_sizes: list[tuple[Any, Origin]]
+) -> list[Layer]:
+    shape = fields(RlConfig)[role]
+    assert shape.model is not None
+    own: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for name, value in part.items():
+        known = ALIASES.get(name, snake(name))
+        if known == _GROUP_SIZE:
+            group_sizes.append((value, Origin(reader.source, prefix + name, reader.lines.get((*raw, name)))))
+        elif known in RlConfig.model_fields and known not in (*shape.model.model_fields, *_ROLES):
+            shared[name] = value
+        else:
+            own[name] = value
+    own_layer, shared_layer = Layer(), Layer()
+    own_layer.values = {role: reader.value(own, shape, (role,), prefix.rstrip("."), raw, own_layer)}
+    root = Shape("model", model=RlConfig)
+    shared_layer.values = reader.value(shared, root, (), prefix.rstrip("."), raw, shared_layer)
+    return [shared_layer, own_layer]
+
+
+def conflicts(layers: Sequence[Layer]) -> list[Problem]:
+    """Shared fields that two files set to different values."""
+    problems: list[Problem] = []
+    seen: dict[Key, tuple[Any, Origin]] = {}
+    for layer in layers:
+        for key, origin in layer.origins.items():
+            value = _at(layer.values, key)
+            if isinstance(value, dict) or not key:
+                continue
+            if key in seen and seen[key][0] != value:
+                other, first = seen[key]
+                problems.append(
+                    Problem(
+                        origin.source,
+                        origin.path,
+                        f"got {value!r}, but {first.source} sets {first.path} to {other!r}; the roles share it, remove one",
+                        origin.line,
+                    )
+                )
+            seen.setdefault(key, (value, origin))
+    return problems
+
+
+def apply_group_sizes(whole: Layer, group_sizes: Sequence[tuple[Any, Origin]]) -> None:
+    """Make `rollouts_per_example` the group size of every environment that the files set none for."""
+    environments = whole.values.get("environments")
+    items = environments if isinstance(environments, list) else []
+    for size, origin in group_sizes:
+        if not items:
+            whole.problems.append(
+                Problem(
+                    origin.source, origin.path, "there is no environment in the files; set its group_size", origin.line
+                )
+            )
+        for i, item in enumerate(items):
+            if not isinstance(item, dict):
+                continue
+            key: Key = ("environments", i, "group_size")
+            if item.setdefault("group_size", size) != size:
+                other = whole.origin(key)
+                whole.problems.append(
+                    Problem(
+                        origin.source,
+                        origin.path,
+                        f"got {size!r}, but {other.source} sets {other.path} to {item['group_size']!r}; remove one",
+                        origin.line,
+                    )
+                )
+            whole.origins.setdefault(key, origin)
+
+
+def _at(values: Any, key: Key) -> Any:
+    for part in key:
+        values = values[part]
+    return values
+
+
+if __name__ == "__main__":
+    sys.exit(main())

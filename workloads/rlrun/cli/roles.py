@@ -1,0 +1,120 @@
+"""One entry point per role: `trainer @ run.json --optimizer.lr 1e-5`. Loads the configuration, then becomes the role's process.
+
+A file may be a whole `run.json`, of which the role's part is taken, or hold only the role's own fields. When options or variables change
+what the file says, the resolved configuration is written into the role's log folder and that file is handed on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rlrun.cli.common import arguments, report
+from rlrun.config.arguments import parse_arguments
+from rlrun.config.files import read_document
+from rlrun.config.loader import load, load_file
+from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import write_json
+from rlrun.protocol.paths import Role, RunPaths
+
+MODELS: dict[Role, type[RoleConfig]] = {
+    "trainer": TrainerConfig,
+    "orchestrator": OrchestratorConfig,
+    "inference": InferenceConfig,
+}
+
+
+def trainer() -> NoReturn:
+    """The torchrun group of this machine."""
+    _become("trainer")
+
+
+def orchestrator() -> NoReturn:
+    """The orchestrator."""
+    _become("orchestrator")
+
+
+def inference() -> NoReturn:
+    """One engine's server."""
+    _become("inference")
+
+
+def _become(role: Role) -> NoReturn:
+    try:
+        command, env = prepare(role, arguments(None), os.environ)
+    except ConfigError as error:
+        sys.exit(report(error))
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(exit_codes.STORAGE)
+    os.execve(command[0], command, env)
+
+
+def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The command that the role's process is, and its environment.
+
+    Args:
+        role: which role.
+        argv: the command line without the program's name.
+        env: the environment; `RLRUN_API_KEY` must be there, `RLRUN_ATTEMPT` is 1 unless set.
+
+    Raises:
+        ConfigError: a problem of the configuration, the key or the attempt.
+        OSError: the resolved configuration cannot be written.
+    """
+    config = load(MODELS[role], argv, env=env, prog=role, section=role)
+    attempt = _attempt(env)
+    file = _config_file(role, config, argv, attempt)
+    if isinstance(config, TrainerConfig):
+        from rlrun.trainer.launch import torchrun_command
+
+        command = torchrun_command(config, config_file=file, rendezvous_port=_free_port(), attempt=attempt)
+    else:
+        command = [sys.executable, "-m", f"rlrun.{role}", "--config", str(file)]
+    return list(command), {**env, "RLRUN_ATTEMPT": str(attempt)}
+
+
+def _attempt(env: Mapping[str, str]) -> int:
+    problems = []
+    if not env.get("RLRUN_API_KEY"):
+        problems.append(
+            Problem(
+                "environment",
+                "RLRUN_API_KEY",
+                "required, but not set: all roles of a run share one secret; make it once with "
+                "`export RLRUN_API_KEY=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')`",
+            )
+        )
+    attempt = env.get("RLRUN_ATTEMPT", "1")
+    if not (attempt.isdecimal() and attempt.isascii() and int(attempt[:9]) >= 1):
+        problems.append(Problem("environment", "RLRUN_ATTEMPT", f"got {attempt!r}, expected a whole number from 1"))
+    if problems:
+        raise ConfigError(problems)
+    return int(attempt)
+
+
+def _config_file(role: Role, config: RoleConfig, argv: Sequence[str], attempt: int) -> Path:
+    """A file that holds `config`: the one that was given if it says the same, else a new one in the role's log folder."""
+    files = parse_arguments(type(config), argv).files
+    whole: dict[str, object] | None = None
+    if len(files) == 1:
+        document = read_document(files[0]).value
+        whole = document if role in document and "format_version" in document else None
+        if whole is not None and load_file(type(config), files[0], section=role) == config:
+            return files[0].absolute()
+    resolved = config.model_dump(mode="json")
+    file = RunPaths(Path(config.output_dir)).logs(attempt, role) / "config.json"
+    write_json(file, resolved if whole is None else whole | {role: resolved})
+    return file.absolute()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,23 @@
+"""`rlrun version`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from rlrun import __version__
+from rlrun.api.resource import API_VERSION
+from rlrun.cli.common import Parser
+from rlrun.protocol import exit_codes
+
+
+def parser() -> Parser:
+    """The command line."""
+    return Parser(prog="rlrun version", description="Print the version of the package, of the API and of Python.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    parser().parse_args(list(argv))
+    print(f"rlrun {__version__} ({API_VERSION}, Python {platform.python_version()})")
+    return exit_codes.OK

@@ -1,0 +1,20 @@
+"""What all configuration models share: camelCase outside, snake_case inside, unknown keys refused, docstrings as descriptions."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class Config(BaseModel):
+    """Base of every block. Immutable; a field's docstring is its description in the schema, in `kubectl explain` and in the docs."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )

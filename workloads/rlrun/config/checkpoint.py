@@ -1,0 +1,47 @@
+"""What is kept on the run's volume, and how weights reach the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+
+
+class ResumeConfig(Config):
+    """Where an attempt starts."""
+
+    policy: Literal["Latest", "Never", "Step"] = "Latest"
+    """Latest: the newest complete checkpoint, or the model when there is none. Never: refuse a folder that holds a run.
+    Step: the one at `step`."""
+    step: Annotated[int, Field(ge=1)] | None = None
+    """The checkpoint's step; set if and only if the policy is Step."""
+
+    @model_validator(mode="after")
+    def _step_with_policy(self) -> Self:
+        if (self.policy == "Step") != (self.step is not None):
+            raise ValueError(f"step ({self.step}) is set if and only if policy is Step; policy is {self.policy}")
+        return self
+
+
+class CheckpointConfig(Config):
+    """Checkpoints of trainer and orchestrator together."""
+
+    enabled: bool = True
+    """Save checkpoints. Off: an interrupted run starts again."""
+    interval: Annotated[int, Field(ge=1)] = 20
+    """Steps between checkpoints; the last step always makes one."""
+    keep_last: Annotated[int, Field(ge=1)] = 3
+    """Newest complete checkpoints that are kept."""
+    keep_interval: Annotated[int, Field(ge=1)] | None = None
+    """Checkpoints at multiples of this step are kept for good."""
+    resume: ResumeConfig = ResumeConfig()
+    """Where an attempt starts."""
+
+
+class WeightSyncConfig(Config):
+    """The hand-over of new weights from the trainer to the engine, through the run's volume."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Deadline of one replica's update, in seconds; a replica that misses it is taken out of rotation and tried again."""

@@ -1,0 +1,64 @@
+"""Which language model a run starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class TinyModelConfig(Config):
+    """A Hugging Face Llama of about a million parameters with a character tokenizer, made on the spot; for tests and first steps."""
+
+    hidden_size: Annotated[int, Field(ge=16, le=1024, multiple_of=8)] = 128
+    """Width of the residual stream, in units."""
+    layers: Annotated[int, Field(ge=1, le=32)] = 4
+    """Number of decoder layers."""
+    max_length: Annotated[int, Field(ge=32, le=32768)] = 512
+    """Longest sequence that the model's positions allow, in tokens."""
+    warmup_environment: Annotated[str, Field(min_length=1)] | None = None
+    """Environment whose demonstrations the model is first trained on with supervision; none: random weights."""
+    warmup_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Arguments of the warm-up environment."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = 60
+    """Supervised steps of 64 demonstrations each; too few and RL has nothing to reinforce, too many and nothing is left to learn."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the initial weights and of the order of demonstrations."""
+
+
+class ModelConfig(Config):
+    """The policy. Exactly one of `name`, `path` and `tiny` says where it comes from."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Repository on the model hub, such as `Qwen/Qwen3-8B`."""
+    path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Folder with a Hugging Face model: `config.json`, safetensors, tokenizer."""
+    tiny: TinyModelConfig | None = None
+    """Make a tiny model in the run's folder before the first attempt."""
+    revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Branch, tag or commit on the hub; only with `name`. Default: the repository's main branch."""
+    dtype: DType = "bfloat16"
+    """Number format in which weights are published and the engine computes. The trainer keeps float32 masters."""
+    trust_remote_code: bool = False
+    """Run Python code that the model's repository ships. Leave it off for models that you have not read."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("name", "path", "tiny") if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) if given else "none of them"
+            raise ValueError(f"exactly one of name, path and tiny says where the model comes from; got {got}")
+        if self.revision is not None and self.name is None:
+            raise ValueError(f"revision ({self.revision}) needs name: a local folder has no revisions; remove revision")
+        return self
+
+    def source(self, made: Path) -> str:
+        """What `transformers` and vLLM are given: the hub name, the folder, or `made`, the folder of the tiny model."""
+        if self.tiny is not None:
+            return str(made)
+        return self.path or self.name or ""

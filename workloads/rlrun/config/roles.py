@@ -1,0 +1,143 @@
+"""The three roles: the manifest's block of each (`...Spec`), and the resolved configuration that its process gets (`...Config`).
+
+A role's configuration is its block plus the shared values that flow into it. Paths come from `rlrun.protocol.paths`, never from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlrun.config.base import Config
+from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+
+
+class TrainerSpec(Config):
+    """The torchrun group that steps the optimizer (FSDP2)."""
+
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Pods of the trainer; on one machine their processes are all started here."""
+    processes_per_replica: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Ranks per replica; default: one per GPU, or one on CPU."""
+    gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs per replica; 0 trains on CPU."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """The learning rate's schedule."""
+    micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
+    """Most tokens packed into one micro-batch; default: `seqLen`. Does not change the result, only memory and speed."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Processes that torchrun starts in one replica."""
+        return self.processes_per_replica or self.gpus_per_replica or 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole group."""
+        return self.replicas * self.ranks_per_replica
+
+
+class InferenceSpec(Config):
+    """The vLLM engines."""
+
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Engines; each holds the whole model."""
+    gpus_per_replica: Annotated[int, Field(ge=0, le=1)] = 0
+    """GPUs per engine; 0 runs the CPU build of vLLM."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that the engine takes."""
+    cpu_kv_cache_gib: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Key-value cache of a CPU engine, in whole GiB."""
+    max_model_len: Annotated[int, Field(ge=16)] | None = None
+    """Longest sequence that the engine takes, in tokens; default: `seqLen`."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Most sequences that one engine decodes at the same time."""
+    extra_args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=64)
+    """More arguments for vLLM's server, as on its command line."""
+
+
+class OrchestratorSpec(Config):
+    """The process that makes rollouts, batches and decisions."""
+
+    batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 64
+    """Rollouts per step; divisible by every environment's groupSize."""
+    max_concurrency: Annotated[int, Field(ge=1, le=65536)] = 512
+    """Most rollouts in flight at once."""
+    record_rollouts: bool = False
+    """Keep every packed batch for `--replay`; otherwise those that a kept checkpoint covers are deleted."""
+    max_error_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The run fails when more than this share of the last 100 (or batchSize, whichever is larger) rollouts ended in an error."""
+
+
+class RoleConfig(Config):
+    """What every role knows of its run."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)]
+    """The run's name."""
+    uid: Annotated[str, Field(min_length=1, max_length=64)]
+    """Unique over all runs that ever had this name; guards against a folder of another run."""
+    output_dir: Annotated[str, Field(min_length=1)]
+    """The run's folder; every other path follows from it by the file protocol."""
+    model: ModelConfig
+    """The policy."""
+    max_steps: Annotated[int, Field(ge=1)]
+    """Optimizer steps of the whole run."""
+    seq_len: Annotated[int, Field(ge=16)]
+    """Longest training sample, in tokens."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    """Seed of everything random."""
+
+
+class TrainerConfig(TrainerSpec, RoleConfig):
+    """The trainer's resolved configuration."""
+
+    algorithm: AlgorithmConfig
+    """The objective."""
+    checkpoint: CheckpointConfig
+    """When to save and what to keep."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 29600
+    """Port of rank 0's channel to the orchestrator."""
+    host: str = "127.0.0.1"
+    """Address that the channel binds."""
+
+
+class InferenceConfig(InferenceSpec, RoleConfig):
+    """One engine's resolved configuration."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Port of the engine's server."""
+    host: str = "127.0.0.1"
+    """Address that the server binds."""
+
+
+class OrchestratorConfig(OrchestratorSpec, RoleConfig):
+    """The orchestrator's resolved configuration."""
+
+    algorithm: AlgorithmConfig
+    """The objective and the staleness bounds."""
+    environments: Annotated[list[EnvironmentConfig], Field(min_length=1, max_length=64)]
+    """The environments, with their sampling filled in."""
+    sampling: SamplingConfig
+    """Default sampling."""
+    evaluation: EvaluationConfig | None
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig
+    """When the trainer saves."""
+    weight_sync: WeightSyncConfig
+    """Deadlines of the hand-over."""
+    trainer_url: str = "http://127.0.0.1:29600"
+    """Where rank 0's channel listens."""
+    inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
+    """The engines."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] = 9100
+    """Port of the Prometheus metrics."""
+    host: str = "127.0.0.1"
+    """Address that the metrics bind."""
+    replay: str | None = None
+    """Folder of recorded batches (`rollouts/` of another run) that are trained on instead of new ones."""

@@ -1,0 +1,55 @@
+"""What is sampled: environments, sampling and evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from rlrun.config.base import Config
+
+
+class SamplingConfig(Config):
+    """How tokens are drawn. The log-probabilities that are trained on are those of the distribution after all of these."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Softmax temperature. The trainer applies the same."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
+    """Longest reply of the model in one turn, in tokens."""
+
+
+class EnvironmentConfig(Config):
+    """One environment that makes tasks, runs episodes and scores them."""
+
+    id: Annotated[str, Field(min_length=1, max_length=253)]
+    """A shipped environment (`reverse-text`, `arithmetic`, `calculator`), `verifiers:<taskset>`, or `package.module:function`."""
+    name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """How metrics and traces call it; default: its id. Two environments with the same id need different names."""
+    args: dict[str, JsonValue] = Field(default_factory=dict)
+    """Arguments of the environment; each names its own in its documentation."""
+    ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Share of groups relative to the other environments' ratios."""
+    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Rollouts per task; their rewards are compared with each other."""
+    sampling: SamplingConfig | None = None
+    """Replaces `spec.sampling` for this environment."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Longest time for one episode including its score, in seconds; then the rollout is rejected and counted."""
+
+    @property
+    def label(self) -> str:
+        """The environment's name in metrics and traces."""
+        return self.name or self.id
+
+
+class EvaluationConfig(Config):
+    """Held-out tasks, answered by one policy version between steps."""
+
+    interval: Annotated[int, Field(ge=1)] = 20
+    """Evaluate every this many policy versions, and always the first and the last."""
+    num_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Tasks from each environment's `eval` split."""
+    samples_per_task: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rollouts per task; the mean over them is avg@k."""
+    sampling: SamplingConfig | None = None
+    """Replaces the environments' sampling during evaluation."""

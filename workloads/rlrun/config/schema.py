@@ -1,0 +1,205 @@
+"""What a model's annotations say, as plain values: the kind of each field, its bounds, and how people may spell its name.
+
+The loaders, the error messages, `--help` and the reference pages all read this one description.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import annotated_types as at
+from pydantic import BaseModel, JsonValue
+from pydantic.fields import FieldInfo
+
+from rlrun.config.suggest import did_you_mean
+
+Kind = Literal["model", "list", "mapping", "union", "choice", "bool", "int", "float", "str", "any"]
+Style = Literal["camel", "snake", "kebab"]
+_SCALARS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One annotation without its wrapping."""
+
+    kind: Kind
+    nullable: bool = False
+    model: type[BaseModel] | None = None
+    parts: tuple[Shape, ...] = ()
+    """Of a list or mapping: its item. Of a union: its members."""
+    choices: tuple[Any, ...] = ()
+    bounds: tuple[tuple[str, Any], ...] = ()
+    """(gt | ge | lt | le | multiple_of | min_length | max_length, value)."""
+
+
+def shape_of(annotation: Any, metadata: typing.Iterable[Any] = ()) -> Shape:
+    """The shape of an annotation with its `Annotated` metadata."""
+    bounds = tuple(_bounds(metadata))
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return shape_of(args[0], (*args[1:], *metadata))
+    if origin in (typing.Union, types.UnionType):
+        members = tuple(shape_of(arg) for arg in args if arg is not type(None))
+        nullable = type(None) in args
+        if len(members) == 1:
+            only = members[0]
+            return Shape(only.kind, nullable, only.model, only.parts, only.choices, only.bounds + bounds)
+        return Shape("union", nullable, parts=members, bounds=bounds)
+    if origin is Literal:
+        return Shape("choice", choices=args)
+    if origin is list:
+        return Shape("list", parts=(shape_of(args[0]),), bounds=bounds)
+    if origin is dict:
+        return Shape("mapping", parts=(shape_of(args[1]),), bounds=bounds)
+    if annotation in _SCALARS:
+        return Shape(_SCALARS[annotation], bounds=bounds)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return Shape("model", model=annotation)
+    return Shape("any", nullable=annotation is Any or annotation is JsonValue)
+
+
+@cache
+def fields(model: type[BaseModel]) -> dict[str, Shape]:
+    """The shape of every field, by its Python name."""
+    return {name: shape_of(info.annotation, info.metadata) for name, info in model.model_fields.items()}
+
+
+def child(shape: Shape, part: str | int) -> Shape:
+    """The shape one step further down: a field, an item, a key's value."""
+    if shape.model is not None and part in (known := fields(shape.model)):
+        return known[str(part)]
+    return shape.parts[0] if shape.kind in ("list", "mapping") else Shape("any", nullable=True)
+
+
+def snake(key: str) -> str:
+    """The Python name that `key` spells: `batchSize`, `batch-size` and `batch_size` are all `batch_size`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
+
+
+def spelled(model: type[BaseModel], name: str, style: Style) -> str:
+    """A field's name in one of the three spellings."""
+    if style == "camel":
+        return model.model_fields[name].alias or name
+    return name.replace("_", "-") if style == "kebab" else name
+
+
+def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) -> str | None:
+    """The field that `key` spells, or None."""
+    name = snake(key)
+    if name not in model.model_fields:
+        return None
+    return name if not camel_only or key == spelled(model, name, "camel") else None
+
+
+def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: Style) -> str:
+    """What to write instead of an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
+    names = {spelled(model, name, style) for name in model.model_fields}
+    mine = {snake(name): name for name in names}
+    if snake(key) in mine:
+        return f" (did you mean {mine[snake(key)]}?)"
+    if close := did_you_mean(key, names) or did_you_mean(snake(key), names):
+        return close
+    elsewhere = [".".join(path) for path, info in walk(root, style) if snake(path[-1]) == snake(key) and info]
+    if elsewhere:
+        return f" (did you mean {' or '.join(elsewhere[:2])}?)"
+    return f"; known: {', '.join(sorted(names)) or 'none'}"
+
+
+def walk(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every field below `model` with its path, parents first; items of lists are `name[]`."""
+    for name, shape in fields(model).items():
+        own = spelled(model, name, style)
+        yield (own,), model.model_fields[name]
+        inner = shape.parts[0] if shape.kind == "list" else shape
+        if inner.model is not None:
+            label = f"{own}[]" if shape.kind == "list" else own
+            for path, info in walk(inner.model, style):
+                yield (label, *path), info
+
+
+def expected(shape: Shape) -> str:
+    """What a value of this shape is, as the end of `expected ...`."""
+    return _expected(shape) + (", or null" if shape.nullable and shape.kind != "any" else "")
+
+
+def _expected(shape: Shape) -> str:
+    bounds = dict(shape.bounds)
+    if shape.kind == "choice":
+        return _either([f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in shape.choices])
+    if shape.kind == "union":
+        return _either([_expected(part) for part in shape.parts])
+    if shape.kind == "list":
+        few = f" with {_range(bounds)} items" if bounds else ""
+        return f"a list{few}"
+    if shape.kind == "str":
+        return "a string" + (f" of {_range(bounds)} characters" if bounds else "")
+    if shape.kind in ("int", "float"):
+        number = "a whole number" if shape.kind == "int" else "a number"
+        multiple = f", a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else ""
+        limits = limits_of(shape)
+        return f"{number}{' ' if limits else ''}{limits}{multiple}"
+    return {"model": "a mapping", "mapping": "a mapping", "bool": "true or false", "any": "plain data"}[shape.kind]
+
+
+def limits_of(shape: Shape) -> str:
+    """The bounds of a number in words; empty when there are none."""
+    bounds = {key: _number(value) for key, value in shape.bounds}
+    if "ge" in bounds and "le" in bounds:
+        return f"from {bounds['ge']} to {bounds['le']}"
+    words = {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "at most"}
+    return " and ".join(f"{words[key]} {bounds[key]}" for key in words if key in bounds)
+
+
+def size_of(shape: Shape) -> str:
+    """The bounds of a string's or list's length in words; empty when there are none."""
+    bounds = {key: value for key, value in shape.bounds if key in ("min_length", "max_length")}
+    unit = "characters" if shape.kind == "str" else "items"
+    return f"{_range(bounds)} {unit}" if bounds else ""
+
+
+def type_name(shape: Shape) -> str:
+    """The type in the words of the reference pages."""
+    if shape.kind == "choice":
+        return " \\| ".join(f"`{choice}`" for choice in shape.choices)
+    if shape.kind == "union":
+        return " or ".join(type_name(part) for part in shape.parts)
+    if shape.kind == "list":
+        return f"list of {type_name(shape.parts[0])}"
+    if shape.kind == "mapping":
+        return f"map of {type_name(shape.parts[0])}"
+    return {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "any": "any", "model": "object"}[
+        shape.kind
+    ]
+
+
+def _range(bounds: dict[str, Any]) -> str:
+    low, high = bounds.get("min_length", 0), bounds.get("max_length")
+    if high is None:
+        return f"at least {low}"
+    return f"{low} to {high}" if low else f"at most {high}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _bounds(metadata: typing.Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from _bounds(item.metadata)
+        for kind, key in (
+            (at.Gt, "gt"), (at.Ge, "ge"), (at.Lt, "lt"), (at.Le, "le"),
+            (at.MultipleOf, "multiple_of"), (at.MinLen, "min_length"), (at.MaxLen, "max_length"),
+        ):  # fmt: skip
+            if isinstance(item, kind):
+                yield key, getattr(item, key)

@@ -1,0 +1,91 @@
+"""Arithmetic that a model may write, evaluated without ever executing it.
+
+The text is parsed into Python's syntax tree and only numbers, `+ - * / // % **`, signs and parentheses are walked;
+everything else (names, calls, attributes, strings) is refused, and so is whatever would take long or grow large.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+
+MAX_CHARS = 200
+MAX_BITS = 256
+"""Largest magnitude of an integer, of a literal as of a result: about 77 digits."""
+
+Number = int | float
+
+_OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+
+class ExpressionError(ValueError):
+    """The expression was refused; the message says why, in words fit to show to a model."""
+
+
+def evaluate(text: str) -> str:
+    """The value of an expression as text: "2*(3+4)" -> "14", "1/4" -> "0.25", "6/3" -> "2".
+
+    Integers are exact; other numbers show ten significant digits. Raises `ExpressionError`.
+    """
+    text = text.strip()
+    if not text:
+        raise ExpressionError("empty expression")
+    if len(text) > MAX_CHARS:
+        raise ExpressionError(f"longer than {MAX_CHARS} characters")
+    if not text.isascii() or not text.isprintable():
+        raise ExpressionError("not plain text")
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ExpressionError("not an expression") from None
+    return _format(_value(tree.body))
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return _bounded(number)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _apply(type(op), _value(left), _value(right))
+    raise ExpressionError("only numbers, + - * / // % ** and parentheses")
+
+
+def _apply(op: type[ast.operator], left: Number, right: Number) -> Number:
+    # Refused before it is computed: a power has no bound of its own, but its size is known from its operands.
+    if op is ast.Pow and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > 2 * MAX_BITS:
+        raise ExpressionError("number too large")
+    try:
+        result = _OPERATORS[op](left, right)
+    except ZeroDivisionError:
+        raise ExpressionError("division by zero") from None
+    except OverflowError:
+        raise ExpressionError("number too large") from None
+    if isinstance(result, complex):
+        raise ExpressionError("not a real number")
+    return _bounded(result)
+
+
+def _bounded(number: Number) -> Number:
+    if not math.isfinite(number) if isinstance(number, float) else number.bit_length() > MAX_BITS:
+        raise ExpressionError("number too large")
+    return number
+
+
+def _format(number: Number) -> str:
+    if isinstance(number, float) and number.is_integer() and abs(number) < 1e15:
+        number = int(number)
+    return str(number) if isinstance(number, int) else format(number, ".10g")

@@ -1,0 +1,137 @@
+"""The contract between an environment and whoever plays it.
+
+An environment sees messages, never tokens: it hands the whole conversation to `ModelClient.complete`, and the client
+recognises the part it already holds (same prefix, its own replies verbatim) and appends only the new messages' tokens.
+So a reply must be put back exactly as it came: `{"role": "assistant", "content": reply.text}` (`Reply.message`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Message = dict[str, Any]
+"""One chat message, shaped like OpenAI's: `role` and `content`; a tool result may carry `tool_call_id` and `name`."""
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem. Two processes that load the same environment with the same arguments hold equal tasks.
+
+    `id` names the task in journals, traces and metrics: unique within the environment and stable across restarts.
+    `prompt` opens the conversation; `answer` is what scoring compares with, when there is one such thing;
+    `info` is whatever else scoring needs, JSON values only.
+    """
+
+    id: str
+    prompt: list[Message]
+    answer: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model said. `finish_reason` is the engine's word ("stop", "length", ...); `truncated` means that the
+    reply was cut off by a token limit and not ended by the model."""
+
+    text: str
+    finish_reason: str = "stop"
+    truncated: bool = False
+
+    @property
+    def message(self) -> Message:
+        """The reply as the conversation must carry it: verbatim."""
+        return {"role": "assistant", "content": self.text}
+
+
+class ModelClient(Protocol):
+    """One episode's access to the policy. Calls of one episode are sequential."""
+
+    async def complete(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Reply:
+        """Sample the next assistant message.
+
+        `messages` is the whole conversation so far. `max_tokens` bounds this reply (None: the run's own bound);
+        `stop` are strings that end it. Raises whatever the transport raises; environments let that through.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A finished conversation: `messages` from the prompt to the last message, `replies` of them from the model
+    (at least one), and `info` for scoring and for people who read traces, JSON values only."""
+
+    messages: list[Message]
+    replies: int
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_reply(self) -> str:
+        """The text of the last assistant message ("" when there is none)."""
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                return str(message["content"])
+        return ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """`reward` is what is trained on; `metrics` are reported as `env/<name>` and trained on by nobody. All finite."""
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """What `registry.load` returns. One instance plays many episodes at once: an episode's state is local to `run`."""
+
+    id: str
+    """Names the environment in errors, metrics and journals."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The split's tasks, random access, the same on every call and in every process. Splits share no problem."""
+        ...
+
+    async def run(self, task: Task, model: ModelClient) -> Episode:
+        """Play one episode."""
+        ...
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        """Judge an episode. A pure function of its arguments wherever possible: it may run again after a restart."""
+        ...
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """An environment that can show the ideal episode, so that a model that knows nothing can be warmed up on it."""
+
+    def demonstration(self, task: Task) -> list[Message]:
+        """What follows the prompt in an ideal episode: assistant messages and the environment's answers between."""
+        ...
+
+
+class SingleTurnEnvironment(ABC):
+    """One prompt, one reply. Subclasses say which tasks there are and what a reply is worth."""
+
+    id: str
+
+    @abstractmethod
+    def tasks(self, split: Split) -> Sequence[Task]: ...
+
+    @abstractmethod
+    async def score(self, task: Task, episode: Episode) -> Score: ...
+
+    async def run(self, task: Task, model: ModelClient) -> Episode:
+        reply = await model.complete(task.prompt)
+        return Episode(
+            messages=[*task.prompt, reply.message],
+            replies=1,
+            info={"finish_reason": reply.finish_reason, "truncated": reply.truncated},
+        )

@@ -1,0 +1,151 @@
+"""Environments by id: `reverse-text`, `my_package.module:function` or `verifiers:<taskset>`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from rlrun.environments.arithmetic import Arithmetic, ArithmeticArgs
+from rlrun.environments.calculator import Calculator, CalculatorArgs
+from rlrun.environments.protocol import Environment
+from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
+from rlrun.environments.splits import EmptySplitError
+
+VERIFIERS = "verifiers:"
+
+
+class EnvironmentLoadError(ValueError):
+    """An environment that cannot be had; the message says which, what was tried and what would work."""
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    args: type[BaseModel]
+    build: Callable[[Any], Environment]
+
+
+_SHIPPED: dict[str, _Shipped] = {
+    "reverse-text": _Shipped(ReverseTextArgs, ReverseText),
+    "arithmetic": _Shipped(ArithmeticArgs, Arithmetic),
+    "calculator": _Shipped(CalculatorArgs, Calculator),
+}
+
+
+def known() -> dict[str, str]:
+    """The shipped environments: id -> one line that says what it asks and what it rewards."""
+    return {id: (inspect.getdoc(entry.build) or "").split("\n")[0] for id, entry in _SHIPPED.items()}
+
+
+def load(id: str, args: Mapping[str, Any]) -> Environment:
+    """The environment that `id` names, made with `args`.
+
+    A shipped id; `package.module:function`, called as `function(**args)`; or `verifiers:<taskset id>`, run in process
+    by the adapter. Raises `EnvironmentLoadError` for an id that leads nowhere and for arguments that are refused.
+    """
+    if id.startswith(VERIFIERS):
+        return _load_verifiers(id, args)
+    if ":" in id:
+        return _load_function(id, args)
+    entry = _SHIPPED.get(id)
+    if entry is None:
+        raise EnvironmentLoadError(
+            f"unknown environment {id!r}{_did_you_mean(id, _SHIPPED)}. Shipped: {', '.join(_SHIPPED)}. "
+            "Others are named 'package.module:function' (your own) or 'verifiers:<taskset id>'"
+        )
+    environment = entry.build(check_args(id, entry.args, args))
+    try:
+        for split in ("train", "eval"):
+            environment.tasks(cast(Any, split))[0]
+    except EmptySplitError as error:
+        raise EnvironmentLoadError(f"environment {id!r}: {error}") from None
+    return environment
+
+
+ArgsT = TypeVar("ArgsT", bound=BaseModel)
+
+
+def check_args(id: str, model: type[ArgsT], args: Mapping[str, Any]) -> ArgsT:
+    """`args` as the environment's argument model; `EnvironmentLoadError` names each bad one and the known ones."""
+    try:
+        return model.model_validate(dict(args))
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            name = ".".join(str(part) for part in item["loc"])
+            if item["type"] == "extra_forbidden":
+                problems.append(f"no argument {name!r}{_did_you_mean(name, model.model_fields)}")
+            else:
+                problems.append(f"argument {name!r} = {item['input']!r}: {item['msg']}")
+        raise EnvironmentLoadError(
+            f"environment {id!r}: {'; '.join(problems)}. Arguments: {_describe_args(model)}"
+        ) from None
+
+
+def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
+    module_name, _, function_name = id.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise EnvironmentLoadError(
+            f"environment {id!r}: importing {module_name!r} failed with {type(error).__name__}: {error}. "
+            "The package must be installed where the environment runs"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise EnvironmentLoadError(
+            f"environment {id!r}: module {module_name!r} has no function {function_name!r}"
+            f"{_did_you_mean(function_name, names)}"
+        )
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not takes_any and (unknown := [name for name in args if name not in parameters]):
+        described = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
+        problems = "; ".join(f"no argument {name!r}{_did_you_mean(name, parameters)}" for name in unknown)
+        raise EnvironmentLoadError(f"environment {id!r}: {problems}. Arguments: {described}")
+    try:
+        environment = function(**args)
+    except Exception as error:
+        raise EnvironmentLoadError(
+            f"environment {id!r}: {function_name}() raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(environment, Environment):
+        lacking = [name for name in ("id", "tasks", "run", "score") if not hasattr(environment, name)]
+        raise EnvironmentLoadError(
+            f"environment {id!r}: {function_name}() returned {type(environment).__name__}, which lacks "
+            f"{', '.join(lacking)}: return an object like rlrun.environments.Environment"
+        )
+    return environment
+
+
+def _load_verifiers(id: str, args: Mapping[str, Any]) -> Environment:
+    try:
+        from rlrun.environments.verifiers_adapter import VerifiersArgs, VerifiersEnvironment, VerifiersLoadError
+    except ImportError as error:
+        raise EnvironmentLoadError(
+            f"environment {id!r} needs the package verifiers 0.4.0, which does not import here ({error}). "
+            "Install it, for example with: pip install 'rlrun[orchestrator]'"
+        ) from error
+    try:
+        return VerifiersEnvironment(id, id.removeprefix(VERIFIERS), check_args(id, VerifiersArgs, args))
+    except VerifiersLoadError as error:
+        raise EnvironmentLoadError(f"environment {id!r}: {error}") from error
+
+
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _describe_args(model: type[BaseModel]) -> str:
+    described = []
+    for name, field in model.model_fields.items():
+        type_name = getattr(field.annotation, "__name__", str(field.annotation))
+        described.append(f"{name}: {type_name} = {field.get_default(call_default_factory=True)!r}")
+    return ", ".join(described)

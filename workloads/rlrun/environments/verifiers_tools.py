@@ -1,0 +1,87 @@
+"""The tools of a verifiers taskset, called on the object instead of on an MCP server.
+
+`Toolset` is written for a server process of its own, with state that travels over HTTP. Here a tool's method is called
+in this process, and its state is the rollout's own `trace.state`. Rollouts share the process, so a tool that blocks
+holds up all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
+from verifiers.v1.mcp import Toolset
+from verifiers.v1.mcp.server import _call_state
+from verifiers.v1.state import State
+from verifiers.v1.task import TaskData
+from verifiers.v1.trace import Trace
+from verifiers.v1.types import Tool
+
+
+class ToolBox:
+    """Some toolsets as functions: a rollout's own, or (`shared`) the taskset's, set up once for all rollouts.
+
+    `setup()` before anything else. Raises ValueError for a toolset that is a server somewhere else.
+    """
+
+    def __init__(self, toolsets: list[Toolset[Any, Any]], *, shared: bool) -> None:
+        for toolset in toolsets:
+            if url := getattr(toolset.config, "url", None):
+                raise ValueError(f"its tool server {toolset.server_name!r} is at {url}; only tools in process are run")
+        self._toolsets = toolsets
+        self._shared = shared
+        self._servers: dict[str, tuple[Toolset[Any, Any], MCPServer, str]] = {}
+        self.tools: list[Tool] = []
+
+    async def setup(self, task: TaskData | None = None) -> None:
+        """Run the toolsets' `setup` (and `setup_task`, for a rollout's own) and list their tools."""
+        self._servers, self.tools = {}, []
+        for toolset in self._toolsets:
+            await toolset.setup()
+            if not self._shared and task is not None:
+                await toolset.setup_task(task)
+            server = MCPServer(toolset.server_name or type(toolset).__name__)
+            toolset._with_state = _in_place
+            toolset.register(server)
+            for tool in await server.list_tools():
+                name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
+                if name in self._servers:
+                    raise ValueError(f"two tools are named {name!r}")
+                self._servers[name] = (toolset, server, tool.name)
+                self.tools.append(Tool(name=name, description=tool.description or "", parameters=tool.input_schema))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._servers
+
+    async def call(self, name: str, arguments: dict[str, Any], trace: Trace) -> str:
+        """The tool's answer as text; a tool that raises answers with its error, as over MCP."""
+        toolset, server, tool = self._servers[name]
+        # A context variable, as verifiers itself uses: concurrent rollouts on one shared toolset each see their own.
+        token = _call_state.set(trace.state if toolset._state_cls is not State else State())
+        try:
+            result = await server.call_tool(tool, arguments)
+            content = mcp_content_to_chat_content(getattr(result, "content", []))
+        except Exception as error:
+            return f"error: {error}"
+        finally:
+            _call_state.reset(token)
+        return content if isinstance(content, str) else "[content that is not text]"
+
+    async def close(self) -> None:
+        """Free what the toolsets' `setup` acquired."""
+        for toolset in self._toolsets:
+            await toolset._exit_stack.aclose()
+
+
+def _in_place(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """In place of the wrapper that fetches and returns state over HTTP around each call."""
+
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        return await result if hasattr(result, "__await__") else result
+
+    return call

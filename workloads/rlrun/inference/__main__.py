@@ -1,0 +1,43 @@
+"""`python -m rlrun.inference --config run.json`: one engine's server; `--settings` takes the bare settings instead."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.roles import InferenceConfig
+from rlrun.inference.from_config import settings_from_config
+from rlrun.inference.server import serve
+from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
+from rlrun.protocol import exit_codes
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and serve; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rlrun.inference", description="Serve one model for a run.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, help="the run's resolved configuration, run.json")
+    source.add_argument("--settings", type=Path, help="JSON file of the server's settings")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = _settings(arguments.config, arguments.settings)
+    except (SettingsError, ConfigError) as error:
+        print(f"inference: {error}", file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    return serve(settings)
+
+
+def _settings(config: Path | None, settings: Path | None) -> InferenceSettings:
+    if config is not None:
+        role = load_file(InferenceConfig, config, section="inference")
+        return settings_from_config(role, api_key=os.environ.get("RLRUN_API_KEY", ""))
+    assert settings is not None
+    return settings_from_file(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""From the run's configuration to what one server needs to know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlrun.config.roles import InferenceConfig
+from rlrun.inference.settings import InferenceSettings
+from rlrun.protocol.paths import RunPaths
+
+
+def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:
+    """The settings of the engine that serves this run; raises `SettingsError` for values that cannot work."""
+    paths, model = RunPaths(Path(config.output_dir)), config.model
+    arguments = list(config.extra_args)
+    if model.revision is not None:
+        arguments.append(f"--revision={model.revision}")
+    if model.trust_remote_code:
+        arguments.append("--trust-remote-code")
+    return InferenceSettings(
+        model_path=model.source(paths.model),
+        served_model_name=config.name,
+        weights_dir=str(paths.weights),
+        api_key=api_key,
+        host=config.host,
+        port=config.port,
+        device="cuda" if config.gpus_per_replica else "cpu",
+        dtype=model.dtype,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_gib=config.cpu_kv_cache_gib,
+        seed=config.seed,
+        enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
+        extra_args=tuple(arguments),
+    )

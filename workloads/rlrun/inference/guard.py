@@ -1,0 +1,106 @@
+"""Who may call which route. Pure ASGI, the outermost middleware, an allowlist: what is not named here does not exist.
+
+vLLM's own key guards some prefixes only, and a later vLLM may add routes that change the engine; so exact paths are
+allowed, compared with the very string that the router matches. A trailing or double slash, an encoded or upper-case
+letter, `..` or another method is a different entry, hence refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+READ = frozenset({"GET", "HEAD"})
+POST = frozenset({"POST"})
+
+PUBLIC: dict[str, frozenset[str]] = {"/health": READ, "/rlrun/ready": READ, "/metrics": READ}
+"""Probes and the metrics scraper carry no key."""
+
+KEYED: dict[str, frozenset[str]] = {
+    "/inference/v1/generate": POST,
+    "/rlrun/status": READ,
+    "/rlrun/update_weights": POST,
+    "/rlrun/reload_weights": POST,
+    "/v1/models": READ,
+    "/v1/completions": POST,
+    "/v1/completions/render": POST,
+    "/v1/completions/derender": POST,
+    "/v1/chat/completions": POST,
+    "/v1/chat/completions/batch": POST,
+    "/v1/chat/completions/render": POST,
+    "/v1/chat/completions/derender": POST,
+    "/v1/messages": POST,
+    "/v1/messages/count_tokens": POST,
+    "/v1/messages/render": POST,
+    "/v1/responses": POST,
+    "/v1/responses/render": POST,
+    "/tokenize": POST,
+    "/detokenize": POST,
+    "/version": READ,
+    "/load": READ,
+    "/ping": READ | POST,
+}
+"""Routes that answer, and change nothing but through `/rlrun`. Refused on purpose, key or not: `load_lora_adapter`,
+`/inference/v1/abort_requests` and `/v1/responses/{id}/cancel` (they end other callers' work), `/invocations` (a second
+door to every route), WebSockets, and everything that vLLM adds in development mode."""
+
+
+class Guard:
+    """ASGI middleware: 401 for a known route without the key, 403 for every other one, whoever asks."""
+
+    def __init__(self, app: App, api_key: str) -> None:
+        self.app = app
+        self._digest = hashlib.sha256(api_key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self.app(scope, receive, send)
+            else:
+                await _answer(send, *refusal)
+        elif scope["type"] == "websocket":
+            # Closing before accepting makes the server answer 403.
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        path, method = scope["path"], scope["method"]
+        if method in PUBLIC.get(path, ()):
+            return None
+        if method not in KEYED.get(path, ()):
+            return 403, "this route is not served"
+        if not self._has_key(scope):
+            return 401, "the run's API key is needed: send 'Authorization: Bearer <key>'"
+        return None
+
+    def _has_key(self, scope: Scope) -> bool:
+        values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        if len(values) != 1:
+            return False
+        scheme, _, key = values[0].partition(b" ")
+        # Digests have equal lengths: the comparison tells nothing about the key, not even how long it is.
+        return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(key).digest(), self._digest)
+
+
+async def _answer(send: Send, status: int, message: str) -> None:
+    body = json.dumps({"error": {"code": status, "message": message}}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        # The request's body was not read: the connection cannot be used again.
+        (b"connection", b"close"),
+    ]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

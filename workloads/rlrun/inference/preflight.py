@@ -1,0 +1,96 @@
+"""What can be checked about a model or a weight folder before the engine is touched, without torch.
+
+vLLM only warns when a checkpoint lacks tensors, and an engine whose reload broke half-way is lost. A safetensors file
+tells names, shapes and its own length in its header, so a folder is judged whole before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from rlrun.inference.settings import InferenceSettings
+from rlrun.protocol.paths import COMPLETE
+
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+Shapes = dict[str, tuple[int, ...]]
+"""Tensor name to shape."""
+
+
+class FolderError(ValueError):
+    """A folder that cannot be loaded; the message names the path and what is missing."""
+
+
+def _file_shapes(file: Path) -> Shapes:
+    """Names and shapes of one file from its header, which also says whether the file is whole."""
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise FolderError(f"{file} is not a safetensors file or was not written whole: {error}") from None
+
+
+def tensor_shapes(folder: Path) -> Shapes:
+    """Names and shapes of all tensors in a folder's safetensors files; raises `FolderError`."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FolderError(f"{folder} holds no *.safetensors file")
+    if (folder / INDEX).is_file():
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            named = sorted(set(index["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError):
+            raise FolderError(f"{folder / INDEX} is not a safetensors index") from None
+        if missing := [name for name in named if not (folder / name).is_file()]:
+            raise FolderError(f"{folder} lacks {missing[0]}, which {INDEX} names")
+        files = [folder / name for name in named]
+    shapes: Shapes = {}
+    for file in files:
+        shapes |= _file_shapes(file)
+    return shapes
+
+
+def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
+    """The resolved folder of a weight update, or `FolderError`.
+
+    `expected` are the tensors of the model that the server started with (None: unknown): exactly these must be there,
+    because the engine keeps the old values of a tensor that it is not given and breaks on one that it does not know.
+    """
+    root = Path(weights_dir).resolve()
+    folder = (root / path).resolve()
+    if folder == root or not folder.is_relative_to(root):
+        raise FolderError(f"{path} is not below the weights folder {root}")
+    if not folder.is_dir():
+        raise FolderError(f"{folder} does not exist or is not a folder")
+    if not (folder / COMPLETE).is_file():
+        raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
+    shapes = tensor_shapes(folder)
+    for name, shape in (expected or {}).items():
+        if name not in shapes:
+            raise FolderError(f"{folder} lacks the tensor {name}, which the served model has")
+        if shapes[name] != shape:
+            raise FolderError(f"{folder}: tensor {name} has shape {shapes[name]}, the served model {shape}")
+    if expected is not None and (unknown := sorted(set(shapes) - set(expected))):
+        raise FolderError(f"{folder} holds the tensor {unknown[0]}, which the served model does not have")
+    return folder
+
+
+def check_model(settings: InferenceSettings) -> Shapes | None:
+    """Shapes of the model to serve; None for a Hugging Face id, which vLLM resolves. Raises `FolderError`."""
+    folder = Path(settings.model_path)
+    if not folder.is_dir():
+        if settings.model_path.startswith(("/", ".", "~")) or settings.model_path.count("/") > 1:
+            raise FolderError(f"model: the folder {settings.model_path} does not exist")
+        return None
+    if not (folder / "config.json").is_file():
+        raise FolderError(f"model: {folder} holds no config.json; name a folder that save_pretrained wrote")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise FolderError(f"model: {folder} holds no tokenizer ({TOKENIZER_FILES[0]}); save it beside the weights")
+    try:
+        return tensor_shapes(folder)
+    except FolderError as error:
+        raise FolderError(f"model: {error}") from None

@@ -1,0 +1,114 @@
+"""The routes under `/rlrun`: readiness, status, and the two ways to change weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlrun.inference.handover import Handover, HandoverError, Outcome
+from rlrun.inference.heartbeat import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the routes act on; `app.state.rlrun` holds it."""
+
+    handover: Handover
+    heartbeat: Heartbeat
+
+    @property
+    def engine_alive(self) -> bool:
+        """Answers lately, or is inside an update, which has a deadline of its own."""
+        return self.heartbeat.alive or self.handover.busy
+
+    def reason(self) -> str | None:
+        """Why this replica is not ready; None when it is. Once synced it stays ready while an update is running."""
+        if not self.engine_alive:
+            return f"the engine does not answer{': ' + self.heartbeat.error if self.heartbeat.error else ''}"
+        if self.handover.served is None:
+            return self.handover.fault or "no weights were handed over since the start"
+        return None if self.handover.busy else self.handover.fault
+
+
+class UpdateRequest(BaseModel):
+    """Body of `/rlrun/update_weights`."""
+
+    model_config = ConfigDict(extra="forbid")
+    path: str = Field(min_length=1)
+    version: int = Field(ge=0, strict=True)
+    force: bool = False
+
+
+class ReloadRequest(BaseModel):
+    """Body of `/rlrun/reload_weights`."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: int = Field(ge=0, strict=True)
+    force: bool = False
+
+
+router = APIRouter(prefix="/rlrun")
+
+
+def _control(request: Request) -> Control:
+    control: Control = request.app.state.rlrun
+    return control
+
+
+def _version(handover: Handover) -> int | None:
+    """The version that the engine holds for certain."""
+    return handover.served.version if handover.served is not None and handover.fault is None else None
+
+
+def _done(outcome: Outcome) -> JSONResponse:
+    return JSONResponse({"version": outcome.version, "changed": outcome.changed, "seconds": outcome.seconds})
+
+
+def _failed(error: HandoverError) -> JSONResponse:
+    return JSONResponse({"error": {"code": error.status, "message": error.message}}, status_code=error.status)
+
+
+@router.api_route("/ready", methods=["GET", "HEAD"])
+async def ready(request: Request) -> JSONResponse:
+    """200 when this replica may get requests, else 503 with the reason."""
+    control = _control(request)
+    reason = control.reason()
+    body = {"ready": reason is None, "reason": reason, "weight_version": _version(control.handover)}
+    return JSONResponse(body, status_code=200 if reason is None else 503)
+
+
+@router.api_route("/status", methods=["GET", "HEAD"])
+async def status(request: Request) -> JSONResponse:
+    """What the engine holds and does; asks nothing of the engine, so it answers even when that hangs."""
+    control = _control(request)
+    served = control.handover.served
+    body: dict[str, Any] = {
+        "weight_version": _version(control.handover),
+        "weights_path": None if served is None else served.path,
+        "engine_alive": control.engine_alive,
+        "updating": control.handover.busy,
+        "fault": control.handover.fault,
+    }
+    return JSONResponse(body)
+
+
+@router.post("/update_weights")
+async def update_weights(request: Request, body: UpdateRequest) -> JSONResponse:
+    """Load a published folder; requests in flight continue on the new weights."""
+    try:
+        return _done(await _control(request).handover.update(body.path, body.version, force=body.force))
+    except HandoverError as error:
+        return _failed(error)
+
+
+@router.post("/reload_weights")
+async def reload_weights(request: Request, body: ReloadRequest) -> JSONResponse:
+    """Load the model that the server was started with."""
+    try:
+        return _done(await _control(request).handover.reload_base(body.version, force=body.force))
+    except HandoverError as error:
+        return _failed(error)

@@ -1,0 +1,313 @@
+"""`rlrun local run.yaml`: start all roles, show the run, end everything; exit code 0 only for a complete run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.problems import ConfigError
+from rlrun.config.run import RunConfig
+from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
+from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port, gpus
+from rlrun.local.summary import print_summary
+from rlrun.local.supervisor import Running, Supervisor, last_lines
+from rlrun.local.view import View, duration
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import next_number
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.paths import RunPaths
+
+_POLL_SECONDS = 0.25
+_INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `rlrun local`."""
+    p = argparse.ArgumentParser(prog="rlrun local", description="Run all roles of a run on this machine.")
+    p.add_argument("manifest", help="an RLRun manifest")
+    add_options(p)
+    return p
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """The options that `rlrun local` and `rl` share."""
+    p.add_argument("--output-dir", help="the run's folder (default: runs/<name>)")
+    p.add_argument(
+        "--resume", action="store_true", help="go on with the run in the folder, from its last complete checkpoint"
+    )
+    p.add_argument(
+        "--replay", metavar="DIR", help="train on recorded batches (rollouts/ of another run) instead of new ones"
+    )
+    p.add_argument(
+        "--inference-port", type=_ports, help="port of the engine, or one per replica: 8000,8001 (default: free ones)"
+    )
+    p.add_argument("--trainer-port", type=int, help="port of the trainer's channel (default: a free one)")
+    p.add_argument("--metrics-port", type=int, help="port of the orchestrator's metrics (default: a free one)")
+    p.add_argument("--trainer-gpu-ids", type=_ports, help="GPUs of the trainer, such as 2,3")
+    p.add_argument("--inference-gpu-ids", type=_ports, help="GPUs of the engines, such as 0,1")
+    p.add_argument("--plain", action="store_true", help="print a line per step instead of the live view")
+
+
+def _ports(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `rlrun local`; returns the exit code."""
+    options = parser().parse_args(list(argv))
+    console = Console(stderr=False)
+    try:
+        run = read_manifest(Path(options.manifest))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    return run_spec(run.spec, name=run.metadata.name, options=options, console=console, manifest=options.manifest)
+
+
+def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console: Console, manifest: str) -> int:
+    """Run a specification to its end.
+
+    Args:
+        spec: what to run.
+        name: the run's name.
+        options: as `add_options` defines them.
+        console: where the view is drawn.
+        manifest: what the user called, for messages.
+    """
+    root = Path(options.output_dir or Path("runs") / name).absolute()
+    interrupted: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        interrupted.append(number)
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return _run(spec, name, root, options, console, manifest, interrupted)
+    except PreflightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    except OSError as error:
+        print(f"error: {error.filename or root}: {error.strerror}", file=sys.stderr)
+        return exit_codes.STORAGE
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _run(
+    spec: RLRunSpec,
+    name: str,
+    root: Path,
+    options: argparse.Namespace,
+    console: Console,
+    manifest: str,
+    interrupted: list[int],
+) -> int:
+    began = time.monotonic()
+    paths = RunPaths(root)
+    config = resolve(spec, name=name, uid=_uid(paths, options.resume), output_dir=str(root))
+    check_environments(config)
+    check_model(config)
+    ports = _choose_ports(options, config)
+    check_ports(ports)
+    try:
+        trainer_gpus, inference_gpus = split_gpus(config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids)
+    except ValueError as error:
+        raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+    if options.replay and not Path(options.replay).is_dir():
+        raise PreflightError(f"--replay: there is no folder {options.replay}")
+    check_folder(root, resume=options.resume)
+    if options.resume:
+        _check_same_run(paths, config)
+    replay = str(Path(options.replay).absolute()) if options.replay else None
+    configs = with_endpoints(config, ports, replay)
+    files = [paths.run_json if i == 0 else paths.run_json.with_stem(f"run.{i}") for i in range(len(configs))]
+    for file, document in zip(files, configs, strict=True):
+        write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
+    attempt = next_number(paths)
+    _prepare_model(config, files[0], paths, attempt, console)
+    if interrupted:
+        return _INTERRUPTED
+    api_key, launch_id = secrets.token_urlsafe(32), uuid.uuid4().hex
+    supervisor = Supervisor(launch_id)
+    specs = processes(
+        configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=ports,
+        trainer_gpus=trainer_gpus, inference_gpus=inference_gpus,
+    )  # fmt: skip
+    plain = options.plain or not console.is_terminal
+    where = _shown(root)
+    console.print(
+        f"run {name}, attempt {attempt}; folder {where}, logs in {where}/logs/attempt_{attempt:04d}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    try:
+        supervisor.start(specs)
+        view = View(
+            console, name=name, max_steps=spec.max_steps, metrics=paths.metrics,
+            url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key, plain=plain,
+        )  # fmt: skip
+        with view:
+            failed = _watch(supervisor, view, interrupted)
+            view.update("")
+        for running in failed:
+            _explain(running)
+    finally:
+        supervisor.stop()
+    if interrupted:
+        console.print(
+            f"interrupted: everything is stopped; go on with `rlrun local {manifest} --output-dir {where} --resume`",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return _INTERRUPTED
+    if failed:
+        print(
+            f"everything is stopped; after mending it go on with `rlrun local {manifest} --output-dir {where} --resume`",
+            file=sys.stderr,
+        )
+        return _exit_code(failed[0])
+    print_summary(console, root, elapsed_seconds=time.monotonic() - began, manifest=manifest)
+    return exit_codes.OK
+
+
+def _watch(supervisor: Supervisor, view: View, interrupted: list[int]) -> list[Running]:
+    """Follow the run until the orchestrator has ended it (empty list), a role has failed (that role), or a signal came."""
+    began = time.monotonic()
+    while not interrupted:
+        ended = supervisor.exited()
+        done = [r for r in ended if r.spec.role == "orchestrator" and r.process.returncode == 0]
+        if done:
+            return []
+        # The trainer may end with 0 before the orchestrator, when that told it to; an engine never may.
+        failed = [r for r in ended if not (r.spec.role == "trainer" and r.process.returncode == 0)]
+        if failed:
+            return sorted(failed, key=_has_said_why, reverse=True)[:1]
+        view.update(f"roles starting since {duration(time.monotonic() - began)}")
+        time.sleep(_POLL_SECONDS)
+    return []
+
+
+def _has_said_why(running: Running) -> bool:
+    return running.spec.error_file.is_file()
+
+
+def _said(running: Running) -> dict[str, object]:
+    try:
+        document = json.loads(running.spec.error_file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _exit_code(running: Running) -> int:
+    code = _said(running).get("exit_code") or running.process.returncode
+    return code if isinstance(code, int) and code > 0 else exit_codes.FAILURE
+
+
+def _explain(running: Running) -> None:
+    """Say which role ended the run, why, and where its log is."""
+    code = running.process.returncode
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"ended with exit code {code}"
+    )
+    said = _said(running)
+    print(f"\nerror: {running.spec.name} {how}", file=sys.stderr)
+    if said:
+        print(f"  {said.get('message')}", file=sys.stderr)
+    else:
+        print("  its last lines:", file=sys.stderr)
+        for line in last_lines(running.spec.log):
+            print(f"  | {line}", file=sys.stderr)
+    print(f"  its log: {running.spec.log}", file=sys.stderr)
+
+
+def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
+    replicas = config.inference.replicas
+    chosen = options.inference_port or [free_port() for _ in range(replicas)]
+    if len(chosen) != replicas:
+        raise PreflightError(f"--inference-port names {len(chosen)} ports, spec.inference.replicas is {replicas}")
+    return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))
+
+
+def check_environments(config: RunConfig) -> None:
+    """Load every environment once, so that a wrong id or argument is said before anything starts.
+
+    Raises:
+        PreflightError: names the field, the value and what is known.
+    """
+    from rlrun.environments.registry import EnvironmentLoadError, load
+
+    for i, environment in enumerate(config.orchestrator.environments):
+        try:
+            load(environment.id, environment.args)
+        except EnvironmentLoadError as error:
+            raise PreflightError(f"spec.environments[{i}]: {error}") from None
+
+
+def _uid(paths: RunPaths, resume: bool) -> str:
+    if resume and paths.run_json.is_file():
+        return RunConfig.model_validate_json(paths.run_json.read_text()).trainer.uid
+    return str(uuid.uuid4())
+
+
+def _check_same_run(paths: RunPaths, config: RunConfig) -> None:
+    """What makes a run this run may not change on resume.
+
+    Raises:
+        PreflightError: names what differs.
+    """
+    before = RunConfig.model_validate_json(paths.run_json.read_text()).trainer
+    now = config.trainer
+    for field, label in (("name", "metadata.name"), ("model", "spec.model")):
+        if getattr(before, field) != getattr(now, field):
+            raise PreflightError(
+                f"--resume: {label} is another one than that of the run in {paths.root}; choose another --output-dir to start a new run"
+            )
+
+
+def _prepare_model(config: RunConfig, file: Path, paths: RunPaths, attempt: int, console: Console) -> None:
+    """Make the tiny model that the manifest asks for, unless it is there; a folder appears only when it is whole."""
+    if config.trainer.model.tiny is None or paths.model.is_dir():
+        return
+    console.print("making the tiny model", highlight=False)
+    log = paths.logs(attempt, "trainer") / "model.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "rlrun.trainer.tiny_model", "--config", str(file)]
+    with log.open("ab") as output:
+        result = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+    if result.returncode:
+        lines = "\n".join(f"  | {line}" for line in last_lines(log))
+        raise PreflightError(f"the tiny model could not be made:\n{lines}\n  its log: {log}", exit_codes.FAILURE)
+
+
+def _shown(path: Path) -> str:
+    """The path as short as it can be typed from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

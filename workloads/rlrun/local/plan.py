@@ -1,0 +1,156 @@
+"""Which processes one attempt on this machine consists of: a pure function of the configuration, the ports and the GPUs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.config.run import RunConfig
+from rlrun.protocol.paths import Role, RunPaths
+from rlrun.trainer.launch import torchrun_command
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where each process listens."""
+
+    trainer: int
+    rendezvous: int
+    metrics: int
+    inference: tuple[int, ...]
+
+    def all(self) -> dict[str, int]:
+        """Every port with the name that messages call it by."""
+        engines = {
+            f"inference {i}" if len(self.inference) > 1 else "inference": p for i, p in enumerate(self.inference)
+        }
+        return {
+            "trainer": self.trainer,
+            "trainer rendezvous": self.rendezvous,
+            "orchestrator metrics": self.metrics,
+        } | engines
+
+
+@dataclass(frozen=True)
+class RoleProcess:
+    """One process to start."""
+
+    role: Role
+    name: str
+    """What messages call it: the role, with a number when there are several."""
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Added to this process's own environment."""
+    log: Path
+    error_file: Path
+    """Where the role writes what went wrong, for people."""
+
+
+def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[RunConfig]:
+    """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port."""
+    orchestrator = config.orchestrator.model_copy(
+        update={
+            "trainer_url": f"http://127.0.0.1:{ports.trainer}",
+            "inference_urls": [f"http://127.0.0.1:{port}" for port in ports.inference],
+            "metrics_port": ports.metrics,
+            "replay": replay,
+        }
+    )
+    trainer = config.trainer.model_copy(update={"port": ports.trainer})
+    return [
+        config.model_copy(
+            update={
+                "trainer": trainer,
+                "orchestrator": orchestrator,
+                "inference": config.inference.model_copy(update={"port": port}),
+            }
+        )
+        for port in ports.inference
+    ]
+
+
+def split_gpus(
+    config: RunConfig, available: Sequence[int], trainer_ids: Sequence[int] | None, inference_ids: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """GPUs of the trainer and of the engines, by index on this machine; the ids that are given win.
+
+    Raises:
+        ValueError: the manifest wants more GPUs than there are; says how many.
+    """
+    want_trainer = config.trainer.replicas * config.trainer.gpus_per_replica
+    want_inference = config.inference.replicas * config.inference.gpus_per_replica
+    free = [gpu for gpu in available if gpu not in (trainer_ids or ()) and gpu not in (inference_ids or ())]
+    inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
+    rest = [gpu for gpu in free if gpu not in inference]
+    trainer = list(trainer_ids) if trainer_ids is not None else rest[:want_trainer]
+    for role, wanted, got in (("trainer", want_trainer, trainer), ("inference", want_inference, inference)):
+        missing = [gpu for gpu in got if gpu not in available]
+        if missing:
+            raise ValueError(
+                f"{role}: there is no GPU {missing[0]} on this machine; it has {list(available) or 'none'}"
+            )
+        if len(got) < wanted:
+            raise ValueError(
+                f"{role} needs {wanted} GPUs (replicas x gpusPerReplica) and {len(got)} of {len(available)} are left for it; "
+                f"lower spec.{role}.gpusPerReplica, or share GPUs with --trainer-gpu-ids and --inference-gpu-ids and a lower "
+                "spec.inference.gpuMemoryUtilization"
+            )
+    return trainer, inference
+
+
+def processes(
+    configs: Sequence[RunConfig],
+    files: Sequence[Path],
+    *,
+    attempt: int,
+    api_key: str,
+    launch_id: str,
+    ports: Ports,
+    trainer_gpus: Sequence[int],
+    inference_gpus: Sequence[int],
+) -> list[RoleProcess]:
+    """Everything to start.
+
+    Args:
+        configs: as `with_endpoints` gives them, one per engine.
+        files: the configuration files they were written to.
+        attempt: this attempt's number.
+        api_key: the run's key; in the environment, never on a command line.
+        launch_id: marks every process that this launch started, so that none is left and none of others is touched.
+        ports: where to listen.
+        trainer_gpus: indices of the trainer's GPUs.
+        inference_gpus: indices of the engines' GPUs, dealt out in order.
+    """
+    config, paths = configs[0], RunPaths(Path(configs[0].trainer.output_dir))
+    shared = {
+        "RLRUN_ATTEMPT": str(attempt),
+        "RLRUN_API_KEY": api_key,
+        LAUNCH_VARIABLE: launch_id,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if config.trainer.gpus_per_replica == 0:
+        shared["OMP_NUM_THREADS"] = "1"  # ranks, engine and orchestrator share the cores; more threads only fight
+
+    def process(role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess:
+        folder = paths.logs(attempt, role)
+        environment = shared | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / "error.json")
+
+    engines = []
+    per_engine = config.inference.gpus_per_replica
+    for i, file in enumerate(files):
+        name = f"inference-{i}" if len(files) > 1 else "inference"
+        command = [sys.executable, "-m", "rlrun.inference", "--config", str(file)]
+        engines.append(process("inference", name, command, inference_gpus[i * per_engine : (i + 1) * per_engine]))
+    trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
+    orchestrator = [sys.executable, "-m", "rlrun.orchestrator", "--config", str(files[0])]
+    return [
+        *engines,
+        process("trainer", "trainer", trainer, trainer_gpus),
+        process("orchestrator", "orchestrator", orchestrator, ()),
+    ]
+
+
+LAUNCH_VARIABLE = "RLRUN_LAUNCH_ID"

@@ -1,0 +1,105 @@
+"""What a finished run has to say: the curve of its reward, held-out answers, and where everything is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import plotext
+from rich.console import Console
+from rich.table import Table
+
+from rlrun.protocol.paths import RunPaths
+
+_ROWS = 10
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines of a run's `metrics.jsonl`."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def evaluations(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Policy version and mean held-out reward over the environments, in order."""
+    found = []
+    for line in lines:
+        values = [value for key, value in line.items() if key.startswith("eval/") and key.endswith("/reward/mean")]
+        if values:
+            found.append((int(line["step"]), sum(values) / len(values)))
+    return found
+
+
+def mean(values: list[float]) -> float:
+    """Arithmetic mean of a non-empty list."""
+    return sum(values) / len(values)
+
+
+def print_summary(console: Console, root: Path, *, elapsed_seconds: float, manifest: str) -> None:
+    """Print table, plot and places of a run that is complete."""
+    lines = read_metrics(RunPaths(root).metrics)
+    steps = [line for line in lines if line["step"] > 0 and "reward/mean" in line]
+    if not steps:
+        return
+    held_out = evaluations(lines)
+    table = Table(title="learning curve", title_justify="left")
+    for column in ("steps", "reward", "held-out reward", "mismatch_kl", "staleness", "step time"):
+        table.add_column(column, justify="right")
+    size = max(1, -(-len(steps) // _ROWS))
+    for start in range(0, len(steps), size):
+        part = steps[start : start + size]
+        first, last = part[0]["step"], part[-1]["step"]
+        seen = [
+            f"{reward:.3f}" for version, reward in held_out if first <= version <= last or (start == 0 and version == 0)
+        ]
+        table.add_row(
+            f"{first}–{last}",
+            f"{mean([p['reward/mean'] for p in part]):.3f}",
+            " ".join(seen) or "–",
+            *(
+                f"{mean([p[k] for p in part if k in p]):{f}}" if any(k in p for p in part) else "–"
+                for k, f in (("mismatch_kl", ".1e"), ("off_policy/mean", ".2f"), ("time/step", ".2f"))
+            ),
+        )
+    plotext.clear_figure()
+    plotext.plot([p["step"] for p in steps], [p["reward/mean"] for p in steps], label="reward", marker="braille")
+    if len(held_out) > 1:
+        plotext.scatter([v for v, _ in held_out], [r for _, r in held_out], label="held-out", marker="x")
+    plotext.plot_size(min(100, console.width), 18)
+    plotext.theme("clear")
+    plotext.xlabel("step")
+    console.print(plotext.uncolorize(plotext.build()), highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    head, tail = steps[: max(1, len(steps) // 10)], steps[-max(1, len(steps) // 10) :]
+    reward_start, reward_end = mean([p["reward/mean"] for p in head]), mean([p["reward/mean"] for p in tail])
+    console.print(
+        f"reward {reward_start:.3f} → {reward_end:.3f} (first and last tenth of {len(steps)} steps)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(held_out) > 1:
+        console.print(
+            f"held-out reward {held_out[0][1]:.3f} (version {held_out[0][0]}) → {held_out[-1][1]:.3f} (version {held_out[-1][0]})",
+            highlight=False,
+            soft_wrap=True,
+        )
+    minutes, seconds = divmod(int(elapsed_seconds), 60)
+    versions = RunPaths(root).versions_on_disk()
+    console.print(f"\nComplete in {minutes} min {seconds} s. Everything is in {root}:", highlight=False, soft_wrap=True)
+    if versions:
+        console.print(
+            f"  {versions[-1].path.relative_to(root)}  the trained model (transformers and vLLM load it as it is)",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print("  metrics.jsonl                    one line per step", highlight=False, soft_wrap=True)
+    console.print(
+        "  traces/                          every rollout with its tokens' versions; eval_*.jsonl the held-out ones",
+        highlight=False,
+    )
+    console.print(
+        f"Go on: raise spec.maxSteps in {manifest} and run `rlrun local {manifest} --output-dir {root} --resume`",
+        highlight=False,
+    )

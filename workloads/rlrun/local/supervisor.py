@@ -1,0 +1,130 @@
+"""Starts, watches and ends the roles' processes. Nothing that a launch started outlives it, and nothing else is touched.
+
+A role may start processes of its own (torchrun its ranks, vLLM its engine core), in sessions of their own. Each inherits the launch's id
+in its environment; ending a role means ending its process group, and at the end every process that still carries the id. The launcher
+makes itself the reaper of orphans, so that a role's killed parent does not hide its children. Should the launcher itself be killed, the
+kernel tells the roles (parent-death signal).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+STOP_SECONDS = 15.0
+"""How long a role may take to end after SIGTERM."""
+
+
+@dataclass
+class Running:
+    """A started process."""
+
+    spec: RoleProcess
+    process: subprocess.Popen[bytes]
+
+
+def _die_with_parent() -> None:
+    # SIGTERM, not SIGKILL: torchrun and vLLM then end the processes that they started themselves.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def marked_processes(launch_id: str) -> list[int]:
+    """Pids of all processes of this launch, zombies excepted."""
+    mark = f"{LAUNCH_VARIABLE}={launch_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:  # gone meanwhile, or not ours to read
+            continue
+    return found
+
+
+class Supervisor:
+    """The processes of one launch."""
+
+    def __init__(self, launch_id: str) -> None:
+        self._launch_id = launch_id
+        self.running: list[Running] = []
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def start(self, specs: Sequence[RoleProcess]) -> None:
+        """Start every process, its output appended to its log."""
+        for spec in specs:
+            spec.log.parent.mkdir(parents=True, exist_ok=True)
+            spec.error_file.unlink(missing_ok=True)
+            with spec.log.open("ab") as log:
+                process = subprocess.Popen(
+                    spec.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **spec.environment},
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+            self.running.append(Running(spec, process))
+
+    def exited(self) -> list[Running]:
+        """Processes that have ended."""
+        return [r for r in self.running if r.process.poll() is not None]
+
+    def of_role(self, role: str) -> list[Running]:
+        """The processes of one role."""
+        return [r for r in self.running if r.spec.role == role]
+
+    def stop(self, grace_seconds: float = STOP_SECONDS) -> None:
+        """End everything that this launch started: SIGTERM, then SIGKILL for what is left. Safe to call twice."""
+        for running in self.running:
+            if running.process.poll() is None:
+                running.process.terminate()
+        deadline = time.monotonic() + grace_seconds
+        while time.monotonic() < deadline and any(r.process.poll() is None for r in self.running):
+            time.sleep(0.05)
+        # Whatever carries the mark now has outlived its role's grace: ranks of a killed torchrun, an engine core.
+        deadline = time.monotonic() + grace_seconds
+        while (left := marked_processes(self._launch_id)) and time.monotonic() < deadline:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self._reap()
+            time.sleep(0.05)
+        for running in self.running:
+            running.process.wait()
+        self._reap()
+
+    @staticmethod
+    def _reap() -> None:
+        """Collect orphans that were handed to this process."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+
+
+def last_lines(log: Path, count: int = 15) -> list[str]:
+    """The end of a log; a few lines of a traceback say more than a name of a file."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 64 * 1024))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-count:]

@@ -1,0 +1,199 @@
+"""The live view of a run: one panel on a terminal, one line per step elsewhere."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_POLL_TIMEOUT_SECONDS = 2.0
+
+
+def duration(seconds: float | None) -> str:
+    """`1h02m`, `3m07s`, `12s`, or a dash."""
+    if seconds is None:
+        return "–"
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """The values as bars, averaged down to `width` characters, from the lowest to the highest."""
+    if not values:
+        return ""
+    size = max(1, -(-len(values) // width))
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(_SPARKS[min(7, int((value - low) / span * 8))] for value in means)
+
+
+def read_progress(url: str, api_key: str) -> dict[str, Any] | None:
+    """What the orchestrator says of itself; None while it does not answer."""
+    request = urllib.request.Request(f"{url}/rlrun/progress", headers={"Authorization": f"Bearer {api_key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=_POLL_TIMEOUT_SECONDS) as answer:
+            document = json.load(answer)
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+@dataclass
+class MetricsTail:
+    """Follows `metrics.jsonl`; a line counts once it ends in a newline."""
+
+    path: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    _offset: int = 0
+
+    def poll(self) -> list[dict[str, Any]]:
+        """The lines that are new since the last call."""
+        try:
+            if self.path.stat().st_size < self._offset:  # rewritten for a resume
+                self._offset, self.lines = 0, []
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        self.lines.extend(new)
+        return new
+
+
+def step_line(line: dict[str, Any], max_steps: int) -> str:
+    """One step as text."""
+    parts = [f"step {line['step']}/{max_steps}"]
+    for key, label, form in (
+        ("reward/mean", "reward", ".3f"),
+        ("loss", "loss", ".4f"),
+        ("mismatch_kl", "mismatch_kl", ".1e"),
+        ("off_policy/mean", "staleness", ".2f"),
+        ("perf/throughput", "tokens/s", ".0f"),
+        ("time/step", "step time", ".2f"),
+    ):
+        if line.get(key) is not None:
+            parts.append(f"{label} {line[key]:{form}}" + ("s" if key == "time/step" else ""))
+    parts += [
+        f"{key} {value:.3f}" for key, value in line.items() if key.startswith("eval/") and key.endswith("reward/mean")
+    ]
+    return "  ".join(parts)
+
+
+class View:
+    """Shows a run while it goes on.
+
+    Args:
+        console: where to draw.
+        name: the run's name.
+        max_steps: steps of the run.
+        metrics: the run's metrics file.
+        url: where the orchestrator serves its progress.
+        api_key: the run's key.
+        plain: print lines instead of drawing a panel.
+    """
+
+    def __init__(
+        self, console: Console, *, name: str, max_steps: int, metrics: Path, url: str, api_key: str, plain: bool
+    ) -> None:
+        self._console, self._name, self._max_steps = console, name, max_steps
+        self._tail, self._url, self._api_key, self._plain = MetricsTail(metrics), url, api_key, plain
+        self._began = time.monotonic()
+        self._waiting = ""
+        self._live: Live | None = None
+        self._tail.poll()
+
+    def __enter__(self) -> View:
+        if not self._plain:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(None, None, None)
+
+    def update(self, roles: str) -> None:
+        """Ask the orchestrator and draw.
+
+        Args:
+            roles: one line on the processes, for as long as the orchestrator does not answer.
+        """
+        new = self._tail.poll()
+        progress = read_progress(self._url, self._api_key)
+        waiting = str((progress or {}).get("waiting_on") or roles)
+        if self._plain:
+            for line in new:
+                self._console.print(step_line(line, self._max_steps), highlight=False, soft_wrap=True)
+            if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
+                self._waiting = waiting.split(" since")[0]
+                self._console.print(
+                    f"[{duration(time.monotonic() - self._began)}] {waiting}", highlight=False, markup=False
+                )
+        elif self._live is not None:
+            self._live.update(self._panel(progress or {}, waiting))
+
+    def _panel(self, progress: dict[str, Any], waiting: str) -> Group:
+        lines = [line for line in self._tail.lines if line["step"] > 0]
+        last = lines[-1] if lines else {}
+        step = int(last.get("step", 0))
+        table = Table.grid(padding=(0, 2))
+        eta = progress.get("eta_seconds")
+        table.add_row(
+            "step",
+            f"{step}/{self._max_steps}",
+            "ETA",
+            duration(eta),
+            "elapsed",
+            duration(time.monotonic() - self._began),
+        )
+        table.add_row(
+            "reward",
+            _number(last.get("reward/mean"), ".3f"),
+            "tokens/s",
+            _number(last.get("perf/throughput"), ".0f"),
+            "staleness",
+            _number(last.get("off_policy/mean"), ".2f"),
+        )
+        evaluations = [
+            f"v{line['step']} {value:.3f}"
+            for line in self._tail.lines
+            for key, value in line.items()
+            if key.startswith("eval/") and key.endswith("reward/mean")
+        ]
+        table.add_row(
+            "held-out",
+            " → ".join([*evaluations[:1], *evaluations[1:][-1:]]) or "–",
+            "version",
+            str(progress.get("policy_version", "–")),
+            "in flight",
+            str(progress.get("in_flight", "–")),
+        )
+        rewards = [float(line["reward/mean"]) for line in lines if line.get("reward/mean") is not None]
+        return Group(
+            Text(self._name, style="bold"),
+            ProgressBar(total=self._max_steps, completed=step, width=72),
+            table,
+            Text(sparkline(rewards), style="green"),
+            Text(f"waiting for: {waiting}", style="dim"),
+        )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"

@@ -1,0 +1,249 @@
+"""Groups in flight: when one may start, how its rollouts are played, and what becomes of a group that fails or grows old."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments.episode import EpisodeError, run_episode
+from rlrun.environments.protocol import Environment, Task
+from rlrun.inference.client import EngineUnavailableError
+from rlrun.orchestrator.conversation import Conversation, RolloutError
+from rlrun.orchestrator.engines import EnginePool, Session
+from rlrun.orchestrator.errors import ErrorBudget
+from rlrun.orchestrator.failures import RunError
+from rlrun.orchestrator.ledger import Ledger
+from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
+from rlrun.orchestrator.sampler import Sampler
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.staleness import capacity, too_old
+from rlrun.orchestrator.tokens import ChatTokens
+from rlrun.protocol import exit_codes
+
+MAX_RETRIES = 2
+"""Rollouts of a group that failed are played again this often; then the group is dropped and another takes its place."""
+
+
+@dataclass(frozen=True)
+class Arena:
+    """An environment ready to play: the configuration, the environment and its train split."""
+
+    config: EnvironmentConfig
+    environment: Environment
+    tasks: Sequence[Task]
+
+
+class GroupGivenUpError(Exception):
+    """A rollout failed more often than it may."""
+
+
+class Player:
+    """Plays single episodes, for training and for evaluation; the only place that bounds how many are played at once."""
+
+    def __init__(self, config: OrchestratorConfig, pool: EnginePool, chat: ChatTokens) -> None:
+        self._config, self._pool, self._chat = config, pool, chat
+        self._slots = asyncio.Semaphore(config.max_concurrency)
+
+    async def play(self, arena: Arena, task: Task, *, max_tokens: int, session: Session) -> Rollout:
+        """One episode.
+
+        Raises:
+            EpisodeError: the episode gives nothing to train on.
+            RolloutError: the tokens cannot be trained on.
+            EngineUnavailableError: the engines are to blame, not the episode.
+        """
+        async with self._slots:
+            began = time.monotonic()
+            conversation = Conversation(session, self._chat, seq_len=self._config.seq_len, max_tokens=max_tokens)
+            try:
+                episode, score = await run_episode(
+                    arena.environment, task, conversation, timeout_seconds=arena.config.timeout_seconds
+                )
+            except EpisodeError as error:
+                if isinstance(error.__cause__, EngineUnavailableError) or (
+                    error.kind == "timeout" and not self._pool.candidates()
+                ):
+                    raise EngineUnavailableError(str(error)) from error
+                raise
+            return Rollout(
+                sequences=tuple(conversation.recorded()),
+                reward=score.reward,
+                metrics=score.metrics,
+                messages=tuple(episode.messages),
+                texts=tuple(conversation.texts),
+                finish_reason=conversation.finish_reason,
+                truncated=conversation.truncated,
+                seconds=time.monotonic() - began,
+            )
+
+
+@dataclass
+class _Flight:
+    """A group in flight."""
+
+    number: int
+    version: int
+    size: int
+    since: float
+    task: asyncio.Task[None] | None = None
+    expired: bool = False
+
+
+class Dispatcher:
+    """Starts groups as soon as staleness and concurrency allow.
+
+    Args:
+        config: the role's configuration.
+        arenas: the environments, in the order of the sampler.
+        player: plays episodes.
+        pool: the engines.
+        chat: for the tokens that end a reply.
+        sampler: what a group plays.
+        ledger: where groups are.
+        accepted: rollouts that are in batches or in the buffer, see `staleness.capacity`.
+        finished: gets each finished group.
+        signal: notified after each change.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        arenas: Sequence[Arena],
+        player: Player,
+        pool: EnginePool,
+        chat: ChatTokens,
+        *,
+        sampler: Sampler,
+        ledger: Ledger,
+        accepted: Callable[[], int],
+        finished: Callable[[FinishedGroup], None],
+        signal: Signal,
+    ) -> None:
+        self._config, self._arenas, self._player = config, arenas, player
+        self._pool, self._chat, self._sampler, self._ledger = pool, chat, sampler, ledger
+        self._accepted, self._finished, self._signal = accepted, finished, signal
+        self._budget = ErrorBudget(config.max_error_ratio, config.batch_size)
+        self._flights: dict[int, _Flight] = {}
+
+    @property
+    def running(self) -> int:
+        """Rollouts in flight."""
+        return sum(flight.size for flight in self._flights.values())
+
+    def room(self) -> int:
+        """Rollouts that may be dispatched now."""
+        version = self._pool.version
+        if version is None or not self._pool.candidates():
+            return 0
+        config = self._config
+        running, accepted = self.running, self._accepted()
+        allowed = capacity(
+            concurrency=config.max_concurrency,
+            running=running,
+            max_async_level=config.algorithm.max_async_level,
+            version=version,
+            batch_size=config.batch_size,
+            accepted=accepted,
+        )
+        return min(allowed, config.max_steps * config.batch_size - (accepted + running))
+
+    async def run(self) -> None:
+        """Dispatch until cancelled.
+
+        Raises:
+            RunError: errors dominate.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._signal.until(lambda: self.room() > 0)
+                version = self._pool.version
+                assert version is not None
+                number = self._ledger.take()
+                arena = self._arenas[self._sampler.draw(number).environment]
+                flight = _Flight(number, version, arena.config.group_size, time.monotonic())
+                self._flights[number] = flight
+                flight.task = tasks.create_task(self._fly(flight))
+
+    def cancel_too_old(self, step: int) -> None:
+        """Cancel groups in flight that no batch from `step` on may hold; their tasks are dispatched again."""
+        limit = self._config.algorithm.max_off_policy_steps
+        for flight in self._flights.values():
+            if not flight.expired and too_old(flight.version, step=step, max_off_policy_steps=limit):
+                flight.expired = True
+                if flight.task is not None:
+                    flight.task.cancel()
+
+    async def _fly(self, flight: _Flight) -> None:
+        number = flight.number
+        outcome: FinishedGroup | Literal["engine", "error"] | None = None
+        try:
+            outcome = await self._play_group(flight)
+        except* EngineUnavailableError as errors:
+            outcome = "engine"
+            logger.warning(f"group {number} is dispatched again: {errors.exceptions[0]}")
+        except* GroupGivenUpError:
+            outcome = "error"
+        finally:
+            # In one step without an await, so that a group is never in flight and elsewhere, nor nowhere.
+            del self._flights[number]
+            if flight.expired:
+                self._ledger.again(number, "age")
+            elif outcome == "engine":
+                self._ledger.again(number, "engine")
+            elif outcome == "error":
+                self._ledger.drop(number, "error")
+            elif outcome is not None:
+                self._settle(outcome)
+            self._signal.notify()
+
+    def _settle(self, group: FinishedGroup) -> None:
+        if self._config.algorithm.filters.zero_variance and group.zero_variance:
+            self._ledger.drop(group.number, "zero_variance")
+        else:
+            self._finished(group)
+
+    async def _play_group(self, flight: _Flight) -> FinishedGroup:
+        draw = self._sampler.draw(flight.number)
+        arena = self._arenas[draw.environment]
+        task = arena.tasks[draw.task]
+        async with asyncio.TaskGroup() as tasks:
+            playing = [tasks.create_task(self._rollout(arena, task)) for _ in range(arena.config.group_size)]
+        return FinishedGroup(
+            number=flight.number,
+            environment=arena.config.label,
+            task_id=task.id,
+            dispatch_version=flight.version,
+            temperature=(arena.config.sampling or self._config.sampling).temperature,
+            rollouts=tuple(play.result() for play in playing),
+        )
+
+    async def _rollout(self, arena: Arena, task: Task) -> Rollout:
+        sampling = arena.config.sampling or self._config.sampling
+        for _ in range(1 + MAX_RETRIES):
+            session = Session(self._pool, sampling, self._chat.stop_token_ids)
+            try:
+                rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
+            except (EpisodeError, RolloutError) as error:
+                self._count(arena.config.label, f"task {task.id!r}: {error}")
+                continue
+            self._count(arena.config.label, None)
+            self._ledger.counters["rollouts"] += 1
+            self._ledger.counters["tokens"] += rollout.loss_tokens
+            return rollout
+        raise GroupGivenUpError
+
+    def _count(self, label: str, error: str | None) -> None:
+        if error is not None:
+            self._ledger.counters["errors"] += 1
+            if self._ledger.counters["errors"] == 1 or self._ledger.counters["errors"] % 50 == 0:
+                logger.warning(f"{self._ledger.counters['errors']} rollouts ended in an error; the latest: {error}")
+        verdict = self._budget.record(label, error)
+        if verdict is not None:
+            raise RunError(verdict, exit_codes.DATA)

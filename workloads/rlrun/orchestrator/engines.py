@@ -1,0 +1,160 @@
+"""The engines: which replica holds which version, which one gets the next request, and requests that survive a failing replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from loguru import logger
+
+from rlrun.config.rollout import SamplingConfig
+from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.orchestrator.signals import Signal
+
+MAX_TRIES = 5
+"""Replicas that one request is sent to before its rollout gives up."""
+_CLIENT_ERRORS = range(400, 500)
+
+
+class Engine(Protocol):
+    """The part of `EngineClient` that the orchestrator uses."""
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        stop_token_ids: Sequence[int],
+        cache_salt: str | None,
+    ) -> list[Completion]: ...
+
+    async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]: ...
+
+    async def status(self) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Replica:
+    """One engine as the orchestrator knows it."""
+
+    url: str
+    client: Engine
+    version: int | None = None
+    """Policy version that it holds for certain; None: out of rotation until the next successful hand-over."""
+    updating: bool = False
+    load: int = 0
+    """Requests that wait for its answer."""
+    due: float = 0.0
+    """Until then (monotonic seconds) its version waits for the other replicas' hand-over."""
+    failure: str = "it has got no weights yet"
+    """Why it is out of rotation."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes new requests. Not during a hand-over: their first tokens would be computed by neither version."""
+        return self.version is not None and not self.updating
+
+
+class EnginePool:
+    """All replicas. The only writer of `load`; `version` and `updating` are written by the hand-over, and by `fail`."""
+
+    def __init__(self, replicas: Sequence[Replica], signal: Signal) -> None:
+        self.replicas = list(replicas)
+        self._signal = signal
+        self.last_available = time.monotonic()
+        """When a replica was last known to hold weights."""
+
+    @property
+    def version(self) -> int | None:
+        """The version that new rollouts are sampled with: the newest that a replica holds.
+
+        While others still load it, it waits for them as long as the fastest took, lest that one gets all the work of a step.
+        """
+        held = sorted({r.version for r in self.replicas if r.version is not None}, reverse=True)
+        loading = any(replica.updating for replica in self.replicas)
+        for version in held:
+            if not loading or time.monotonic() >= min(r.due for r in self.replicas if r.version == version):
+                return version
+        return None
+
+    def candidates(self, version: int | None = None) -> list[Replica]:
+        """Replicas that may get a request for this version (default: the one for new rollouts)."""
+        wanted = self.version if version is None else version
+        return [r for r in self.replicas if r.open and r.version == wanted]
+
+    async def acquire(self, prefer: Replica | None, version: int | None) -> Replica:
+        """Wait for a replica that holds the version: the preferred one (its cache has the prefix), else the least loaded."""
+        await self._signal.until(lambda: bool(self.candidates(version)))
+        candidates = self.candidates(version)
+        chosen = prefer if prefer in candidates else min(candidates, key=lambda r: r.load)
+        assert chosen is not None
+        chosen.load += 1
+        return chosen
+
+    def release(self, replica: Replica) -> None:
+        """A request was answered or given up."""
+        replica.load -= 1
+
+    def fail(self, replica: Replica, reason: str) -> None:
+        """Take a replica out of rotation; the hand-over brings it back."""
+        if replica.version is not None:
+            logger.warning(f"engine {replica.url} is out of rotation: {reason}")
+            self.last_available = time.monotonic()
+        replica.version, replica.failure = None, reason
+        self._signal.notify()
+
+
+class Session:
+    """One rollout's requests: to the same replica as long as that holds the right version.
+
+    Args:
+        pool: the engines.
+        sampling: how tokens are drawn.
+        stop_token_ids: tokens that end a reply.
+        version: send requests only to replicas that hold this version; default: the newest at the time of each request.
+    """
+
+    def __init__(
+        self, pool: EnginePool, sampling: SamplingConfig, stop_token_ids: Sequence[int], version: int | None = None
+    ) -> None:
+        self._pool, self._sampling, self._stop, self._version = pool, sampling, stop_token_ids, version
+        self._replica: Replica | None = None
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        """Sample one continuation.
+
+        Raises:
+            EngineUnavailableError: several replicas failed one after the other; the rollout is not to blame.
+            EngineError: an engine refused the request.
+        """
+        error: EngineError | None = None
+        for _ in range(MAX_TRIES):
+            replica = await self._pool.acquire(self._replica, self._version)
+            self._replica = replica
+            try:
+                completions = await replica.client.generate(
+                    token_ids,
+                    n=1,
+                    max_tokens=max_tokens,
+                    temperature=self._sampling.temperature,
+                    top_p=1.0,
+                    stop_token_ids=self._stop,
+                    # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
+                    cache_salt=str(replica.version),
+                )
+                return completions[0]
+            except EngineError as failure:
+                if failure.status in _CLIENT_ERRORS:
+                    raise
+                error = failure
+                self._pool.fail(replica, str(failure))
+            finally:
+                self._pool.release(replica)
+        raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error

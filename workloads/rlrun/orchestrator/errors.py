@@ -1,0 +1,38 @@
+"""When failing rollouts stop the run. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+WINDOW_ROLLOUTS = 100
+
+
+class ErrorBudget:
+    """Outcomes of the latest rollouts.
+
+    Args:
+        max_ratio: the run fails when more than this share of the window ended in an error; at 1.0 when all did.
+        batch_size: rollouts per step; the window is never smaller.
+    """
+
+    def __init__(self, max_ratio: float, batch_size: int) -> None:
+        self._max_ratio = max_ratio
+        self._size = max(WINDOW_ROLLOUTS, batch_size)
+        self._window: deque[tuple[str, str | None]] = deque(maxlen=self._size)
+
+    def record(self, environment: str, error: str | None = None) -> str | None:
+        """Count one rollout; `error` is None when it went well.
+
+        Returns:
+            What to tell the user once errors dominate, else None. An incomplete window counts as if its other rollouts had gone well.
+        """
+        self._window.append((environment, error))
+        failed = [(name, text) for name, text in self._window if text is not None]
+        if len(failed) <= self._max_ratio * self._size and len(failed) < self._size:
+            return None
+        worst, count = Counter(name for name, _ in failed).most_common(1)[0]
+        first = next(text for name, text in failed if name == worst)
+        return (
+            f"{len(failed)} of the last {len(self._window)} rollouts ended in an error, {count} of them in environment {worst!r} "
+            f"(orchestrator.maxErrorRatio is {self._max_ratio:g} of {self._size}). The first one: {first}"
+        )

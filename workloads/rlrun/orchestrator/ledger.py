@@ -1,0 +1,85 @@
+"""Which groups are where: every group number is dispatched until it is in a batch or dropped. Pure bookkeeping, JSON in and out."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+FORMAT_VERSION = 1
+
+
+class LedgerError(ValueError):
+    """A group is claimed twice."""
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """What a checkpoint keeps: on resume the open groups are dispatched again, then those from `next_group` on."""
+
+    next_group: int
+    """The lowest number that was never dispatched."""
+    open_groups: tuple[int, ...]
+    """Dispatched, but neither in a batch nor dropped."""
+    counters: dict[str, int]
+    """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens."""
+
+
+@dataclass
+class Ledger:
+    """Numbers of all groups of a run."""
+
+    next_group: int = 0
+    counters: Counter[str] = field(default_factory=Counter)
+    _again: list[int] = field(default_factory=list)
+    _out: set[int] = field(default_factory=set)
+
+    @classmethod
+    def restore(cls, state: LedgerState) -> Ledger:
+        """Continue from a checkpoint."""
+        return cls(state.next_group, Counter(state.counters), sorted(state.open_groups))
+
+    def state(self) -> LedgerState:
+        """What a checkpoint of this moment keeps."""
+        return LedgerState(self.next_group, tuple(sorted([*self._again, *self._out])), dict(self.counters))
+
+    def take(self) -> int:
+        """The next group to dispatch: the oldest of those to be dispatched again, else a new one."""
+        if self._again:
+            group = heapq.heappop(self._again)
+        else:
+            group, self.next_group = self.next_group, self.next_group + 1
+        self._out.add(group)
+        return group
+
+    def again(self, group: int, reason: str) -> None:
+        """A dispatched group gave nothing usable; its task is dispatched once more."""
+        self._out.remove(group)
+        heapq.heappush(self._again, group)
+        self.counters[f"cancelled/{reason}"] += 1
+
+    def drop(self, group: int, reason: str) -> None:
+        """A dispatched group is given up; another takes its place."""
+        self._out.remove(group)
+        self.counters[f"dropped/{reason}"] += 1
+
+    def accept(self, groups: Iterable[int]) -> None:
+        """Dispatched groups are in a batch."""
+        for group in groups:
+            self._out.remove(group)
+            self.counters["accepted"] += 1
+
+    def readmit(self, groups: Iterable[int]) -> None:
+        """Groups of a batch that an earlier attempt made.
+
+        Raises:
+            LedgerError: one of them was trained or dropped before; nothing is changed.
+        """
+        wanted = set(groups)
+        if taken := sorted(g for g in wanted if g < self.next_group and g not in self._again):
+            raise LedgerError(f"groups {taken} are already in an earlier batch")
+        end = max([self.next_group, *(group + 1 for group in wanted)])
+        self._again = sorted({*self._again, *range(self.next_group, end)} - wanted)
+        self.next_group = end
+        self.counters["accepted"] += len(wanted)

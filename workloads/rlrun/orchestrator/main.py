@@ -1,0 +1,198 @@
+"""The role's process: configuration, signals, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.environments.registry import EnvironmentLoadError, load
+from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.dispatcher import Arena
+from rlrun.orchestrator.engines import Engine, EnginePool, Replica
+from rlrun.orchestrator.failures import RunError, first_cause, write_error
+from rlrun.orchestrator.pipeline import Pipeline
+from rlrun.orchestrator.progress import Progress, ProgressServer
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.paths import RunPaths
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+def load_arenas(config: OrchestratorConfig) -> list[Arena]:
+    """All environments, ready to play.
+
+    Raises:
+        RunError: one of them cannot be loaded or has no tasks.
+    """
+    arenas = []
+    for index, environment in enumerate(config.environments):
+        try:
+            loaded = load(environment.id, environment.args)
+            tasks = loaded.tasks("train")
+        except EnvironmentLoadError as error:
+            raise RunError(f"environments[{index}]: {error}", exit_codes.CONFIGURATION) from error
+        if not len(tasks):
+            raise RunError(f"environments[{index}]: {environment.label} has no training tasks", exit_codes.DATA)
+        arenas.append(Arena(environment, loaded, tasks))
+    return arenas
+
+
+def load_chat(config: OrchestratorConfig) -> ChatTokens:
+    """The policy's tokenizer.
+
+    Raises:
+        RunError: there is none, or its chat template is of no use.
+    """
+    source = config.model.source(RunPaths(Path(config.output_dir)).model)
+    try:
+        return ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
+    except (TemplateError, OSError, ValueError) as error:
+        raise RunError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
+
+
+async def run(
+    config: OrchestratorConfig,
+    *,
+    attempt: int,
+    api_key: str,
+    connect: Callable[[str], Engine] | None = None,
+) -> int:
+    """Orchestrate one attempt to its end.
+
+    Args:
+        config: the role's resolved configuration.
+        attempt: the attempt's number.
+        api_key: the run's key, for trainer, engines and progress.
+        connect: makes the client of an engine from its address; default: over HTTP.
+
+    Returns:
+        0 when every step is trained and saved.
+
+    Raises:
+        RunError: why the run cannot go on; possibly inside an exception group.
+    """
+    began = time.monotonic()
+    signals, pipeline = Signal(), None
+
+    def over_http(url: str) -> Engine:
+        longest = max(environment.timeout_seconds for environment in config.environments)
+        update = config.weight_sync.timeout_seconds
+        return EngineClient(url, api_key, generate_timeout=longest, update_timeout=update)
+
+    def look() -> Progress:
+        if pipeline is not None:
+            return pipeline.progress()
+        waiting = f"the trainer at {config.trainer_url} since {time.monotonic() - began:.1f} s"
+        return Progress(0, config.max_steps, None, None, {}, None, None, waiting, None, 0, 0)
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
+        arenas = await asyncio.to_thread(load_arenas, config)
+        trainer = TrainerClient(config.trainer_url, api_key, attempt=attempt)
+        stack.push_async_callback(trainer.close)
+        await trainer.wait_until_begun()
+        chat = await asyncio.to_thread(load_chat, config)
+        replicas = [Replica(url, (connect or over_http)(url)) for url in config.inference_urls]
+        for replica in replicas:
+            stack.push_async_callback(replica.client.close)
+        pipeline = Pipeline(
+            config,
+            read_attempt(RunPaths(Path(config.output_dir)).attempt_file(attempt)),
+            arenas=arenas,
+            chat=chat,
+            pool=EnginePool(replicas, signals),
+            trainer=trainer,
+            signal=signals,
+        )
+        await pipeline.run()
+        await trainer.shutdown()
+    return exit_codes.OK
+
+
+def configure_log() -> None:
+    """Log to stderr, one line per message."""
+    logger.remove()
+    layout = "{time:HH:mm:ss} | {level: <7} | orchestrator | {message}"
+    logger.add(sys.stderr, format=layout, level="INFO", backtrace=False, diagnose=False)
+
+
+def read_config(file: Path) -> OrchestratorConfig:
+    """The role's part of `run.json`.
+
+    Raises:
+        RunError: the file is missing or wrong.
+    """
+    try:
+        return load_file(OrchestratorConfig, file, section="orchestrator")
+    except ConfigError as error:
+        raise RunError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+
+
+def identity() -> tuple[int, str]:
+    """Attempt and key from the environment.
+
+    Raises:
+        RunError: one of them is missing.
+    """
+    attempt, api_key = os.environ.get("RLRUN_ATTEMPT", ""), os.environ.get("RLRUN_API_KEY", "")
+    if not attempt.isdecimal() or int(attempt) < 1:
+        raise RunError(f"RLRUN_ATTEMPT is {attempt!r}; it has to be the attempt's number, from 1", exit_codes.USAGE)
+    if not api_key:
+        raise RunError("RLRUN_API_KEY is not set; all roles of a run share one secret", exit_codes.USAGE)
+    return int(attempt), api_key
+
+
+async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str) -> int:
+    """Run; SIGTERM and SIGINT cancel it, and every artifact is whole or ignored, so nothing is left to tidy up."""
+    work = asyncio.ensure_future(run(config, attempt=attempt, api_key=api_key))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, work.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        logger.info("stopped by a signal")
+        return TERMINATED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run; returns the exit code."""
+    configure_log()
+    parser = argparse.ArgumentParser(prog="python -m rlrun.orchestrator", description="Orchestrate one run.")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="run.json, or a file of the orchestrator's own fields"
+    )
+    arguments = parser.parse_args(argv)
+    folder: Path | None = None
+    try:
+        config = read_config(arguments.config)
+        attempt, api_key = identity()
+        folder = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
+        return asyncio.run(_until_signalled(config, attempt, api_key))
+    except Exception as failure:
+        cause = first_cause(failure)
+        code = cause.code if isinstance(cause, RunError) else exit_codes.FAILURE
+        message = str(cause) if isinstance(cause, RunError) else f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, RunError):
+            logger.error(message)
+        else:
+            logger.opt(exception=failure).error(f"this is a bug in the orchestrator: {message}")
+        if folder is not None:
+            write_error(folder, message, code)
+        return code

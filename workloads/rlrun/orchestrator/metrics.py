@@ -1,0 +1,78 @@
+"""Metrics of a step from its batch. Pure; names follow the ecosystem."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlrun.orchestrator.rollouts import FinishedGroup
+from rlrun.protocol.batch import Batch, Sample
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """What a batch on disk tells.
+
+    Returns:
+        Rewards over rollouts (`reward/mean`, `reward/std`, `reward/<env>/mean`); shares of groups in which every rollout has a reward of
+        at least 1 (`batch/solve_all`) or at most 0 (`batch/solve_none`); how many versions older than the policy that is being trained the
+        tokens are (`off_policy/mean`, `off_policy/max`) and their groups were at dispatch (`staleness/mean`); tokens sampled per rollout.
+    """
+    rollouts: dict[tuple[int, int], list[Sample]] = {}
+    for sample in batch.samples:
+        rollouts.setdefault((sample.group, sample.rollout), []).append(sample)
+    first = [samples[0] for samples in rollouts.values()]
+    rewards = [sample.reward for sample in first]
+    lengths = [float(sum(int(s.loss_mask.sum()) for s in samples)) for samples in rollouts.values()]
+    groups: dict[int, list[float]] = {}
+    for sample in first:
+        groups.setdefault(sample.group, []).append(sample.reward)
+    policy = batch.step - 1
+    lags = np.concatenate([policy - s.versions[s.loss_mask] for s in batch.samples])
+    metrics = {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "batch/rollouts": float(len(rewards)),
+        "batch/groups": float(len(groups)),
+        "batch/samples": float(len(batch.samples)),
+        "batch/tokens": float(batch.tokens),
+        "batch/loss_tokens": float(batch.loss_tokens),
+        "batch/solve_all": statistics.fmean(float(min(values) >= 1) for values in groups.values()),
+        "batch/solve_none": statistics.fmean(float(max(values) <= 0) for values in groups.values()),
+        "off_policy/mean": float(lags.mean()),
+        "off_policy/max": float(lags.max()),
+        "staleness/mean": statistics.fmean(policy - sample.dispatch_version for sample in first),
+        "completion_length/mean": statistics.fmean(lengths),
+        "completion_length/max": max(lengths),
+    }
+    for label in dict.fromkeys(sample.environment for sample in first):
+        own = [sample.reward for sample in first if sample.environment == label]
+        metrics[f"reward/{label}/mean"] = statistics.fmean(own)
+        metrics[f"batch/{label}/rollouts"] = float(len(own))
+    return metrics
+
+
+def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
+    """What only the live groups of a batch tell: truncation, time, and the environments' own metrics as `env/<env>/<name>`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    metrics = {
+        "batch/truncated": statistics.fmean(float(rollout.truncated) for rollout in rollouts),
+        "time/rollout/mean": statistics.fmean(rollout.seconds for rollout in rollouts),
+        "time/rollout/max": max(rollout.seconds for rollout in rollouts),
+    }
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for rollout in group.rollouts:
+            for name, value in rollout.metrics.items():
+                values.setdefault(f"env/{group.environment}/{name}", []).append(value)
+    return metrics | {name: statistics.fmean(found) for name, found in values.items()}
+
+
+def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
+    """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error."""
+    names = {"dropped/error", "dropped/zero_variance", "cancelled/age", "cancelled/engine", "errors"}
+    return {
+        name if name == "errors" else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
+        for name in sorted(names)
+    }

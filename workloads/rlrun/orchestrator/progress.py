@@ -1,0 +1,140 @@
+"""What the run does at the moment, over HTTP: Prometheus metrics, and one JSON document for the live view."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+
+from rlrun.orchestrator.failures import RunError
+from rlrun.protocol import exit_codes
+
+METRICS = "/metrics"
+PROGRESS = "/rlrun/progress"
+_STEPS_FOR_ETA = 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One look at the run."""
+
+    step: int
+    """The last step that was trained."""
+    max_steps: int
+    policy_version: int | None
+    """The newest version that an engine holds."""
+    reward: float | None
+    """Mean reward of the last trained step."""
+    eval: dict[str, float]
+    """Latest held-out mean reward per environment."""
+    tokens_per_second: float | None
+    """Tokens trained per second in the last step."""
+    staleness_mean: float | None
+    """How many versions older than the trained policy the tokens of the last step were."""
+    waiting_on: str
+    """What the next step waits for."""
+    eta_seconds: float | None
+    in_flight: int
+    """Rollouts."""
+    errors: int
+    """Rollouts that ended in an error since the run began."""
+
+
+class StepClock:
+    """Seconds per step over the last steps."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque(maxlen=_STEPS_FOR_ETA + 1)
+
+    def trained(self, step: int) -> None:
+        """A step is done now."""
+        self._marks.append((step, time.monotonic()))
+
+    def remaining_seconds(self, max_steps: int) -> float | None:
+        """Estimated seconds to the last step; None before two steps are done."""
+        if len(self._marks) < 2:
+            return None
+        (first, began), (last, ended) = self._marks[0], self._marks[-1]
+        return (max_steps - last) * (ended - began) / (last - first)
+
+
+_GAUGES = {
+    "rlrun_step": ("Last trained step", "step"),
+    "rlrun_max_steps": ("Steps of the run", "max_steps"),
+    "rlrun_policy_version": ("Newest policy version that an engine holds", "policy_version"),
+    "rlrun_reward_mean": ("Mean reward of the last trained step", "reward"),
+    "rlrun_tokens_per_second": ("Tokens trained per second in the last step", "tokens_per_second"),
+    "rlrun_staleness_mean": ("Versions between sampling and training, mean over tokens", "staleness_mean"),
+    "rlrun_rollouts_in_flight": ("Rollouts in flight", "in_flight"),
+    "rlrun_rollout_errors": ("Rollouts that ended in an error since the run began", "errors"),
+    "rlrun_eta_seconds": ("Estimated seconds to the last step", "eta_seconds"),
+}
+
+
+def prometheus(progress: Progress) -> bytes:
+    """The same as Prometheus text; what is not known yet is left out."""
+    registry = CollectorRegistry()
+    values = asdict(progress)
+    for name, (summary, field) in _GAUGES.items():
+        if values[field] is not None:
+            Gauge(name, summary, registry=registry).set(values[field])
+    if progress.eval:
+        gauge = Gauge("rlrun_eval_reward_mean", "Latest held-out mean reward", ["environment"], registry=registry)
+        for label, value in progress.eval.items():
+            gauge.labels(label).set(value)
+    return generate_latest(registry)
+
+
+class ProgressServer:
+    """Serves `GET /metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
+
+    Args:
+        host: address to bind.
+        port: port to bind.
+        api_key: the run's key.
+        look: the current progress.
+    """
+
+    def __init__(self, host: str, port: int, *, api_key: str, look: Callable[[], Progress]) -> None:
+        self._host, self._port, self._key, self._look = host, port, api_key, look
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> ProgressServer:
+        """Start.
+
+        Raises:
+            RunError: the port is in use.
+        """
+        application = web.Application()
+        application.router.add_get(METRICS, self._metrics)
+        application.router.add_get(PROGRESS, self._progress)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise RunError(
+                f"orchestrator.metricsPort: cannot listen on {self._host}:{self._port}: {error.strerror}; choose a free port",
+                exit_codes.UNAVAILABLE,
+            ) from error
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=prometheus(self._look()), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _progress(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._key.encode()):
+            return web.json_response({"error": "wrong or missing API key"}, status=401)
+        return web.json_response(asdict(self._look()))

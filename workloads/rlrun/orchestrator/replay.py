@@ -1,0 +1,41 @@
+"""Recorded batches of another run, trained on instead of new ones: 'the same rollouts' then means the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rlrun.orchestrator.failures import RunError
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch, BatchError, read_batch
+from rlrun.protocol.paths import artifacts_in_steps
+
+
+class Recording:
+    """The `rollouts/` folder of another run.
+
+    Args:
+        folder: it.
+        steps: the steps that are needed.
+
+    Raises:
+        RunError: a step is missing; names the first one.
+    """
+
+    def __init__(self, folder: Path, steps: range) -> None:
+        # Of a step that several attempts recorded the last one counts.
+        self._found = {a.step: a.path for a in artifacts_in_steps(folder)}
+        missing = [step for step in steps if step not in self._found]
+        if missing:
+            have = f"it has {min(self._found)} to {max(self._found)}" if self._found else "it has no batch at all"
+            raise RunError(
+                f"orchestrator.replay: {folder} has no batch of step {missing[0]} ({have}); record with recordRollouts, or lower maxSteps",
+                exit_codes.CONFIGURATION,
+            )
+
+    def batch(self, step: int, *, attempt: int) -> Batch:
+        """The recorded batch of a step under this run's attempt."""
+        try:
+            return dataclasses.replace(read_batch(self._found[step]), attempt=attempt)
+        except BatchError as error:
+            raise RunError(f"orchestrator.replay: {error}", exit_codes.DATA) from error

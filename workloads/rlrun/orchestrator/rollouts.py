@@ -1,0 +1,51 @@
+"""What a finished rollout and a finished group are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlrun.environments.protocol import Message
+from rlrun.orchestrator.conversation import Recorded
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode with its score and every token that it took."""
+
+    sequences: tuple[Recorded, ...]
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+    texts: tuple[str, ...] = ()
+    """The policy's replies."""
+    finish_reason: str = "stop"
+    truncated: bool = False
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, prompts included."""
+        return sum(len(s.input_ids) for s in self.sequences)
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(sum(s.loss_mask.sum() for s in self.sequences))
+
+
+@dataclass(frozen=True)
+class FinishedGroup:
+    """All rollouts of one task."""
+
+    number: int
+    environment: str
+    task_id: str
+    dispatch_version: int
+    temperature: float
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def zero_variance(self) -> bool:
+        """Whether all rewards are equal, so that group-relative advantages are all 0."""
+        return len({rollout.reward for rollout in self.rollouts}) < 2

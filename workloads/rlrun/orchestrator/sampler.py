@@ -1,0 +1,93 @@
+"""Which task a group plays: a pure function of the run's seed and the group's number, so that the sampler has no state to lose.
+
+Environments take turns by their ratios, as evenly as whole groups allow. Within an environment each epoch visits all tasks once, in an
+order that is computed for one position at a time: the task list may be lazy and huge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What group `number` plays."""
+
+    environment: int
+    """Index of the environment."""
+    task: int
+    """Index of the task in its train split."""
+    epoch: int
+    """How often the environment's tasks have all been visited before."""
+
+
+def share_out(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
+    """The environment of group `number`, and how many groups of that environment came before.
+
+    The weights are halved like a tree; at each fork the left side has got `floor(number·share)` of the first `number` groups, so
+    that both answers follow from `number` alone.
+    """
+    low, high = 0, len(weights)
+    while high - low > 1:
+        middle = (low + high) // 2
+        left = sum(weights[low:middle], Fraction(0))
+        share = left / (left + sum(weights[middle:high], Fraction(0)))
+        before, after = int(number * share), int((number + 1) * share)
+        if after > before:
+            number, high = before, middle
+        else:
+            number, low = number - before, middle
+    return low, number
+
+
+def _mix(key: bytes, value: int) -> int:
+    digest = hashlib.blake2b(value.to_bytes(8, "little"), key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def permuted(position: int, size: int, key: str) -> int:
+    """Where `position` goes in a pseudo-random permutation of `range(size)`.
+
+    A Feistel network over the next even number of bits; results outside the range are permuted again ("cycle walking",
+    Black & Rogaway 2002), fewer than four times on average.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = [hashlib.blake2b(f"{key}/{i}".encode(), digest_size=16).digest() for i in range(_ROUNDS)]
+    value = position
+    while True:
+        left, right = value >> half, value & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mix(round_key, right) & mask)
+        value = (left << half) | right
+        if value < size:
+            return value
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Tasks of all groups of a run.
+
+    Args:
+        seed: the run's seed.
+        labels: names of the environments.
+        ratios: shares of groups, any positive numbers.
+        sizes: number of tasks in each train split.
+    """
+
+    seed: int
+    labels: tuple[str, ...]
+    ratios: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    def draw(self, group: int) -> Draw:
+        """What group `group` (from 0) plays."""
+        environment, index = share_out(group, [Fraction(str(ratio)) for ratio in self.ratios])
+        epoch, position = divmod(index, self.sizes[environment])
+        key = f"{self.seed}/{self.labels[environment]}/{epoch}"
+        return Draw(environment, permuted(position, self.sizes[environment], key), epoch)

@@ -1,0 +1,39 @@
+"""How far data may be behind the policy, and how much may be in flight. Pure functions of counts and versions.
+
+Group sizes and batch sizes are counted in rollouts, versions as in the architecture: step `n` trains version `n-1` into `n`.
+"""
+
+from __future__ import annotations
+
+
+def capacity(
+    *, concurrency: int, running: int, max_async_level: int, version: int, batch_size: int, accepted: int
+) -> int:
+    """Rollouts that may be dispatched now: `min(C - running, (k + version + 1)·B - (accepted + running))` (AReaL, Fu et al. 2025).
+
+    Because at most `(k + v + 1)` batches' worth is ever started at version `v`, rollouts for step `n` start only at version `n-1-k`.
+
+    Args:
+        concurrency: C, most rollouts in flight.
+        running: rollouts in flight.
+        max_async_level: k.
+        version: newest policy version that an engine holds.
+        batch_size: B, rollouts per step.
+        accepted: rollouts in batches and in the buffer, counted from step 1; after a resume at step `s` this is `s·B` and what was found.
+    """
+    return min(concurrency - running, (max_async_level + version + 1) * batch_size - (accepted + running))
+
+
+def oldest_version(step: int, max_off_policy_steps: int) -> int:
+    """The oldest dispatch version that a group trained in `step` may have; negative: any."""
+    return step - 1 - max_off_policy_steps
+
+
+def too_old(dispatch_version: int, *, step: int, max_off_policy_steps: int) -> bool:
+    """Whether a group dispatched at this version can no longer be trained in `step` or any later one."""
+    return dispatch_version < oldest_version(step, max_off_policy_steps)
+
+
+def rebased(step: int, batch_size: int) -> int:
+    """Rollouts accepted up to and including `step`: where accounting starts after a resume, and again after each batch."""
+    return step * batch_size

@@ -1,0 +1,154 @@
+"""The orchestrator's side of the channel to the trainer's rank 0."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import aiohttp
+from loguru import logger
+from pydantic import BaseModel, ValidationError
+
+from rlrun.orchestrator.failures import RunError
+from rlrun.protocol import channel, exit_codes
+from rlrun.protocol.channel import BatchReady, Event, EventList, OrchestratorSaved, TrainerState
+
+POLL_SECONDS = 5.0
+"""Length of one long poll; the trainer's phase is at most this old."""
+STARTUP_SECONDS = 1800.0
+"""Longest wait for the trainer's first answer: images are pulled and models loaded."""
+SILENCE_SECONDS = 120.0
+"""Longest time that a trainer that answered before may be silent."""
+REQUEST_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+_NO_ANSWER = (aiohttp.ClientError, TimeoutError, ConnectionError)
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+
+class TrainerClient:
+    """Client of one attempt's trainer.
+
+    Args:
+        base_url: where rank 0 listens.
+        api_key: the run's key.
+        attempt: the attempt that trainer and orchestrator belong to.
+    """
+
+    def __init__(self, base_url: str, api_key: str, *, attempt: int) -> None:
+        self._base, self._attempt = base_url.rstrip("/"), attempt
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._session: aiohttp.ClientSession | None = None
+        self.state: TrainerState | None = None
+        """What the trainer last said of itself."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def wait_until_begun(self, deadline_seconds: float = STARTUP_SECONDS) -> TrainerState:
+        """The state of this attempt's trainer, as soon as its attempt is on disk and its model is there.
+
+        Raises:
+            RunError: it does not come up in time, or refuses the key.
+        """
+        logger.info(f"waiting for the trainer at {self._base} (attempt {self._attempt})")
+        deadline = time.monotonic() + deadline_seconds
+        pause, reason = FIRST_PAUSE_SECONDS, ""
+        while True:
+            try:
+                state = await self._request("GET", channel.STATE, TrainerState)
+                if state.attempt == self._attempt and state.phase != "starting":
+                    self.state = state
+                    return state
+                reason = f"attempt {state.attempt} is {state.phase} there"
+                if state.attempt > self._attempt:
+                    raise RunError(f"{reason}: attempt {self._attempt} is over")
+            except _NO_ANSWER as error:
+                reason = str(error) or type(error).__name__
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"the trainer of attempt {self._attempt} did not answer at {self._base} within {deadline_seconds:g} s: {reason}"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """All events of this attempt in order, from its first; never ends by itself.
+
+        Raises:
+            RunError: the trainer is silent for too long, or another attempt answers.
+        """
+        seen = 0
+        while True:
+            answer = await self._patiently("GET", f"{channel.EVENTS}?after={seen}&wait={POLL_SECONDS:g}", EventList)
+            if answer.attempt != self._attempt:
+                raise RunError(
+                    f"the trainer at {self._base} is now attempt {answer.attempt}, this is {self._attempt}: all roles start again together"
+                )
+            self.state = await self._patiently("GET", channel.STATE, TrainerState)
+            for event in answer.events:
+                seen = event.seq
+                yield event
+
+    async def batch_ready(self, step: int, path: str) -> None:
+        """Tell the trainer of a durable batch."""
+        await self._patiently("POST", channel.BATCHES, None, BatchReady(step=step, path=path))
+
+    async def checkpoint_saved(self, step: int) -> None:
+        """Tell the trainer that the orchestrator's part of a checkpoint is durable."""
+        await self._patiently("POST", channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
+
+    async def shutdown(self) -> None:
+        """Tell the trainer that all is done; it may be gone before it answers."""
+        try:
+            await self._request("POST", channel.SHUTDOWN, None)
+        except _NO_ANSWER:
+            return
+
+    async def _patiently(
+        self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
+    ) -> AnswerT:
+        """One request, repeated while the trainer is silent: each of them may be sent twice without harm."""
+        since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._request(method, path, model, body)
+            except _NO_ANSWER as error:
+                if time.monotonic() - since > SILENCE_SECONDS:
+                    reason = str(error) or type(error).__name__
+                    raise RunError(
+                        f"the trainer at {self._base} has been silent for {SILENCE_SECONDS:g} s: {reason}"
+                    ) from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _request(
+        self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
+    ) -> AnswerT:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS + POLL_SECONDS)
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        document = None if body is None else body.model_dump(mode="json")
+        async with self._session.request(method, self._base + path, json=document) as response:
+            text = await response.text()
+            if response.status == 401:
+                raise RunError(
+                    f"the trainer at {self._base} refuses the key: RLRUN_API_KEY must be the same for all roles",
+                    exit_codes.CONFIGURATION,
+                )
+            if response.status >= 400:
+                raise RunError(f"the trainer at {self._base} refused {method} {path}: {text.strip()[:500]}")
+            try:
+                return (model or _Anything).model_validate_json(text)  # type: ignore[return-value]
+            except ValidationError as error:
+                raise RunError(f"{self._base}{path} is not a trainer's channel: {text[:200]!r}") from error
+
+
+class _Anything(BaseModel):
+    """An answer whose content does not matter."""

@@ -1,0 +1,140 @@
+"""The hand-over of published weights to the engines: all replicas at once, each with a deadline, the newest version first.
+
+While a version is being evaluated the hand-over is held back, so that one version answers the whole evaluation. A replica that fails is
+out of rotation and is tried again with a growing pause; the run goes on as long as one remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from loguru import logger
+
+from rlrun.inference.client import EngineError
+from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.failures import RunError
+from rlrun.orchestrator.signals import Signal
+
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 15.0
+OUTAGE_SECONDS = 600.0
+"""Longest time without any usable engine before the run fails; a restart may mend it."""
+STARTUP_SECONDS = 1800.0
+"""The same before the first hand-over: engines load and compile."""
+_CHECK_SECONDS = 1.0
+
+
+class WeightSync:
+    """The one who gives weights to engines.
+
+    Args:
+        pool: the engines.
+        signal: notified after each change.
+        timeout_seconds: deadline of one replica's update.
+    """
+
+    def __init__(self, pool: EnginePool, signal: Signal, *, timeout_seconds: float) -> None:
+        self._pool, self._signal, self._timeout = pool, signal, timeout_seconds
+        self._paths: dict[int, str] = {}
+        self._held: deque[int] = deque()
+        self._synced: set[str] = set()
+        self.newest: int | None = None
+        """The newest version that the trainer has published."""
+        self.seconds: dict[int, float] = {}
+        """How long the hand-over of a version took, slowest replica."""
+
+    def publish(self, version: int, path: str, *, hold: bool) -> None:
+        """The trainer has published a version.
+
+        Args:
+            version: the policy version.
+            path: its folder.
+            hold: every replica gets this version, and none a newer one, until `release`.
+        """
+        self._paths[version] = path
+        self.newest = version
+        if hold:
+            self._held.append(version)
+        self._signal.notify()
+
+    def release(self, version: int) -> None:
+        """End the hold of a version."""
+        if version in self._held:
+            self._held.remove(version)
+            self._signal.notify()
+
+    def held(self, version: int) -> bool:
+        """Whether the version is still on hold."""
+        return version in self._held
+
+    def wanted(self, replica: Replica) -> int | None:
+        """The version that a replica is to load now; None when it is up to date. Versions in between are skipped."""
+        target = self._held[0] if self._held else self.newest
+        return None if target == replica.version else target
+
+    async def run(self) -> None:
+        """Keep all replicas up to date.
+
+        Raises:
+            RunError: no replica could be used for too long.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            for replica in self._pool.replicas:
+                tasks.create_task(self._keep_up(replica))
+
+    async def _keep_up(self, replica: Replica) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            await self._signal.until(lambda: self.wanted(replica) is not None)
+            version = self.wanted(replica)
+            assert version is not None
+            if await self._hand_over(replica, version):
+                pause = FIRST_PAUSE_SECONDS
+                continue
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _hand_over(self, replica: Replica, version: int) -> bool:
+        began = time.monotonic()
+        replica.updating = True
+        try:
+            # The first time in an attempt the engine may hold weights of another attempt under the same number.
+            force = replica.url not in self._synced
+            async with asyncio.timeout(self._timeout):
+                await replica.client.update_weights(self._paths[version], version, force=force)
+        except (EngineError, TimeoutError) as error:
+            status = error.status if isinstance(error, EngineError) else None
+            reason = str(error) or f"the update to version {version} took longer than {self._timeout:g} s"
+            self._pool.fail(replica, reason)
+            if status == 400 and version in self._held:
+                logger.warning(f"version {version} cannot be loaded for its evaluation: {reason}")
+                self.release(version)
+            return False
+        finally:
+            replica.updating = False
+            self._signal.notify()
+        self._synced.add(replica.url)
+        if replica.version is None:
+            logger.info(f"engine {replica.url} is in rotation with version {version}")
+        took = time.monotonic() - began
+        replica.version, replica.due = version, time.monotonic() + took
+        asyncio.get_running_loop().call_later(took, self._signal.notify)
+        self.seconds[version] = max(self.seconds.get(version, 0.0), took)
+        for old in [v for v in self._paths if v < min((r.version or 0) for r in self._pool.replicas)]:
+            del self._paths[old]
+        self._signal.notify()
+        return True
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            if self._pool.version is not None or self.newest is None:
+                self._pool.last_available = time.monotonic()
+                continue
+            limit = OUTAGE_SECONDS if self._synced else STARTUP_SECONDS
+            if time.monotonic() - self._pool.last_available > limit:
+                reasons = "; ".join(f"{r.url}: {r.failure}" for r in self._pool.replicas)
+                raise RunError(f"no engine could be used for {limit:g} s: {reasons}")

@@ -1,0 +1,87 @@
+"""What trainer and orchestrator tell each other: HTTP between rank 0 (server) and the orchestrator (client), guarded by the run's API key.
+
+    GET  /rlrun/trainer/state                      -> TrainerState
+    GET  /rlrun/trainer/events?after=N&wait=S      -> {"attempt": a, "events": [Event, ...]}   (long poll, at most S seconds)
+    POST /rlrun/trainer/batches     BatchReady     a packed batch is durable
+    POST /rlrun/trainer/checkpoints OrchestratorSaved   the orchestrator's part of a checkpoint is durable
+    POST /rlrun/trainer/shutdown                   all is done; rank 0 ends the group with exit code 0
+
+News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory, so that an
+orchestrator that comes late reads all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlrun.config.base import Config
+
+STATE = "/rlrun/trainer/state"
+EVENTS = "/rlrun/trainer/events"
+BATCHES = "/rlrun/trainer/batches"
+CHECKPOINTS = "/rlrun/trainer/checkpoints"
+SHUTDOWN = "/rlrun/trainer/shutdown"
+
+Phase = Literal["starting", "publishing", "waiting_for_batch", "training", "saving", "finished"]
+EventKind = Literal["published", "trained", "checkpoint_saved", "checkpoint_complete", "finished"]
+
+
+class Event(Config):
+    """One piece of news from the trainer."""
+
+    seq: Annotated[int, Field(ge=1)]
+    """Position in this attempt's list."""
+    kind: EventKind
+    """published: version `step` is complete at `path`. trained: step `step` is done, with `metrics`. checkpoint_saved: the shards of
+    `step` are durable, the orchestrator's part is wanted in `path`/orchestrator. checkpoint_complete: its manifest exists. finished:
+    the last step is trained, published and saved."""
+    step: Annotated[int, Field(ge=0)]
+    """Step or policy version."""
+    path: str | None = None
+    """Folder of what was written."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Of a trained step."""
+
+
+class TrainerState(Config):
+    """What the trainer does at the moment."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Its attempt."""
+    base_step: Annotated[int, Field(ge=0)]
+    """The step that it started from."""
+    step: Annotated[int, Field(ge=0)]
+    """The last step that it trained."""
+    phase: Phase
+    """What it does."""
+    phase_since: float
+    """Since when, in seconds since the epoch."""
+    last_event: Annotated[int, Field(ge=0)]
+    """Number of the newest event."""
+
+
+class EventList(Config):
+    """Answer to a long poll."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Attempt of the trainer that answers."""
+    events: list[Event]
+    """Those after the one that was asked for."""
+
+
+class BatchReady(Config):
+    """A packed batch is durable."""
+
+    step: Annotated[int, Field(ge=1)]
+    """The step that it is for."""
+    path: str
+    """Its folder."""
+
+
+class OrchestratorSaved(Config):
+    """The orchestrator's part of a checkpoint is durable."""
+
+    step: Annotated[int, Field(ge=1)]
+    """The checkpoint's step."""

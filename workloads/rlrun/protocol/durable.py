@@ -1,0 +1,97 @@
+"""Durable writes: files fsynced, then renamed, then the directory fsynced.
+
+A reader that sees a final name therefore sees whole content, whenever the writer or the machine died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlrun.protocol.paths import TMP_SUFFIX
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file's content or a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Flush every file and folder below `folder`, and `folder` itself."""
+    for directory, _, files in os.walk(folder):
+        for name in files:
+            fsync_path(Path(directory) / name)
+        fsync_path(Path(directory))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` with `content` in one step; a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + TMP_SUFFIX)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Replace `path` with `document` as JSON, in one step."""
+    write_bytes(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+
+
+def create_json(path: Path, document: Any) -> None:
+    """Write `document` to a path that must not exist yet.
+
+    Raises:
+        FileExistsError: somebody else has it; two writers never both succeed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A random name, not the process id: in containers two writers of one volume often have the same one.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TMP_SUFFIX}")
+    try:
+        with temporary.open("x") as file:
+            json.dump(document, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # as exclusive as O_EXCL, and never seen half-written
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_path(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a temporary folder that becomes `path`, durable and whole, when the block ends without an error.
+
+    An older folder at `path` is replaced: within one attempt there is one writer, and it writes the same thing again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + TMP_SUFFIX)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        fsync_tree(temporary)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        fsync_path(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

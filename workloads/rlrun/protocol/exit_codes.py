@@ -1,0 +1,22 @@
+"""Exit codes of every role. 64 to 78 (sysexits) are permanent: starting again cannot help; anything else goes to the failure policy."""
+
+from __future__ import annotations
+
+OK = 0
+FAILURE = 1
+"""Something broke that a restart may mend."""
+STORAGE = 10
+"""The volume refuses to write (full, read-only); a restart helps once there is space again."""
+USAGE = 64
+"""The command line is wrong."""
+DATA = 65
+"""Data is wrong: a model folder without weights, a reward that is not a number, errors that dominate."""
+UNAVAILABLE = 69
+"""A port is in use, or a device is missing."""
+CONFIGURATION = 78
+"""The configuration is wrong."""
+
+
+def is_permanent(code: int) -> bool:
+    """Whether starting again cannot help."""
+    return 64 <= code <= 78

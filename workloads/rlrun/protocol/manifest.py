@@ -1,0 +1,113 @@
+"""The checkpoint manifest: a checkpoint exists when its `manifest.json` exists.
+
+It is written last, by the trainer's rank 0, after all ranks' shards and the orchestrator's part are durable.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlrun.protocol.durable import write_json
+from rlrun.protocol.paths import Artifact, RunPaths
+
+MANIFEST = "manifest.json"
+TRAINER_PART = "trainer"
+ORCHESTRATOR_PART = "orchestrator"
+FORMAT_VERSION = 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    path: str
+    """Relative to the checkpoint's folder."""
+    size: int
+    """In bytes."""
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint holds."""
+
+    step: int
+    attempt: int
+    world_size: int
+    config_hash: str
+    files: tuple[FileEntry, ...]
+    created_at: float
+    """Seconds since the epoch."""
+    format_version: int = FORMAT_VERSION
+
+
+class ManifestError(ValueError):
+    """A checkpoint is not what its manifest says."""
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def describe(checkpoint: Path, part: Path) -> list[FileEntry]:
+    """The entries of all files below `part`, a folder inside `checkpoint`."""
+    files = sorted(path for path in part.rglob("*") if path.is_file())
+    return [FileEntry(str(p.relative_to(checkpoint)), p.stat().st_size, checksum(p)) for p in files]
+
+
+def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
+    """Make the checkpoint complete."""
+    write_json(checkpoint / MANIFEST, asdict(manifest))
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest.
+
+    Raises:
+        ManifestError: it is missing, is not JSON, or is of another format.
+    """
+    try:
+        document = json.loads((checkpoint / MANIFEST).read_text())
+        written = document["format_version"]
+        if written != FORMAT_VERSION:
+            raise ManifestError(f"{checkpoint / MANIFEST} has format {written}, this version reads {FORMAT_VERSION}")
+        document["files"] = tuple(FileEntry(**entry) for entry in document["files"])
+        return Manifest(**document)
+    except ManifestError:
+        raise
+    except FileNotFoundError:
+        raise ManifestError(f"{checkpoint.name} has no {MANIFEST}: it was never completed") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ManifestError(f"{checkpoint / MANIFEST} is damaged: {error}") from None
+
+
+def verify(checkpoint: Path, manifest: Manifest) -> None:
+    """Compare every file with its entry.
+
+    Raises:
+        ManifestError: a file is missing, has another size or another checksum; names it.
+    """
+    for entry in manifest.files:
+        path = checkpoint / entry.path
+        if not path.is_file():
+            raise ManifestError(f"{checkpoint.name}: {entry.path} is missing")
+        if path.stat().st_size != entry.size:
+            raise ManifestError(
+                f"{checkpoint.name}: {entry.path} has {path.stat().st_size} bytes instead of {entry.size}"
+            )
+        if checksum(path) != entry.crc32:
+            raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")
+
+
+def complete_checkpoints(paths: RunPaths) -> list[Artifact]:
+    """All checkpoints with a manifest, of any attempt, in order of step and attempt."""
+    return [a for a in paths.checkpoints_on_disk() if (a.path / MANIFEST).is_file()]

@@ -1,0 +1,115 @@
+"""One rank of the trainer: `python -m rlrun.trainer --config run.json [--replay DIR]`, started by torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from loguru import logger
+from pydantic import ValidationError
+
+from rlrun.config.run import RunConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.errors import RoleError, write_error
+
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+
+def end_on_signal() -> None:
+    """End the process at once on SIGTERM or SIGINT, wherever its main thread is.
+
+    A collective whose peers are gone blocks in C++, where no Python handler runs; so a thread waits for the signal. Every artifact of the
+    file protocol is whole or ignored, so there is nothing to tidy up.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def wait() -> None:
+        number = signal.sigwait(_SIGNALS)
+        os.write(2, f"trainer: ended by {signal.Signals(number).name}\n".encode())
+        os._exit(128 + number)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+def configure_log(rank: int) -> None:
+    """Log to stderr; rank 0 tells the story, the others only warn."""
+    logger.remove()
+    layout = f"{{time:HH:mm:ss}} | {{level: <7}} | trainer{f'[{rank}]' if rank else ''} | {{message}}"
+    logger.add(sys.stderr, format=layout, level="INFO" if rank == 0 else "WARNING", backtrace=False, diagnose=False)
+
+
+def read_config(file: Path) -> RunConfig:
+    """The resolved configuration of the run.
+
+    Raises:
+        RoleError: the file is missing or wrong; names the first wrong field.
+    """
+    try:
+        return RunConfig.model_validate_json(file.read_text())
+    except OSError as error:
+        raise RoleError(f"cannot read --config {file}: {error.strerror}", exit_codes.USAGE) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise RoleError(f"--config {file}: {where}: {first['msg']}", exit_codes.CONFIGURATION) from None
+
+
+def attempt_number() -> int:
+    """`RLRUN_ATTEMPT`.
+
+    Raises:
+        RoleError: it is not set, or not a positive number.
+    """
+    text = os.environ.get("RLRUN_ATTEMPT", "")
+    if not text.isdecimal() or int(text) < 1:
+        raise RoleError(f"RLRUN_ATTEMPT has to be the attempt's number, from 1; got {text!r}", exit_codes.USAGE)
+    return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="trainer", description="One rank of the trainer; torchrun starts it.")
+    parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        metavar="DIR",
+        help="train on the recorded batches of this folder, without an orchestrator",
+    )
+    options = parser.parse_args(argv)
+    end_on_signal()
+    configure_log(int(os.environ.get("RANK", "0")))
+    folder: Path | None = None
+    try:
+        config, attempt = read_config(options.config), attempt_number()
+        folder = RunPaths(Path(config.trainer.output_dir)).logs(attempt, "trainer")
+        api_key = os.environ.get("RLRUN_API_KEY", "")
+        if not api_key and options.replay is None:
+            raise RoleError(
+                "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
+            )
+        from rlrun.trainer.main import run
+
+        return run(config.trainer, attempt=attempt, api_key=api_key, replay=options.replay, config_hash=config.hash())
+    except RoleError as error:
+        logger.error(str(error))
+        if folder is not None:
+            write_error(folder, error)
+        return error.code
+    except Exception as error:
+        logger.opt(exception=error).error("the trainer failed")
+        if folder is not None:
+            write_error(folder, RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE))
+        return exit_codes.FAILURE
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a failed group may hang in a collective; nothing is left to be written

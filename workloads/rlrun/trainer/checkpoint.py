@@ -1,0 +1,82 @@
+"""Save and load the trainer's part of a checkpoint with torch's distributed checkpoint: every rank its own shards, any world size.
+
+There is no scheduler state (the rate is a function of the step) and no generator state (`seed_step` is a function of seed and step),
+so progress is the step and the count of skipped updates.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.trainer.errors import storage_errors
+from rlrun.trainer.group import Group
+
+
+@dataclass
+class Progress:
+    """What a step adds to."""
+
+    step: int = 0
+    """The last trained step; the policy version that the parameters are."""
+    skipped_steps: int = 0
+    """Updates that were left out so far because the gradient was not finite."""
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seed the generators for a step: a resumed run draws what the uninterrupted one drew."""
+    torch.manual_seed(zlib.crc32(f"{seed}/{step}".encode()))  # the CPU's generator looks at 32 bits only
+
+
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, path: Path, group: Group) -> None:
+    """Write the shards into `path`/trainer, durable when this returns. Every rank takes part.
+
+    Args:
+        path: the checkpoint's folder; it is not complete before its manifest is written.
+
+    Raises:
+        RoleError: the volume is full or read-only.
+    """
+    folder = path / TRAINER_PART
+    with storage_errors(path.parent, "save the checkpoint"):
+        if group.leads:
+            shutil.rmtree(path, ignore_errors=True)
+            folder.mkdir(parents=True)
+        group.barrier()
+        writer = dcp.FileSystemWriter(folder, sync_files=True)
+        _checked(lambda: dcp.save(_state(model, optimizer, progress), storage_writer=writer))
+
+
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> Progress:
+    """Fill model and optimizer from `path`/trainer, whatever the world size that wrote it. Every rank takes part."""
+    progress = Progress()
+    state = _state(model, optimizer, progress)
+    reader = dcp.FileSystemReader(path / TRAINER_PART)
+    _checked(lambda: dcp.load(state, storage_reader=reader))
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return Progress(**{name: int(value) for name, value in state["progress"].items()})
+
+
+def _checked(transfer: Callable[[], object]) -> None:
+    """Run it; torch's error, which is no `Exception` and would pass every handler, becomes one."""
+    try:
+        transfer()
+    except CheckpointException as error:
+        raise RuntimeError(str(error)) from error
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
+    parameters, moments = get_state_dict(model, optimizer)
+    counts = {name: torch.tensor(value) for name, value in vars(progress).items()}
+    return {"model": parameters, "optimizer": moments, "progress": counts}

@@ -1,0 +1,120 @@
+"""Complete checkpoints in the background on rank 0: checksums, then the orchestrator's part, then the manifest, then retention."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.checkpoint import CheckpointConfig
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.durable import fsync_tree
+from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, FileEntry, Manifest, describe, write_manifest
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.errors import RoleError, storage_errors
+from rlrun.trainer.resume import delete_superfluous
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The shards of a step are durable."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """The orchestrator's part of a step is durable."""
+
+    step: int
+
+
+class Completer:
+    """The one writer of manifests. Its thread owns all state here; the methods only put messages into its queue."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        attempt: Attempt,
+        config: CheckpointConfig,
+        *,
+        with_orchestrator: bool,
+        on_complete: Callable[[int, Path], None],
+    ) -> None:
+        self._paths, self._attempt, self._config = paths, attempt, config
+        self._with_orchestrator, self._on_complete = with_orchestrator, on_complete
+        self._inbox: queue.Queue[_Saved | _Agreed | None] = queue.Queue()
+        self._saved: dict[int, tuple[Path, list[FileEntry]]] = {}
+        self._agreed: set[int] = set()
+        self.failure: RoleError | None = None
+        """Why the thread ended; read by the training loop between steps."""
+        self.completed = 0
+        """The step of the newest checkpoint that this attempt completed."""
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def saved(self, step: int, path: Path) -> None:
+        """All ranks' shards of `step` are durable."""
+        self._inbox.put(_Saved(step, path))
+
+    def agreed(self, step: int) -> None:
+        """The orchestrator's part of `step` is durable."""
+        self._inbox.put(_Agreed(step))
+
+    def close(self, timeout: float) -> bool:
+        """Finish what can be finished; False when that takes longer than `timeout` seconds."""
+        self._inbox.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (message := self._inbox.get()) is not None:
+            try:
+                with storage_errors(self._paths.checkpoints, "complete a checkpoint"):
+                    self._take(message)
+            except RoleError as error:
+                self.failure = error
+                return
+            except (
+                Exception
+            ) as error:  # the loop ends the group: a checkpoint that is never completed is a bug or a broken volume
+                logger.opt(exception=error).error("completing a checkpoint failed")
+                self.failure = RoleError(f"completing a checkpoint failed: {error}", 1)
+                return
+
+    def _take(self, message: _Saved | _Agreed) -> None:
+        if isinstance(message, _Saved):
+            fsync_tree(message.path)
+            self._saved[message.step] = (message.path, describe(message.path, message.path / TRAINER_PART))
+        else:
+            self._agreed.add(message.step)
+        for step in sorted(self._saved):
+            if step in self._agreed or not self._with_orchestrator:
+                self._complete(step, *self._saved.pop(step))
+        # Older ones that were never agreed on have just been deleted; should the orchestrator name one late, it is not completed.
+        self._saved = {step: saved for step, saved in self._saved.items() if step > self.completed}
+
+    def _complete(self, step: int, path: Path, files: list[FileEntry]) -> None:
+        theirs = describe(path, path / ORCHESTRATOR_PART) if self._with_orchestrator else []
+        for part, entries in ((TRAINER_PART, files), (ORCHESTRATOR_PART, theirs)):
+            if not entries and (part == TRAINER_PART or self._with_orchestrator):
+                raise FileNotFoundError(f"{path / part} holds no files")
+        attempt = self._attempt
+        manifest = Manifest(
+            step=step,
+            attempt=attempt.attempt,
+            world_size=attempt.world_size,
+            config_hash=attempt.config_hash,
+            files=(*files, *theirs),
+            created_at=time.time(),
+        )
+        write_manifest(path, manifest)
+        self.completed = step
+        self._on_complete(step, path)
+        delete_superfluous(self._paths, attempt=attempt, config=self._config)

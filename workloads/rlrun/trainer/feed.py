@@ -1,0 +1,143 @@
+"""Where batches come from: the orchestrator's messages, or a folder of recorded batches. Used by rank 0 only."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch, BatchError, read_batch
+from rlrun.protocol.paths import artifacts_in_steps
+from rlrun.trainer.channel import Channel
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.group import Group
+
+TICK_SECONDS = 5.0
+"""How often ranks that wait hear from rank 0, far below the collectives' timeout."""
+SILENCE_SECONDS = 1800.0
+"""Longest time without any request of the orchestrator; it polls for events all the time, so then it is gone."""
+
+
+class Feed(Protocol):
+    """Rank 0's view of what comes next."""
+
+    def poll(self, step: int, seconds: float) -> Path | None:
+        """The folder of the batch of `step`, or None when it has not come within `seconds`."""
+        ...
+
+    def ended(self) -> bool:
+        """Whether no more batches will come."""
+        ...
+
+
+class LiveFeed:
+    """Batches that the orchestrator announces."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def poll(self, step: int, seconds: float) -> Path | None:
+        try:
+            return Path(self._channel.batches.get(timeout=seconds).path)  # the channel admits each step once, in order
+        except queue.Empty:
+            silence = time.monotonic() - self._channel.last_contact
+            if silence > SILENCE_SECONDS:
+                raise RoleError(
+                    f"the orchestrator has not been heard of for {silence:.0f} s while waiting for the batch of step {step}",
+                    exit_codes.FAILURE,
+                ) from None
+            return None
+
+    def ended(self) -> bool:
+        return self._channel.shutdown.is_set()
+
+
+class ReplayFeed:
+    """Batches of another run's `rollouts/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._batches = {
+            artifact.step: artifact.path for artifact in artifacts_in_steps(folder)
+        }  # the latest attempt's wins
+        if not self._batches:
+            raise RoleError(f"--replay {folder} holds no batches (step_*)", exit_codes.USAGE)
+        self._folder = folder
+
+    def poll(self, step: int, seconds: float) -> Path | None:
+        if step not in self._batches:
+            raise RoleError(f"--replay {self._folder} has no batch of step {step}", exit_codes.DATA)
+        return self._batches[step]
+
+    def ended(self) -> bool:
+        return False
+
+
+def wait_for_batch(feed: Feed | None, step: int, group: Group, check: Callable[[], None]) -> Path | None:
+    """The folder of the batch of `step` on every rank; None when the orchestrator says that all is done.
+
+    Args:
+        feed: on rank 0.
+        step: the step to train next.
+        group: all ranks call this together.
+        check: called on rank 0 while it waits; raises when something else has failed meanwhile.
+    """
+    while True:
+        news: dict[str, str | bool | None] = {"path": None, "ended": False}
+        if feed is not None:
+            check()
+            found = None if feed.ended() else feed.poll(step, TICK_SECONDS)
+            news = {"path": str(found) if found else None, "ended": feed.ended()}
+        news = group.broadcast(news)
+        if isinstance(news["path"], str):
+            return Path(news["path"])
+        if news["ended"]:
+            return None
+
+
+def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:
+    """Read a batch and refuse one that cannot be trained in `step`.
+
+    Args:
+        path: its folder.
+        step: the step that it has to be for; its tokens may be of version `step - 1` at the newest.
+        vocabulary: token ids are below this.
+        seq_len: longest sample, in tokens.
+        attempt: who has to have written it; None in a replay.
+
+    Raises:
+        RoleError: names the batch and what is wrong with it.
+    """
+    try:
+        batch = read_batch(path)
+    except BatchError as error:
+        raise RoleError(str(error), exit_codes.FAILURE) from None
+    try:
+        _check(batch, step, vocabulary, seq_len, attempt)
+    except BatchError as error:
+        raise RoleError(f"the batch {path} is refused: {error}", exit_codes.DATA) from None
+    return batch
+
+
+def _check(batch: Batch, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> None:
+    if batch.step != step:
+        raise BatchError(f"it is for step {batch.step}, the next step is {step}")
+    if attempt is not None and batch.attempt != attempt:
+        raise BatchError(f"attempt {batch.attempt} wrote it, this is attempt {attempt}")
+    for index, sample in enumerate(batch.samples):
+        try:
+            sample.check()
+        except BatchError as error:
+            raise BatchError(f"sample {index}: {error}") from None
+        if len(sample) > seq_len:
+            raise BatchError(f"sample {index} has {len(sample)} tokens, seqLen is {seq_len}")
+        if not 0 <= int(sample.input_ids.min()) <= int(sample.input_ids.max()) < vocabulary:
+            raise BatchError(f"sample {index} has a token id outside the model's vocabulary of {vocabulary}")
+        if not sample.temperature > 0:
+            raise BatchError(f"sample {index} has temperature {sample.temperature}")
+    if attempt is not None and batch.max_version >= step:
+        raise BatchError(f"a token was sampled by version {batch.max_version}, which step {step} cannot know")
+    if batch.loss_tokens == 0:
+        raise BatchError("it has no token to train on")

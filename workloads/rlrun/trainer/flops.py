@@ -1,0 +1,68 @@
+"""What a step costs: PRIME-RL's formula, so that MFU numbers compare, with each sequence's own length.
+
+FLOPs per token = 6 * active parameters + 12 * layers * hidden * T: forward and backward of the matrix products, and of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+# Dense bf16 FLOP/s by the maker's data sheets; the first name found in the device's name counts.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A10": 125e12,
+    "4090": 165e12,
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one token in a sequence of T: `6 * active_parameters + pair * T` FLOPs."""
+
+    active_parameters: int
+    pair: int
+    """12 * layers * hidden."""
+
+    def per_token(self, length: int) -> int:
+        """FLOPs of one token of a sequence of `length` tokens, forward and backward."""
+        return 6 * self.active_parameters + self.pair * length
+
+    def of(self, lengths: Sequence[int]) -> int:
+        """FLOPs of whole sequences."""
+        return sum(length * self.per_token(length) for length in lengths)
+
+    @property
+    def quadratic(self) -> float:
+        """Work of a pair of tokens relative to that of one token: what `protocol.packing.plan` balances with."""
+        return self.pair / (6 * self.active_parameters)
+
+
+def model_cost(model: nn.Module) -> Cost:
+    """The cost of a Hugging Face causal LM.
+
+    Active parameters are those of matrix products: norms and biases are not counted, a tied embedding once, an untied input
+    embedding (a look-up) not at all, and of the experts of a mixture only the share that a token visits.
+    """
+    config = model.config
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is embedding
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    active = 0.0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or (parameter is embedding and not tied):
+            continue
+        visited = config.num_experts_per_tok / experts if experts and ".experts." in name else 1.0
+        active += parameter.numel() * visited
+    return Cost(round(active), 12 * config.num_hidden_layers * config.hidden_size)
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 FLOP/s of a device, None when it is not in the table."""
+    return next((flops for name, flops in PEAK_FLOPS.items() if name in device_name), None)

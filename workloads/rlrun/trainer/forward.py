@@ -1,0 +1,92 @@
+"""From samples to log-probabilities: one packed row at a time, and only the positions that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlrun.protocol.batch import Sample
+from rlrun.trainer.attention import Layout, layout
+
+_IDLE_TOKENS = 2
+"""Length of the row that a rank without work runs, so that it takes part in every collective."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One packed row. Tensors are `[T]` unless said otherwise; position `j` tells of token `j` given those before it."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    """Restart at 0 with every sequence."""
+    mask: Tensor
+    inference_logprobs: Tensor
+    advantages: Tensor
+    temperatures: Tensor
+    packed: Layout
+
+
+class TokenStatistics(NamedTuple):
+    """What the model says of a row, `[T]` fp32 each; 0 outside the loss mask."""
+
+    logprobs: Tensor
+    """Differentiable."""
+    entropy: Tensor
+    """Of the distribution that the token was drawn from, in nats; detached."""
+
+
+def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+    """Put samples end to end; none of them gives a row without a loss token."""
+    if not samples:
+        zeros = torch.zeros(_IDLE_TOKENS, device=device)
+        ids = zeros.long()
+        positions = torch.arange(_IDLE_TOKENS, device=device)
+        return MicroBatch(ids, positions, zeros.bool(), zeros, zeros, zeros + 1, layout([_IDLE_TOKENS], device))
+    lengths = [len(sample) for sample in samples]
+
+    def joined(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples])).to(device)
+
+    return MicroBatch(
+        input_ids=joined("input_ids").long(),
+        position_ids=torch.cat([torch.arange(length) for length in lengths]).to(device),
+        mask=joined("loss_mask"),
+        inference_logprobs=joined("logprobs"),
+        advantages=joined("advantages"),
+        temperatures=torch.tensor([sample.temperature for sample in samples])
+        .repeat_interleave(torch.tensor(lengths))
+        .to(device),
+        packed=layout(lengths, device),
+    )
+
+
+def token_statistics(model: nn.Module, row: MicroBatch) -> TokenStatistics:
+    """Log-probability and entropy of every token in the loss mask, at the temperature it was sampled with.
+
+    Only the positions before such a token go through the LM head: exact, and the logits of prompts are never made. A row without
+    a loss token sends its first position through, so that every rank runs the same collectives, and uses nothing of it.
+    """
+    predicted = row.mask.nonzero()[:, 0]
+    kept = predicted if len(predicted) else predicted.new_ones(1)
+    output = model(
+        input_ids=row.input_ids[None],
+        position_ids=row.position_ids[None],
+        packed=row.packed,
+        logits_to_keep=kept - 1,
+        use_cache=False,
+    )
+    logits = output.logits[0].float() / row.temperatures[kept, None]
+    distribution = logits.log_softmax(-1)
+    chosen = distribution.gather(1, row.input_ids[kept, None])[:, 0]
+    with torch.no_grad():
+        entropy = -(distribution.exp() * distribution).sum(-1)
+    outside = row.temperatures.new_zeros(row.mask.shape)
+    return TokenStatistics(
+        torch.where(row.mask, outside.index_put((kept,), chosen), 0),
+        torch.where(row.mask, outside.index_put((kept,), entropy), 0),
+    )

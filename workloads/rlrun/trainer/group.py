@@ -1,0 +1,101 @@
+"""The ranks as one group: where each computes, and the few collectives that carry values other than tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rlrun.protocol import exit_codes
+from rlrun.trainer.errors import RoleError
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Longest time that ranks wait for each other; covers one rank that reads or writes a large model alone."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """This rank's view of the group."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    mesh: DeviceMesh
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, the only one that talks to the orchestrator and owns the run's files."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.sums({})
+
+    def broadcast(self, document: Any) -> Any:
+        """Rank 0's JSON document, on every rank; what the others pass is ignored."""
+        content = json.dumps(document).encode() if self.leads else b""
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, 0)
+        payload = torch.zeros(int(size), dtype=torch.uint8)
+        if self.leads:
+            payload = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        dist.broadcast(payload, 0)
+        return json.loads(bytes(payload.numpy()))
+
+    def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Sums over all ranks, in float64; every rank passes the same names in the same order."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Maxima over all ranks."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Mapping[str, float], operation: Any) -> dict[str, float]:
+        reduced = torch.tensor([*values.values(), 0.0], dtype=torch.float64)
+        dist.all_reduce(reduced, operation)
+        return dict(zip(values, reduced.tolist(), strict=False))
+
+
+def device_for(gpus: int, local_rank: int) -> torch.device:
+    """The device of a rank.
+
+    Raises:
+        RoleError: GPUs are asked for and this machine has none left for this rank.
+    """
+    if gpus == 0:
+        return torch.device("cpu")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= found:
+        raise RoleError(
+            f"trainer.gpusPerReplica is {gpus}, but rank {local_rank} of this machine finds {found} usable GPUs; "
+            "set trainer.gpusPerReplica: 0 to train on CPU",
+            exit_codes.UNAVAILABLE,
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def process_group(gpus: int) -> Iterator[Group]:
+    """Join the group that torchrun describes in the environment."""
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ["LOCAL_RANK"])
+    except (KeyError, ValueError):
+        raise RoleError(
+            "RANK, WORLD_SIZE and LOCAL_RANK are not set: start the trainer with `python -m rlrun.trainer.torchrun`",
+            exit_codes.USAGE,
+        ) from None
+    device = device_for(gpus, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    yield Group(rank, world_size, device, init_device_mesh(device.type, (world_size,)))
+    dist.destroy_process_group()  # not after an error: the peers may be gone, and the process ends anyway

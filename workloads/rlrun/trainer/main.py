@@ -1,0 +1,347 @@
+"""The trainer's loop, the same on every rank.
+
+    start    choose the base checkpoint, write the attempt's file, load, publish the base version
+    step n   wait for batch n -> train -> publish version n -> save a checkpoint when it is due
+    end      tell the orchestrator, wait until it says that all is done
+
+Rank 0 alone talks to the orchestrator and owns attempt file, manifests and retention; what the others need of it comes by broadcast.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from loguru import logger
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, read_attempt
+from rlrun.protocol.channel import Phase
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.packing import plan
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer import checkpoint, publish, resume
+from rlrun.trainer.channel import Channel
+from rlrun.trainer.checkpoint import Progress, seed_step
+from rlrun.trainer.completion import Completer
+from rlrun.trainer.errors import RoleError, storage_errors
+from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_checked, wait_for_batch
+from rlrun.trainer.flops import model_cost, peak_flops
+from rlrun.trainer.group import Group, process_group
+from rlrun.trainer.model import check_source, load_model, shard
+from rlrun.trainer.schedule import learning_rate
+from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
+
+SHUTDOWN_SECONDS = 7200.0
+"""Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
+COMPLETION_SECONDS = 600.0
+"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+
+
+def run(config: TrainerConfig, *, attempt: int, api_key: str, replay: Path | None = None, config_hash: str = "") -> int:
+    """Train to the last step.
+
+    Args:
+        config: the role's resolved configuration.
+        attempt: this attempt's number, new in the run's folder.
+        api_key: guards the channel to the orchestrator.
+        replay: train on the recorded batches of this folder; there is no orchestrator then.
+        config_hash: of the run's configuration, kept in attempt file and manifests.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        RoleError: what went wrong, for a person, with the exit code.
+    """
+    loss = objective(config.algorithm)
+    with process_group(config.gpus_per_replica) as group:
+        return _Trainer(config, attempt, api_key, replay, config_hash, loss, group).run()
+
+
+class _Trainer:
+    """State of one rank's loop. What only rank 0 has is None elsewhere."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        attempt: int,
+        api_key: str,
+        replay: Path | None,
+        config_hash: str,
+        loss: tuple[str, dict[str, Any]],
+        group: Group,
+    ) -> None:
+        self.config, self.replay, self.loss, self.group = config, replay, loss, group
+        self.paths = RunPaths(Path(config.output_dir))
+        self.number = attempt
+        self.channel: Channel | None = None
+        self.feed: Feed | None = None
+        self.completer: Completer | None = None
+        if group.leads:
+            self._open_channel(api_key)
+        self.attempt = self._begin_attempt(config_hash)
+        source = self._source()
+        self.model = load_model(config.model, source, with_weights=self.attempt.base_step == 0)
+        self.cost = model_cost(self.model)
+        self.files = publish.model_files(self.model, config.model, source)
+        shard(self.model, group)
+        self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
+        self.progress = Progress()
+        if self.attempt.base_attempt is not None:
+            base = self.paths.checkpoint(self.attempt.base_step, self.attempt.base_attempt)
+            self.progress = checkpoint.load(self.model, self.optimizer, base)
+        if group.leads:
+            self._start_completer()
+
+    def _open_channel(self, api_key: str) -> None:
+        if self.replay is not None:
+            self.feed = ReplayFeed(self.replay)
+            return
+        self.channel = Channel(
+            attempt=self.number,
+            api_key=api_key,
+            host=self.config.host,
+            port=self.config.port,
+            batch_path=lambda step: self.paths.batch(step, self.number),
+        )
+        self.feed = LiveFeed(self.channel)
+
+    def _begin_attempt(self, config_hash: str) -> Attempt:
+        """Rank 0 decides and writes; the others read what it wrote."""
+        if self.group.leads:
+            with storage_errors(self.paths.attempts, "write the attempt's file"):
+                base = resume.choose_base(
+                    self.paths,
+                    self.config.checkpoint.resume,
+                    with_orchestrator=self.replay is None,
+                    log=logger.warning,
+                )
+                begun = resume.begin_attempt(
+                    self.paths, base, attempt=self.number, world_size=self.group.world_size, config_hash=config_hash
+                )
+            start = "the model" if base is None else f"the checkpoint {base.checkpoint.path.name}"
+            logger.info(
+                f"attempt {self.number}: {self.group.world_size} ranks on {self.group.device.type}, from {start}"
+            )
+            if self.replay is not None:
+                self._cut_metrics(begun.base_step)
+        self.group.barrier()
+        return read_attempt(self.paths.attempt_file(self.number))
+
+    def _source(self) -> str:
+        """Where the model comes from; the tiny one is made when nobody has made it yet."""
+        config = self.config.model
+        source = config.source(self.paths.model)
+        if self.group.leads:
+            if config.tiny is not None and not (self.paths.model / "config.json").exists():
+                from rlrun.trainer.tiny_model import make_tiny_model
+
+                try:
+                    with storage_errors(self.paths.root, "make the tiny model"):
+                        make_tiny_model(self.paths.model, config.tiny)
+                except ValueError as error:
+                    raise RoleError(f"model.tiny: {error}", exit_codes.CONFIGURATION) from error
+            check_source(config, source)
+        self.group.barrier()
+        return source
+
+    def _start_completer(self) -> None:
+        channel = self.channel
+
+        def completed(step: int, path: Path) -> None:
+            logger.info(f"step {step}: the checkpoint is complete")
+            if channel is not None:
+                channel.emit("checkpoint_complete", step, path=path)
+
+        self.completer = Completer(
+            self.paths,
+            self.attempt,
+            self.config.checkpoint,
+            with_orchestrator=channel is not None,
+            on_complete=completed,
+        )
+        if channel is not None:
+            channel.agreed = self.completer.agreed
+
+    def run(self) -> int:
+        """All steps; returns 0."""
+        with ExitStack() as stack:
+            if self.channel is not None:
+                stack.callback(self.channel.close)
+                self.channel.begin(self.attempt.base_step)
+            self._publish()
+            while self.progress.step < self.config.max_steps:
+                if not self._step(self.progress.step + 1):
+                    logger.info("the orchestrator says that all is done")
+                    break
+            else:
+                logger.info(f"all {self.config.max_steps} steps are trained")
+            self._finish()
+        return exit_codes.OK
+
+    def _step(self, step: int) -> bool:
+        began = time.perf_counter()
+        self._phase("waiting_for_batch")
+        path = wait_for_batch(self.feed, step, self.group, self._check_completer)
+        if path is None:
+            return False
+        arrived = time.perf_counter()
+        self._phase("training")
+        metrics = self._train(step, path)
+        self.progress.step = step
+        skipped = int(metrics.pop("skipped"))
+        self.progress.skipped_steps += skipped
+        if skipped and self.group.leads:
+            logger.warning(f"step {step}: the gradient is not finite; nothing is updated")
+        metrics["skipped_steps"] = float(self.progress.skipped_steps)
+        metrics["param_checksum"] = parameter_checksum(self.model)
+        metrics["time/wait_for_batch"] = arrived - began
+        metrics["time/broadcast_weights"] = self._publish()
+        metrics["time/save_ckpt"] = self._save() if self._checkpoint_due(step) else 0.0
+        metrics["time/step"] = time.perf_counter() - began
+        self._report(step, metrics)
+        return True
+
+    def _train(self, step: int, path: Path) -> dict[str, float]:
+        config = self.config
+        batch = read_checked(
+            path,
+            step=step,
+            vocabulary=self.model.config.get_text_config().vocab_size,
+            seq_len=config.seq_len,
+            attempt=self.number if self.replay is None else None,
+        )
+        lengths = [len(sample) for sample in batch.samples]
+        rows = plan(
+            lengths,
+            row_tokens=max(config.micro_batch_tokens or config.seq_len, *lengths),
+            ranks=self.group.world_size,
+            quadratic=self.cost.quadratic,
+        ).ranks[self.group.rank]
+        seed_step(config.seed, step)
+        lr = learning_rate(config.scheduler, config.optimizer.lr, step, config.max_steps)
+        metrics = train_step(
+            self.model,
+            self.optimizer,
+            batch,
+            rows,
+            group=self.group,
+            loss=self.loss,
+            lr=lr,
+            max_grad_norm=config.optimizer.max_grad_norm,
+        )
+        seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
+        return metrics | self._performance(lengths, seconds)
+
+    def _performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
+        """Throughput in tokens/s over the time of forward, backward and optimizer; MFU and memory (bytes) on CUDA."""
+        performance = {"perf/throughput": sum(lengths) / seconds}
+        if self.group.device.type == "cuda":
+            performance["perf/peak_memory"] = float(torch.cuda.max_memory_allocated(self.group.device))
+            torch.cuda.reset_peak_memory_stats(self.group.device)
+            peak = peak_flops(torch.cuda.get_device_name(self.group.device))
+            if peak is not None:
+                performance["perf/mfu"] = self.cost.of(lengths) / seconds / (peak * self.group.world_size)
+        return performance
+
+    def _publish(self) -> float:
+        """Publish the parameters as they are; returns seconds."""
+        with self._timed("publishing") as timer:
+            step = self.progress.step
+            path = self.paths.version(step, self.number)
+            publish.publish(self.model, path, files=self.files, dtype=self.config.model.dtype, group=self.group)
+            if self.group.leads:
+                if self.channel is not None:
+                    self.channel.emit("published", step, path=path)
+                publish.delete_superfluous(
+                    self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
+                )
+        return timer[0]
+
+    def _checkpoint_due(self, step: int) -> bool:
+        config = self.config.checkpoint
+        return config.enabled and (step % config.interval == 0 or step == self.config.max_steps)
+
+    def _save(self) -> float:
+        """Save this rank's shards; returns seconds. The manifest follows in the background."""
+        with self._timed("saving") as timer:
+            path = self.paths.checkpoint(self.progress.step, self.number)
+            checkpoint.save(self.model, self.optimizer, self.progress, path, self.group)
+        return timer[0]
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        if not self.group.leads:
+            return
+        logger.info(
+            f"step {step}/{self.config.max_steps}: loss {metrics['loss']:.4g}, grad_norm {metrics['grad_norm']:.4g}, "
+            f"lr {metrics['lr']:.3g}, {metrics['perf/throughput']:.0f} tokens/s, step {metrics['time/step']:.2f} s, "
+            f"waited {metrics['time/wait_for_batch']:.2f} s"
+        )
+        if self.replay is not None:
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            line = json.dumps({"step": step, "attempt": self.number, **finite})
+            with storage_errors(self.paths.root, "write metrics"), self.paths.metrics.open("a") as file:
+                file.write(line + "\n")
+        saved = self.paths.checkpoint(step, self.number) if self._checkpoint_due(step) else None
+        if self.channel is not None:
+            self.channel.emit("trained", step, metrics=metrics)
+            if saved is not None:
+                self.channel.emit("checkpoint_saved", step, path=saved)
+        if saved is not None and self.completer is not None:
+            self.completer.saved(step, saved)
+
+    def _cut_metrics(self, base_step: int) -> None:
+        """In a replay this process owns `metrics.jsonl`: drop the steps that are trained again."""
+        if self.paths.metrics.is_file():
+            lines = self.paths.metrics.read_text().splitlines()
+            kept = [line for line in lines if json.loads(line)["step"] <= base_step]
+            write_bytes(self.paths.metrics, "".join(line + "\n" for line in kept).encode())
+
+    def _finish(self) -> None:
+        """Wait for the orchestrator's last word, and for the last manifest."""
+        self._phase("finished")
+        if self.channel is not None:
+            self.channel.emit("finished", self.progress.step)
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        over = False
+        while not over:
+            if self.channel is not None:
+                self._check_completer()
+                if time.monotonic() > deadline:
+                    raise RoleError(
+                        f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
+                        exit_codes.FAILURE,
+                    )
+                over = self.channel.shutdown.wait(TICK_SECONDS)
+            over = self.group.broadcast(over or (self.replay is not None))
+        if self.completer is not None and not self.completer.close(COMPLETION_SECONDS):
+            raise RoleError(
+                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
+            )
+        self._check_completer()
+        self.group.barrier()
+
+    def _check_completer(self) -> None:
+        if self.completer is not None and self.completer.failure is not None:
+            raise self.completer.failure
+
+    def _phase(self, phase: Phase) -> None:
+        if self.channel is not None:
+            self.channel.phase(phase)
+
+    @contextmanager
+    def _timed(self, phase: Phase) -> Iterator[list[float]]:
+        """Seconds that the block took, as the only element of a list once it has ended."""
+        self._phase(phase)
+        elapsed: list[float] = []
+        began = time.perf_counter()
+        yield elapsed
+        elapsed.append(time.perf_counter() - began)

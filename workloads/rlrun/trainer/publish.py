@@ -1,0 +1,168 @@
+"""Publish a policy version: sharded safetensors that all ranks write at the same time, in a folder that transformers and vLLM load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoTokenizer, GenerationConfig
+
+from rlrun.config.model import DType, ModelConfig
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.durable import fsync_path, fsync_tree
+from rlrun.protocol.paths import COMPLETE, TMP_SUFFIX, Artifact, RunPaths
+from rlrun.trainer.errors import storage_errors
+from rlrun.trainer.group import Group
+
+SHARD_BYTES = 4 * 1024**3
+"""Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
+MIN_KEPT_VERSIONS = 3
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The small files of a model folder, by name: `config.json`, `generation_config.json`, the tokenizer's."""
+
+    contents: Mapping[str, bytes]
+
+
+def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFiles:
+    """Read once what every version's folder repeats; the configuration says the format that weights are published in."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+        )
+        tokenizer.save_pretrained(folder)
+        generation = getattr(model, "generation_config", None)
+        if isinstance(generation, GenerationConfig):
+            generation.save_pretrained(folder)
+        document = model.config.to_dict() | {"dtype": config.dtype, "use_cache": True}
+        document["architectures"] = [type(model).__name__.removeprefix("FSDP")]
+        document.pop("_attn_implementation", None)
+        (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+        return ModelFiles({path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()})
+
+
+def published_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a version's files hold, by name: every parameter once (tied ones under their first name) and persistent buffers."""
+    state = model.state_dict()
+    first = {name for name, _ in model.named_parameters()}
+    buffers = {name for name, _ in model.named_buffers()}
+    return {name: tensor for name, tensor in state.items() if name in first or name in buffers}
+
+
+def divide(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
+    """Names in order, cut into at most `parts` runs of nearly equal bytes; no run is empty."""
+    total, seen = sum(sizes.values()), 0
+    runs: list[list[str]] = [[] for _ in range(parts)]
+    for name, size in sizes.items():
+        runs[min(seen * parts // max(total, 1), parts - 1)].append(name)
+        seen += size
+    return [run for run in runs if run]
+
+
+def publish(
+    model: nn.Module, path: Path, *, files: ModelFiles, dtype: DType, group: Group, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write the weights to `path`, which appears durable and whole, with `COMPLETE` inside as its last file.
+
+    Every rank takes part. A parameter is gathered once, and kept only by the rank that writes it.
+
+    Raises:
+        RoleError: the volume is full or read-only.
+    """
+    unfinished = path.with_name(path.name + TMP_SUFFIX)
+    with storage_errors(path.parent, "publish weights"):
+        if group.leads:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+        group.barrier()
+        number_format: torch.dtype = getattr(torch, dtype)
+        tensors = published_tensors(model)
+        sizes = {name: tensor.numel() * _width(tensor, number_format) for name, tensor in tensors.items()}
+        shards = divide(sizes, max(group.world_size, -(-sum(sizes.values()) // shard_bytes)))
+        names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+        try:
+            for index, members in enumerate(shards):
+                mine = index % group.world_size == group.rank
+                kept = _gather({name: tensors[name] for name in members}, number_format, keep=mine)
+                if mine:
+                    save_file(kept, unfinished / names[index], metadata={"format": "pt"})
+                    fsync_path(unfinished / names[index])
+            group.barrier()
+            if group.leads:
+                _finish(unfinished, path, files, dict(zip(names, shards, strict=True)), sizes)
+            group.barrier()
+        except BaseException:
+            if group.leads:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+
+def _width(tensor: Tensor, number_format: torch.dtype) -> int:
+    return int(number_format.itemsize if tensor.is_floating_point() else tensor.element_size())
+
+
+def _gather(tensors: Mapping[str, Tensor], number_format: torch.dtype, *, keep: bool) -> dict[str, Tensor]:
+    kept = {}
+    for name, tensor in tensors.items():
+        converted = tensor.detach().to(number_format) if tensor.is_floating_point() else tensor.detach()
+        whole = converted.full_tensor() if hasattr(converted, "full_tensor") else converted
+        if keep:
+            kept[name] = whole.cpu().contiguous()
+    return kept
+
+
+def _finish(
+    unfinished: Path, path: Path, files: ModelFiles, shards: Mapping[str, list[str]], sizes: Mapping[str, int]
+) -> None:
+    index = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": {name: file for file, members in shards.items() for name in members},
+    }
+    (unfinished / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+    for name, content in files.contents.items():
+        (unfinished / name).write_bytes(content)
+    fsync_tree(unfinished)
+    (unfinished / COMPLETE).touch()
+    fsync_path(unfinished)
+    if path.exists():  # this attempt published it before: it writes the same thing again
+        shutil.rmtree(path)
+    unfinished.rename(path)
+    fsync_path(path.parent)
+
+
+def superfluous(
+    versions: Iterable[Artifact], *, attempt: Attempt, checkpoints: Iterable[Artifact], max_async_level: int
+) -> list[Artifact]:
+    """Versions to delete: all but the newest of this lineage and those that a checkpoint refers to.
+
+    What a later attempt wrote is never touched, should this one be a zombie.
+    """
+    mine = [version for version in versions if version.attempt <= attempt.attempt]
+    lineage = attempt.owned(mine)
+    newest = {version.step for version in lineage}
+    kept_steps = set(sorted(newest)[-max(MIN_KEPT_VERSIONS, max_async_level + 2) :])
+    referred = {checkpoint.step for checkpoint in attempt.owned(list(checkpoints))}
+    newest_of_step = {version.step: version for version in lineage}  # ordered: the latest attempt's copy wins
+    return [v for v in mine if newest_of_step.get(v.step) != v or v.step not in kept_steps | referred]
+
+
+def delete_superfluous(paths: RunPaths, *, attempt: Attempt, max_async_level: int) -> None:
+    """Delete old versions, as computed from what is on the disk."""
+    for version in superfluous(
+        paths.versions_on_disk(),
+        attempt=attempt,
+        checkpoints=paths.checkpoints_on_disk(),
+        max_async_level=max_async_level,
+    ):
+        (version.path / COMPLETE).unlink(missing_ok=True)  # first, so that nobody finds a part of it
+        shutil.rmtree(version.path, ignore_errors=True)

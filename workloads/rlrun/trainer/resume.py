@@ -1,0 +1,143 @@
+"""Where an attempt starts, and which checkpoints stay: decided from the disk alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.manifest import (
+    MANIFEST,
+    ORCHESTRATOR_PART,
+    ManifestError,
+    complete_checkpoints,
+    read_manifest,
+    verify,
+)
+from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.trainer.errors import RoleError
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint that an attempt starts from, and the lineage up to it."""
+
+    checkpoint: Artifact
+    lineage: Attempt
+
+
+def choose_base(
+    paths: RunPaths, resume: ResumeConfig, *, with_orchestrator: bool, log: Callable[[str], None] = print
+) -> Base | None:
+    """The newest complete checkpoint of the newest attempt's lineage that is what its manifest says; None: start from the model.
+
+    Args:
+        paths: of the run.
+        resume: the policy.
+        with_orchestrator: whether a checkpoint needs the orchestrator's part (in a replay there is none).
+        log: told of every checkpoint that is passed over, and why.
+
+    Raises:
+        RoleError: the policy forbids what was found, or asks for a step that is not there.
+    """
+    attempts = paths.attempts_on_disk()
+    if resume.policy == "Never" and attempts:
+        raise RoleError(
+            f"checkpoint.resume.policy is Never, but {paths.root} holds a run (attempt {attempts[-1]}): "
+            "choose another folder, or the policy Latest",
+            exit_codes.CONFIGURATION,
+        )
+    if not attempts:
+        if resume.policy == "Step":
+            raise RoleError(
+                f"checkpoint.resume.step is {resume.step}, but {paths.root} holds no run", exit_codes.CONFIGURATION
+            )
+        return None
+    lineage = read_attempt(paths.attempt_file(attempts[-1]))
+    candidates = lineage.owned(complete_checkpoints(paths))
+    if resume.policy == "Step":
+        wanted = [c for c in candidates if c.step == resume.step]
+        if not wanted:
+            steps = ", ".join(str(c.step) for c in candidates) or "none"
+            raise RoleError(
+                f"checkpoint.resume.step is {resume.step}, but the complete checkpoints are of steps: {steps}",
+                exit_codes.CONFIGURATION,
+            )
+        problem = _problem(wanted[-1], with_orchestrator)
+        if problem:
+            raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
+        return Base(wanted[-1], lineage)
+    for candidate in reversed(candidates):
+        problem = _problem(candidate, with_orchestrator)
+        if problem is None:
+            return Base(candidate, lineage)
+        log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
+    return None
+
+
+def _problem(checkpoint: Artifact, with_orchestrator: bool) -> str | None:
+    try:
+        manifest = read_manifest(checkpoint.path)
+        verify(checkpoint.path, manifest)
+    except (ManifestError, OSError) as error:
+        return str(error)
+    if (manifest.step, manifest.attempt) != (checkpoint.step, checkpoint.attempt):
+        return f"{checkpoint.path.name} holds the manifest of step {manifest.step}, attempt {manifest.attempt}"
+    if with_orchestrator and not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
+        return f"{checkpoint.path.name} has no {ORCHESTRATOR_PART} part"
+    return None
+
+
+def begin_attempt(paths: RunPaths, base: Base | None, *, attempt: int, world_size: int, config_hash: str) -> Attempt:
+    """Write the attempt's file.
+
+    Raises:
+        RoleError: the number was used before, or is not above those on the disk: another group of this run lives or has lived.
+    """
+    newest = max(paths.attempts_on_disk(), default=0)
+    if base is None:
+        this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt)
+    else:
+        this = next_attempt(
+            base.lineage, base.checkpoint.step, attempt=attempt, world_size=world_size, config_hash=config_hash
+        )
+    try:
+        if attempt <= newest:
+            raise FileExistsError
+        write_attempt(paths, this)
+    except FileExistsError:
+        raise RoleError(
+            f"RLRUN_ATTEMPT is {attempt}, but {paths.attempts} holds attempt {newest} already; the next is {newest + 1}",
+            exit_codes.USAGE,
+        ) from None
+    return this
+
+
+def superfluous(
+    checkpoints: Iterable[Artifact], *, complete: Iterable[Artifact], attempt: Attempt, config: CheckpointConfig
+) -> list[Artifact]:
+    """Checkpoints to delete: complete ones beyond `keep_last` that no `keep_interval` holds, and unfinished ones that are older than
+    the newest complete one. What a later attempt wrote is never touched."""
+    mine = [c for c in checkpoints if c.attempt <= attempt.attempt]
+    usable = attempt.owned([c for c in complete if c.attempt <= attempt.attempt])
+    if not usable:
+        return []
+    kept = set(usable[-config.keep_last :])
+    if config.keep_interval is not None:
+        kept |= {c for c in usable if c.step % config.keep_interval == 0}
+    unfinished = {c for c in mine if c.attempt == attempt.attempt and c.step > usable[-1].step}
+    return [c for c in mine if c not in kept | unfinished]
+
+
+def delete_superfluous(paths: RunPaths, *, attempt: Attempt, config: CheckpointConfig) -> None:
+    """Delete old checkpoints, as computed from what is on the disk."""
+    for checkpoint in superfluous(
+        paths.checkpoints_on_disk(), complete=complete_checkpoints(paths), attempt=attempt, config=config
+    ):
+        (checkpoint.path / MANIFEST).unlink(
+            missing_ok=True
+        )  # first, so that a part of it is never taken for a checkpoint
+        shutil.rmtree(checkpoint.path, ignore_errors=True)

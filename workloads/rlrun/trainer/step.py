@@ -1,0 +1,178 @@
+"""One optimizer step over this rank's part of a batch.
+
+The loss of every micro-batch is a sum divided by the *global* count of loss tokens, and gradients are summed over micro-batches and
+ranks: the step is the exact token mean over the whole batch, however it is packed, cut and dealt.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlrun.algorithms import denominator_count, mean_metrics, merge_metrics, policy_loss
+from rlrun.config.algorithm_names import preset
+from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.packing import Row
+from rlrun.trainer.errors import RoleError
+from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import fsdp_modules, local_part
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW on the sharded float32 masters; the rate is set anew in every step."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def objective(config: AlgorithmConfig) -> tuple[str, dict[str, Any]]:
+    """The loss's name and options: the preset's, unless `loss` replaces them.
+
+    Raises:
+        RoleError: the loss does not exist, does not take an option, or cannot be imported.
+    """
+    if config.loss is not None:
+        name, options = config.loss.name, dict(config.loss.options)
+    else:
+        chosen = preset(config.preset)
+        name, options = chosen.loss, dict(chosen.loss_options)
+    try:  # one token is enough to find a wrong name or option before a model is loaded
+        policy_loss(
+            name,
+            torch.zeros(2, requires_grad=True),
+            inference_logprobs=torch.zeros(2),
+            advantages=torch.zeros(2),
+            mask=torch.tensor([False, True]),
+            sequence_lengths=[2],
+            **options,
+        )
+    except (ValueError, ImportError, AttributeError, TypeError) as error:
+        raise RoleError(f"algorithm.loss: {error}", exit_codes.CONFIGURATION) from error
+    return name, options
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    rows: Sequence[Row],
+    *,
+    group: Group,
+    loss: tuple[str, Mapping[str, Any]],
+    lr: float,
+    max_grad_norm: float | None,
+) -> dict[str, float]:
+    """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
+
+    Returns:
+        The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
+        (all of the batch), `loss_tokens`, `skipped` (1 when the gradient was not finite and nothing was updated), and the times
+        `time/forward_backward` and `time/optimizer` in seconds.
+    """
+    started = time.perf_counter()
+    name, options = loss
+    denominator = _denominator(batch, name, options)
+    units = fsdp_modules(model)
+    parts: list[dict[str, Tensor]] = []
+    for index, row in enumerate(rows):
+        last = index == len(rows) - 1
+        for unit in units[:1]:
+            unit.set_requires_gradient_sync(last)
+            unit.set_is_last_backward(last)
+        inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
+        statistics = token_statistics(model, inputs)
+        # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
+        finite = torch.isfinite(statistics.logprobs).all()
+        output = policy_loss(
+            name,
+            torch.where(finite, statistics.logprobs, 0),
+            inference_logprobs=inputs.inference_logprobs,
+            advantages=inputs.advantages,
+            mask=inputs.mask & finite,
+            sequence_lengths=inputs.packed.lengths,
+            denominator=denominator,
+            **options,
+        )
+        (output.loss if finite else statistics.logprobs.sum()).backward()
+        parts.append(output.metrics | {"entropy": statistics.entropy.sum(), "loss": output.loss.detach()})
+    metrics = _over_ranks(merge_metrics(parts), group)
+    forward_backward = time.perf_counter()
+    grad_norm = gradient_norm(model)
+    updated = math.isfinite(grad_norm)
+    if updated:
+        if max_grad_norm is not None and grad_norm > max_grad_norm:
+            _scale_gradients(model, max_grad_norm / (grad_norm + 1e-6))
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = lr
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    finished = time.perf_counter()
+    return metrics | {
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "skipped": float(not updated),
+        "tokens": float(batch.tokens),
+        "time/forward_backward": forward_backward - started,
+        "time/optimizer": finished - forward_backward,
+    }
+
+
+def _denominator(batch: Batch, name: str, options: Mapping[str, Any]) -> float:
+    mask = torch.from_numpy(np.concatenate([sample.loss_mask for sample in batch.samples]))
+    return float(denominator_count(name, mask, [len(sample) for sample in batch.samples], **options))
+
+
+def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:
+    """Token sums of this rank -> means over the whole batch. `loss` is divided already, so it is only added up."""
+    values = {name: float(value) for name, value in merged.items()}
+    sums = group.sums({name: value for name, value in values.items() if not name.endswith("_max")})
+    maxima = group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
+    loss = sums.pop("loss")
+    means = mean_metrics({name: torch.tensor(value, dtype=torch.float64) for name, value in (sums | maxima).items()})
+    means["loss_tokens"] = means.pop("tokens")
+    return means | {"loss": loss}
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """The global L2 norm of the gradient over all parameters and ranks."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    squares = [local_part(gradient).float().square().sum() for gradient in gradients]
+    total = torch.stack(squares).sum().double()
+    if dist.is_initialized() and any(isinstance(gradient, DTensor) for gradient in gradients):
+        dist.all_reduce(total)
+    return math.sqrt(float(total)) if math.isfinite(float(total)) else float(total)
+
+
+def _scale_gradients(model: nn.Module, factor: float) -> None:
+    gradients = [local_part(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    torch._foreach_mul_(gradients, factor)
+
+
+def parameter_checksum(model: nn.Module) -> float:
+    """A fingerprint of all parameters' bits that does not depend on how they are sharded: equal bits give equal numbers.
+
+    The sum of a polynomial of every 32-bit word modulo 2^64 is exact in any order; 52 bits of it fit a float64.
+    """
+    total = torch.zeros((), dtype=torch.int64)
+    for parameter in model.parameters():
+        words = local_part(parameter.detach()).contiguous().view(torch.int32).to(torch.int64)
+        total += (words * (words + 0x9E3779B1)).sum().cpu()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return float(int(total) % 2**52)
