@@ -47,7 +47,16 @@ class LocalRun:
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         """Start it in the background."""
-        command = [sys.executable, "-m", "rlrun.cli.main", "local", str(self.manifest), "--output-dir", str(self.folder), "--plain"]
+        command = [
+            sys.executable,
+            "-m",
+            "rlrun.cli.main",
+            "local",
+            str(self.manifest),
+            "--output-dir",
+            str(self.folder),
+            "--plain",
+        ]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
         self.process = subprocess.Popen(
             [*command, *options], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -104,7 +113,11 @@ class LocalRun:
 
     def traces(self) -> list[dict[str, Any]]:
         """All rollouts that were trained on."""
-        return [json.loads(line) for path in sorted(self.folder.glob("traces/step_*.jsonl")) for line in path.read_text().splitlines()]
+        return [
+            json.loads(line)
+            for path in sorted(self.folder.glob("traces/step_*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
         """Wait while the run goes on."""

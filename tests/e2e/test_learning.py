@@ -26,7 +26,7 @@ def test_held_out_prompts_are_learned_too(learned: LocalRun) -> None:
     held_out = learned.held_out()
     assert held_out[0][0] == 0
     assert held_out[0][1] <= START_AT_MOST
-    assert held_out[-1][0] == 120
+    assert held_out[-1][0] == 100
     assert held_out[-1][1] >= held_out[0][1] + GAIN, held_out
 
 
@@ -38,13 +38,15 @@ def test_it_is_asynchronous_and_within_its_bound(learned: LocalRun) -> None:
 
 
 def test_trainer_and_engine_agree_about_the_tokens(learned: LocalRun) -> None:
-    assert mean([line["mismatch_kl"] for line in learned.steps()[:3]]) <= 1e-3
+    first = learned.steps()[0]
+    assert first["off_policy/max"] == 0  # the same weights on both sides
+    assert first["mismatch_kl"] <= 1e-3
 
 
 def test_the_summary_shows_the_curve_and_where_things_are(learned: LocalRun) -> None:
     assert "learning curve" in learned.output
     assert "held-out reward" in learned.output
-    assert "weights/v00000120.a0001" in learned.output
+    assert "weights/v00000100.a0001" in learned.output
 
 
 def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(new_run: Callable[..., LocalRun]) -> None:
@@ -61,4 +63,5 @@ def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(new_run: Calla
     assert mean(rewards[-10:]) < mean(rewards[:3]), rewards
     assert run.held_out()[-1][1] < run.held_out()[0][1]
     # The same run samples at temperature 0.7: trainer and engine must agree about that distribution, not about the raw one.
-    assert mean([line["mismatch_kl"] for line in run.steps()[:3]]) <= 1e-3
+    assert run.steps()[0]["off_policy/max"] == 0
+    assert run.steps()[0]["mismatch_kl"] <= 1e-3

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,18 @@ def small_volume(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def fill(path: Path) -> None:
+    """Write until the volume is full."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 65536)
+
+
 def test_a_full_disk_ends_the_run_with_its_name(new_run: Callable[..., LocalRun], small_volume: Path) -> None:
     run = new_run(quickstart(maxSteps=1000), folder=small_volume / "out")
     run.start()
     run.wait_until(lambda: (run.folder / "metrics.jsonl").exists(), "the first step")
-    ballast = small_volume / "ballast"
-    with pytest.raises(OSError, match="No space left"), ballast.open("wb") as file:
-        while True:
-            file.write(b"\0" * 65536)
-            file.flush()
+    fill(small_volume / "ballast")
     code = run.wait(120)
     assert code == exit_codes.STORAGE, run.output + run.tails()
     assert "No space left on device" in run.output

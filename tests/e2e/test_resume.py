@@ -38,7 +38,11 @@ def find(run: LocalRun, *words: str) -> list[int]:
 
 
 def kill_a_rank(run: LocalRun) -> None:
-    ranks = [pid for pid in find(run, "rlrun.trainer") if "torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_text()]
+    ranks = [
+        pid
+        for pid in find(run, "rlrun.trainer")
+        if "torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
     os.kill(max(ranks), signal.SIGKILL)
 
 
@@ -72,7 +76,8 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun])
         run.start("--replay", recorded, *(["--resume"] if number else []))
         wanted = INTERVAL * (number + 1)
         run.wait_until(
-            lambda wanted=wanted: any(a.step >= wanted for a in complete_checkpoints(RunPaths(run.folder))), f"checkpoint {wanted}"
+            lambda wanted=wanted: any(a.step >= wanted for a in complete_checkpoints(RunPaths(run.folder))),
+            f"checkpoint {wanted}",
         )
         fault(run)
         assert run.wait(120) != 0
@@ -89,7 +94,9 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun])
 
 
 @pytest.mark.parametrize("fault", [kill_the_launcher, kill_torchrun])
-def test_nothing_is_left_when_a_parent_is_killed(new_run: Callable[..., LocalRun], fault: Callable[[LocalRun], None]) -> None:
+def test_nothing_is_left_when_a_parent_is_killed(
+    new_run: Callable[..., LocalRun], fault: Callable[[LocalRun], None]
+) -> None:
     run = new_run(quickstart(**SPEC))
     run.start()
     run.wait_until(lambda: len(find(run, "rlrun.trainer")) >= 3 and bool(find(run, "rlrun.inference")), "all roles run")

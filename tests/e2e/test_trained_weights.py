@@ -15,7 +15,6 @@ import torch
 from conftest import LocalRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-
 PROMPTS = 64
 NEW_TOKENS = 8
 KEY = "test-key"
@@ -25,13 +24,13 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def final_weights(learned: LocalRun) -> Path:
-    return learned.folder / "weights" / "v00000120.a0001"
+    return learned.folder / "weights" / "v00000100.a0001"
 
 
 @pytest.fixture(scope="module")
 def prompts(learned: LocalRun, final_weights: Path) -> list[list[int]]:
     """Held-out prompts as token ids."""
-    lines = (learned.folder / "traces" / "eval_00000120.jsonl").read_text().splitlines()[:PROMPTS]
+    lines = (learned.folder / "traces" / "eval_00000100.jsonl").read_text().splitlines()[:PROMPTS]
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
     tasks = [[m for m in json.loads(line)["messages"] if m["role"] != "assistant"] for line in lines]
     return [tokenizer.apply_chat_template(task, add_generation_prompt=True, return_dict=False) for task in tasks]
@@ -44,16 +43,26 @@ def greedy(final_weights: Path, prompts: list[list[int]]) -> list[list[int]]:
     answers = []
     for prompt in prompts:
         output = model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=NEW_TOKENS, do_sample=False
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
         )
         answers.append(output[0, len(prompt) :].tolist())
     return answers
 
 
-def test_they_load_in_plain_transformers_and_answer(final_weights: Path, greedy: list[list[int]], learned: LocalRun) -> None:
+def test_they_load_in_plain_transformers_and_answer(
+    final_weights: Path, greedy: list[list[int]], learned: LocalRun
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
-    lines = [json.loads(x) for x in (learned.folder / "traces" / "eval_00000120.jsonl").read_text().splitlines()[:PROMPTS]]
-    right = [tokenizer.decode(ids, skip_special_tokens=True).strip() == line["answer"] for ids, line in zip(greedy, lines, strict=True)]
+    lines = [
+        json.loads(x) for x in (learned.folder / "traces" / "eval_00000100.jsonl").read_text().splitlines()[:PROMPTS]
+    ]
+    right = [
+        tokenizer.decode(ids, skip_special_tokens=True).strip() == line["answer"]
+        for ids, line in zip(greedy, lines, strict=True)
+    ]
     assert sum(right) / len(right) >= 0.4
 
 

@@ -30,7 +30,9 @@ def test_shared_values_are_in_every_role() -> None:
 
 
 def test_lengths_follow_seq_len_unless_set() -> None:
-    assert resolved().trainer.micro_batch_tokens == resolved().inference.max_model_len == 1024
+    assert resolved().inference.max_model_len == 1024
+    assert resolved().trainer.micro_batch_tokens == 4096
+    assert resolved(seq_len=8192).trainer.micro_batch_tokens == 8192
     config = resolved(trainer={"micro_batch_tokens": 4096}, inference={"max_model_len": 2048})
     assert (config.trainer.micro_batch_tokens, config.inference.max_model_len) == (4096, 2048)
 

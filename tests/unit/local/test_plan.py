@@ -60,7 +60,11 @@ GPU = {"trainer": {"gpusPerReplica": 2}, "inference": {"replicas": 2, "gpusPerRe
     ],
 )
 def test_gpus_are_split_as_asked(
-    tmp_path: Path, available: range, trainer: list[int] | None, inference: list[int] | None, expected: tuple[list[int], list[int]]
+    tmp_path: Path,
+    available: range,
+    trainer: list[int] | None,
+    inference: list[int] | None,
+    expected: tuple[list[int], list[int]],
 ) -> None:
     assert split_gpus(config(tmp_path, **GPU), list(available), trainer, inference) == expected
 

@@ -37,7 +37,9 @@ def launch_id() -> Iterator[str]:
 
 def role(tmp_path: Path, launch_id: str, code: str, name: str = "trainer") -> RoleProcess:
     command = (sys.executable, "-c", textwrap.dedent(code))
-    return RoleProcess("trainer", name, command, {LAUNCH_VARIABLE: launch_id}, tmp_path / f"{name}.log", tmp_path / "error.json")
+    return RoleProcess(
+        "trainer", name, command, {LAUNCH_VARIABLE: launch_id}, tmp_path / f"{name}.log", tmp_path / "error.json"
+    )
 
 
 STUBBORN = """
@@ -69,7 +71,9 @@ def test_stop_ends_the_child_of_a_role_that_was_killed(tmp_path: Path, launch_id
 
 
 def test_stop_touches_nothing_else(tmp_path: Path, launch_id: str) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, LAUNCH_VARIABLE: "another"})
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, LAUNCH_VARIABLE: "another"}
+    )
     try:
         supervisor = Supervisor(launch_id)
         supervisor.start([role(tmp_path, launch_id, "import time; time.sleep(600)")])
@@ -87,7 +91,8 @@ def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -
         from rlrun.local.plan import RoleProcess
         from rlrun.local.supervisor import Supervisor
         command = (sys.executable, "-c", "import time; time.sleep(600)")
-        spec = RoleProcess("trainer", "trainer", command, {{"{LAUNCH_VARIABLE}": "{launch_id}"}}, Path("{tmp_path}/a.log"), Path("{tmp_path}/e"))
+        mark = {{"{LAUNCH_VARIABLE}": "{launch_id}"}}
+        spec = RoleProcess("trainer", "trainer", command, mark, Path("{tmp_path}/a.log"), Path("{tmp_path}/e"))
         Supervisor("{launch_id}").start([spec])
         time.sleep(600)
     """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 sys.path.insert(0, str(Path(__file__).parent / "simulation"))
 
@@ -18,3 +20,11 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _log_to_the_test() -> Iterator[None]:
+    """A test of the process configures the log of the whole interpreter."""
+    yield
+    logger.remove()
+    logger.add(lambda message: print(message, end="", file=sys.stderr))

@@ -25,7 +25,10 @@ TRIMMING = (
     "<bos>{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'].strip() + ' ' }}"
     "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-ENDLESS = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+ENDLESS = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 TEMPLATES = {"tiny": CHAT_TEMPLATE, "chatml": CHATML, "trimming": TRIMMING, "endless": ENDLESS}
 EOS = 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from orch_simulation import API_KEY, FakeEngine, FakeTrainer, free_port, make_config, simulate
+from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, free_port, make_config, simulate
 
 import rlrun
 from rlrun.orchestrator import main as role
@@ -104,14 +103,15 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
     async def world(trainer: FakeTrainer) -> None:
         base = f"http://127.0.0.1:{seen['port']}"
         async with aiohttp.ClientSession() as session:
-            while len(trainer.batches) < 2:
-                await asyncio.sleep(0.002)
-            await asyncio.sleep(0.05)
+            await eventually(lambda: len(trainer.batches) == 2)
             async with session.get(f"{base}/rlrun/progress") as answer:
                 seen["refused"] = answer.status
             headers = {"Authorization": f"Bearer {API_KEY}"}
-            async with session.get(f"{base}/rlrun/progress", headers=headers) as answer:
-                seen["progress"] = await answer.json()
+            progress: dict[str, object] = {}
+            while progress.get("policy_version") != 2 or progress.get("step") != 2:
+                async with session.get(f"{base}/rlrun/progress", headers=headers) as answer:
+                    progress = await answer.json()
+            seen["progress"] = progress
             async with session.get(f"{base}/metrics") as answer:
                 seen["metrics"] = await answer.text()
         seen["done"] = True
@@ -171,14 +171,11 @@ async def test_a_trainer_that_goes_silent_ends_the_run_for_a_restart(
     monkeypatch.setattr(trainer_client, "SILENCE_SECONDS", 0.2)
 
     async def world(trainer: FakeTrainer) -> None:
-        while not trainer.batches:
-            await asyncio.sleep(0.002)
-        trainer.channel.close()
+        await eventually(lambda: bool(trainer.batches))
+        await trainer.fall_silent()
 
     with pytest.raises(ExceptionGroup) as caught:
-        await simulate(
-            make_config(tmp_path, tokenizer_folder, max_steps=1000), during=world, step_seconds=lambda: 0.05
-        )
+        await simulate(make_config(tmp_path, tokenizer_folder, max_steps=1000), during=world, step_seconds=lambda: 0.05)
     cause = first_cause(caught.value)
     assert isinstance(cause, RunError)
     assert cause.code == exit_codes.FAILURE

@@ -35,7 +35,9 @@ def rollout(reward: float, tokens: int = 3, version: int = 0, sequences: int = 1
     return Rollout((recorded,) * sequences, reward, {"exact": reward}, truncated=reward < 0.5, seconds=2 * reward)
 
 
-def group(number: int, rewards: list[float], *, version: int = 0, environment: str = "e", tokens: int = 3) -> FinishedGroup:
+def group(
+    number: int, rewards: list[float], *, version: int = 0, environment: str = "e", tokens: int = 3
+) -> FinishedGroup:
     rollouts = tuple(rollout(reward, tokens, version) for reward in rewards)
     return FinishedGroup(number, environment, f"task-{number}", version, 1.0, rollouts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from orch_simulation import FakeEngine, FakeTrainer, make_config, simulate
+from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.orchestrator import dispatcher as dispatcher_module
 from rlrun.orchestrator.failures import RunError, first_cause
@@ -22,7 +21,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_a_synchronous_run_trains_only_on_tokens_of_the_policy_it_trains(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_a_synchronous_run_trains_only_on_tokens_of_the_policy_it_trains(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     config = make_config(
         tmp_path, tokenizer_folder, algorithm={"max_async_level": 0, "max_off_policy_steps": 0}, max_steps=5
     )
@@ -74,7 +75,7 @@ async def test_no_group_is_older_than_its_bound_nor_dispatched_too_early(
             assert int(sample.versions[sample.loss_mask].max()) <= batch.step - 1
     # Rollouts that were started while version v was the newest never exceed what steps up to v+1+depth can use.
     for version in range(11):
-        started = sum(1 for _, _, held in engine.requests if held is not None and held <= version)
+        started = sum(count for _, _, held, count in engine.requests if held is not None and held <= version)
         wasted = sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) * 2
         assert started <= (version + 1 + depth) * 8 + wasted
     trained = [group for groups in outcome.groups for group in groups]
@@ -84,26 +85,43 @@ async def test_no_group_is_older_than_its_bound_nor_dispatched_too_early(
 async def test_a_group_that_grows_too_old_is_cancelled_in_the_engine_and_played_again(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    slow = iter([5.0, 5.0])  # the first group's two rollouts would take far longer than the whole run
+    slow = iter([5.0])  # the first group would take far longer than the whole run
     engine = FakeEngine(lambda: next(slow, 0.0))
     config = make_config(
         tmp_path, tokenizer_folder, max_steps=8, algorithm={"max_async_level": 1, "max_off_policy_steps": 1}
     )
     outcome = await simulate(config, engines=[engine])
     assert outcome.code == exit_codes.OK
-    assert engine.aborted == 2
+    assert engine.aborted == 1
     trained = [group for groups in outcome.groups for group in groups]
     assert sorted(trained)[:5] == [0, 1, 2, 3, 4]
     assert 0 not in outcome.groups[0]
     assert sum(line["groups/cancelled/age"] for line in lines(outcome.paths.metrics)) == 1
 
 
-async def test_requests_carry_the_version_and_never_go_to_a_replica_without_it(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_a_group_of_a_single_turn_is_one_request_and_a_turn_of_many_is_one_per_rollout(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    engine = FakeEngine()
+    await simulate(make_config(tmp_path / "a", tokenizer_folder, max_steps=2), engines=[engine])
+    assert {count for *_, count in engine.requests} == {2}
+    environments = [{"id": "calculator", "group_size": 2}]
+    many = FakeEngine()
+    await simulate(
+        make_config(tmp_path / "b", tokenizer_folder, max_steps=2, environments=environments, seq_len=512),
+        engines=[many],
+    )
+    assert {count for *_, count in many.requests} == {1}
+
+
+async def test_requests_carry_the_version_and_never_go_to_a_replica_without_it(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     engines = [FakeEngine(lambda: 0.001, update_seconds=0.003), FakeEngine(lambda: 0.001, update_seconds=0.004)]
     outcome = await simulate(make_config(tmp_path, tokenizer_folder), engines=engines, step_seconds=lambda: 0.01)
     assert outcome.code == exit_codes.OK
     for engine in engines:
-        assert all(salt == str(held) for _, salt, held in engine.requests)
+        assert all(salt == str(held) for _, salt, held, _ in engine.requests)
         assert engine.held == sorted(engine.held)
     assert engines[0].requests
     assert engines[1].requests
@@ -114,12 +132,10 @@ async def test_the_run_goes_on_when_a_replica_fails_and_takes_it_back(tmp_path: 
     back: list[int] = []
 
     async def world(trainer: FakeTrainer) -> None:
-        while len(trainer.batches) < 2:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(trainer.batches) >= 2)
         engines[1].down = True
         before = len(engines[0].requests)
-        while len(engines[0].requests) < before + 16:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(engines[0].requests) >= before + 8)
         engines[1].down = False
         back.append(len(engines[1].requests))
 
@@ -133,7 +149,9 @@ async def test_the_run_goes_on_when_a_replica_fails_and_takes_it_back(tmp_path: 
     assert all(line["errors"] == 0 for line in lines(outcome.paths.metrics))
 
 
-async def test_errors_that_dominate_end_the_run_and_name_the_environment(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_errors_that_dominate_end_the_run_and_name_the_environment(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     environments = [
         {"id": "reverse-text", "group_size": 2},
         {"id": "orch_environments:faulty", "name": "judged", "group_size": 2, "ratio": 9},
@@ -205,7 +223,9 @@ async def test_a_conversation_of_many_turns_is_one_sample_and_verbatim(tmp_path:
             assert tuple(sample.input_ids.tolist()) in seen
 
 
-async def test_an_evaluation_is_answered_by_one_version_while_training_goes_on(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_an_evaluation_is_answered_by_one_version_while_training_goes_on(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     engine = FakeEngine(lambda: 0.002)
     config = make_config(
         tmp_path, tokenizer_folder, max_steps=6, evaluation={"interval": 2, "num_tasks": 5, "samples_per_task": 2}
@@ -261,11 +281,18 @@ async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
     assert {line["attempt"] for line in metrics if line["step"] > base} == {2}
 
 
-async def test_batches_that_checkpoints_cover_are_deleted_unless_they_are_recorded(tmp_path: Path, tokenizer_folder: Path) -> None:
+async def test_batches_that_checkpoints_cover_are_deleted_unless_they_are_recorded(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     kept = await simulate(make_config(tmp_path / "a", tokenizer_folder, record_rollouts=True))
     assert [a.step for a in kept.paths.batches_on_disk()] == [1, 2, 3, 4, 5, 6]
     lean = await simulate(make_config(tmp_path / "b", tokenizer_folder))
-    assert [a.step for a in lean.paths.batches_on_disk()] == [3, 4, 5, 6]  # the oldest kept checkpoint is that of step 2
+    assert [a.step for a in lean.paths.batches_on_disk()] == [
+        3,
+        4,
+        5,
+        6,
+    ]  # the oldest kept checkpoint is that of step 2
 
 
 async def test_a_replay_trains_on_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:

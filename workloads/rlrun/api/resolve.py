@@ -6,6 +6,9 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.config.run import RunConfig
 
+MICRO_BATCH_TOKENS = 4096
+"""Default row of a micro-batch where samples are shorter: smaller ones spend their time on anything but arithmetic."""
+
 
 def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConfig:
     """Fill every shared value into every role.
@@ -31,7 +34,9 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         for environment in spec.environments
     ]
     inference = dict(spec.inference) | {"max_model_len": spec.inference.max_model_len or spec.seq_len}
-    trainer = dict(spec.trainer) | {"micro_batch_tokens": spec.trainer.micro_batch_tokens or spec.seq_len}
+    trainer = dict(spec.trainer) | {
+        "micro_batch_tokens": spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
+    }
     return RunConfig(
         trainer=TrainerConfig(**trainer, **common, algorithm=spec.algorithm, checkpoint=spec.checkpoint),
         inference=InferenceConfig(**inference, **common),

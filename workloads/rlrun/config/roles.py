@@ -30,7 +30,8 @@ class TrainerSpec(Config):
     scheduler: SchedulerConfig = SchedulerConfig()
     """The learning rate's schedule."""
     micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
-    """Most tokens packed into one micro-batch; default: `seqLen`. Does not change the result, only memory and speed."""
+    """Most tokens packed into one micro-batch; default: `seqLen`, at least 4096. Does not change the result, only
+    memory and speed."""
 
     @property
     def ranks_per_replica(self) -> int:

@@ -32,14 +32,14 @@ ANSWER_SECONDS = 1.0
 def serve(settings: InferenceSettings) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
-    0 after a signal, 69 when the address is taken, 78 when the model or a setting cannot work (all of these with one
+    0 after a signal, 69 when the address is taken, 65 when the model folder and 78 when a setting cannot work (all of these with one
     message and before the engine starts where it can be known), 143 when stopped during the start, 1 when the engine
     died or lost its weights. The process becomes the leader of its own process group (see `lifeline`).
     """
     try:
         expected = check_model(settings)
     except FolderError as error:
-        return _refuse(exit_codes.CONFIGURATION, str(error))
+        return _refuse(exit_codes.DATA, str(error))
     try:
         listener = _bind(settings.host, settings.port)
     except OSError as error:

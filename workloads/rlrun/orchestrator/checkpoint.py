@@ -85,10 +85,8 @@ def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_ste
             return f"group {sample.group} is too old"
     versions = {int(version) for sample in batch.samples for version in set(sample.versions[sample.loss_mask].tolist())}
     for version in versions:
-        if version > attempt.base_step:
-            return f"version {version} is lost"
         if _trained_by(writer, version) != _trained_by(attempt, version):
-            return f"its version {version} is not of this lineage"
+            return f"version {version} of attempt {writer.attempt} is lost"
     return None
 
 

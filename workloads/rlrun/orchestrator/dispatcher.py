@@ -13,10 +13,10 @@ from loguru import logger
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments.episode import EpisodeError, run_episode
-from rlrun.environments.protocol import Environment, Task
+from rlrun.environments.protocol import Environment, SingleTurnEnvironment, Task
 from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.conversation import Conversation, RolloutError
-from rlrun.orchestrator.engines import EnginePool, Session
+from rlrun.orchestrator.engines import EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.failures import RunError
 from rlrun.orchestrator.ledger import Ledger
@@ -214,7 +214,9 @@ class Dispatcher:
         arena = self._arenas[draw.environment]
         task = arena.tasks[draw.task]
         async with asyncio.TaskGroup() as tasks:
-            playing = [tasks.create_task(self._rollout(arena, task)) for _ in range(arena.config.group_size)]
+            count = arena.config.group_size
+            opening = Opening(count) if isinstance(arena.environment, SingleTurnEnvironment) else None
+            playing = [tasks.create_task(self._rollout(arena, task, opening)) for _ in range(count)]
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,
@@ -224,14 +226,18 @@ class Dispatcher:
             rollouts=tuple(play.result() for play in playing),
         )
 
-    async def _rollout(self, arena: Arena, task: Task) -> Rollout:
+    async def _rollout(self, arena: Arena, task: Task, opening: Opening | None) -> Rollout:
         sampling = arena.config.sampling or self._config.sampling
         for _ in range(1 + MAX_RETRIES):
-            session = Session(self._pool, sampling, self._chat.stop_token_ids)
+            session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening)
+            opening = None
             try:
                 rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
-            except (EpisodeError, RolloutError) as error:
-                self._count(arena.config.label, f"task {task.id!r}: {error}")
+            except EpisodeError as error:
+                self._count(arena.config.label, str(error))
+                continue
+            except RolloutError as error:
+                self._count(arena.config.label, f"environment {arena.environment.id!r}, task {task.id!r}: {error}")
                 continue
             self._count(arena.config.label, None)
             self._ledger.counters["rollouts"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
+class Sample(Protocol):
+    """Sends one request for several continuations."""
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]: ...
+
+
 @dataclass
 class Replica:
     """One engine as the orchestrator knows it."""
@@ -50,7 +57,7 @@ class Replica:
     """Policy version that it holds for certain; None: out of rotation until the next successful hand-over."""
     updating: bool = False
     load: int = 0
-    """Requests that wait for its answer."""
+    """Continuations that it is asked for at the moment."""
     due: float = 0.0
     """Until then (monotonic seconds) its version waits for the other replicas' hand-over."""
     failure: str = "it has got no weights yet"
@@ -89,18 +96,24 @@ class EnginePool:
         wanted = self.version if version is None else version
         return [r for r in self.replicas if r.open and r.version == wanted]
 
-    async def acquire(self, prefer: Replica | None, version: int | None) -> Replica:
-        """Wait for a replica that holds the version: the preferred one (its cache has the prefix), else the least loaded."""
+    async def acquire(self, prefer: Replica | None, version: int | None, count: int) -> Replica:
+        """Wait for a replica that holds the version: the preferred one (its cache has the prefix), else the least loaded.
+
+        Args:
+            prefer: the replica of the rollout's last request.
+            version: the version that the request is meant for; default: the one for new rollouts.
+            count: continuations that are asked for.
+        """
         await self._signal.until(lambda: bool(self.candidates(version)))
         candidates = self.candidates(version)
         chosen = prefer if prefer in candidates else min(candidates, key=lambda r: r.load)
         assert chosen is not None
-        chosen.load += 1
+        chosen.load += count
         return chosen
 
-    def release(self, replica: Replica) -> None:
-        """A request was answered or given up."""
-        replica.load -= 1
+    def release(self, replica: Replica, count: int) -> None:
+        """A request for `count` continuations was answered or given up."""
+        replica.load -= count
 
     def fail(self, replica: Replica, reason: str) -> None:
         """Take a replica out of rotation; the hand-over brings it back."""
@@ -119,13 +132,20 @@ class Session:
         sampling: how tokens are drawn.
         stop_token_ids: tokens that end a reply.
         version: send requests only to replicas that hold this version; default: the newest at the time of each request.
+        opening: where the first request is shared with the group's other rollouts.
     """
 
     def __init__(
-        self, pool: EnginePool, sampling: SamplingConfig, stop_token_ids: Sequence[int], version: int | None = None
+        self,
+        pool: EnginePool,
+        sampling: SamplingConfig,
+        stop_token_ids: Sequence[int],
+        version: int | None = None,
+        opening: Opening | None = None,
     ) -> None:
         self._pool, self._sampling, self._stop, self._version = pool, sampling, stop_token_ids, version
         self._replica: Replica | None = None
+        self._opening = opening
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
         """Sample one continuation.
@@ -134,14 +154,23 @@ class Session:
             EngineUnavailableError: several replicas failed one after the other; the rollout is not to blame.
             EngineError: an engine refused the request.
         """
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            shared = await opening.take(token_ids, max_tokens, self.sample)
+            if shared is not None:
+                return shared
+        return (await self.sample(token_ids, max_tokens=max_tokens, n=1))[0]
+
+    async def sample(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+        """Sample `n` continuations in one request; raises as a call does."""
         error: EngineError | None = None
         for _ in range(MAX_TRIES):
-            replica = await self._pool.acquire(self._replica, self._version)
+            replica = await self._pool.acquire(self._replica, self._version, n)
             self._replica = replica
             try:
-                completions = await replica.client.generate(
+                return await replica.client.generate(
                     token_ids,
-                    n=1,
+                    n=n,
                     max_tokens=max_tokens,
                     temperature=self._sampling.temperature,
                     top_p=1.0,
@@ -149,12 +178,46 @@ class Session:
                     # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
                     cache_salt=str(replica.version),
                 )
-                return completions[0]
             except EngineError as failure:
                 if failure.status in _CLIENT_ERRORS:
                     raise
                 error = failure
                 self._pool.fail(replica, str(failure))
             finally:
-                self._pool.release(replica)
+                self._pool.release(replica, n)
         raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error
+
+
+class Opening:
+    """The first turn of all rollouts of a group in one request, because they have the same prompt.
+
+    Only for environments of a single turn: the request is answered when its slowest continuation is done, and the group waits for that
+    one anyway.
+
+    Args:
+        count: rollouts of the group.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._asked: tuple[list[int], int] | None = None
+        self._request: asyncio.Task[list[Completion]] | None = None
+        self._waiting = 0
+        self._taken = 0
+
+    async def take(self, token_ids: Sequence[int], max_tokens: int, sample: Sample) -> Completion | None:
+        """One of the shared continuations; None when the rollout asks for something else, or too late, and has to ask for itself."""
+        wanted = (list(token_ids), max_tokens)
+        if self._request is None:
+            self._asked = wanted
+            self._request = asyncio.ensure_future(sample(token_ids, max_tokens=max_tokens, n=self._count))
+        if self._asked != wanted or self._request.cancelled():
+            return None
+        index, self._taken = self._taken, self._taken + 1
+        self._waiting += 1
+        try:
+            return (await asyncio.shield(self._request))[index]
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self._request.done():
+                self._request.cancel()  # nobody waits any more: the engine is to stop

@@ -27,6 +27,8 @@ class ErrorBudget:
             What to tell the user once errors dominate, else None. An incomplete window counts as if its other rollouts had gone well.
         """
         self._window.append((environment, error))
+        if error is None:
+            return None
         failed = [(name, text) for name, text in self._window if text is not None]
         if len(failed) <= self._max_ratio * self._size and len(failed) < self._size:
             return None

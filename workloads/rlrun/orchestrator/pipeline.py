@@ -243,8 +243,7 @@ class Pipeline:
         metrics = batch_metrics(batch) | group_metrics(groups) | counter_metrics(counters, self._counted)
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
-        if step - 1 in self._sync.seconds:
-            metrics["time/update_weights"] = self._sync.seconds.pop(step - 1)
+        metrics["time/update_weights"] = self._sync.seconds
         self._counted = counters
         await self._announce(batch, metrics)
 

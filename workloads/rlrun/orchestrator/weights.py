@@ -42,8 +42,8 @@ class WeightSync:
         self._synced: set[str] = set()
         self.newest: int | None = None
         """The newest version that the trainer has published."""
-        self.seconds: dict[int, float] = {}
-        """How long the hand-over of a version took, slowest replica."""
+        self.seconds = 0.0
+        """How long the latest hand-over took."""
 
     def publish(self, version: int, path: str, *, hold: bool) -> None:
         """The trainer has published a version.
@@ -122,7 +122,7 @@ class WeightSync:
         took = time.monotonic() - began
         replica.version, replica.due = version, time.monotonic() + took
         asyncio.get_running_loop().call_later(took, self._signal.notify)
-        self.seconds[version] = max(self.seconds.get(version, 0.0), took)
+        self.seconds = took
         for old in [v for v in self._paths if v < min((r.version or 0) for r in self._pool.replicas)]:
             del self._paths[old]
         self._signal.notify()

@@ -82,6 +82,7 @@ def shard(model: nn.Module, group: Group) -> nn.Module:
         fully_shard(layer, mesh=group.mesh, mp_policy=policy)
     fully_shard(model, mesh=group.mesh, mp_policy=policy)
     for module in fsdp_modules(model):
+        module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
     model.to(group.device)  # buffers; FSDP has moved the parameters
     return model.train()

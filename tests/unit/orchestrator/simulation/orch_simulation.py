@@ -32,6 +32,16 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for something that another task does."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    for _ in iter(lambda: time.monotonic() < deadline, False):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not happen in time")
+
+
 @dataclass
 class FakeEngine:
     """Makes up replies of random letters, one token at a time, each labelled with the version that it holds then."""
@@ -44,38 +54,41 @@ class FakeEngine:
     down: bool = False
     held: list[int] = field(default_factory=list)
     """Versions in the order in which they were handed over."""
-    requests: list[tuple[float, str | None, int | None]] = field(default_factory=list)
-    """Time, cache salt, and the version held when the request came."""
+    requests: list[tuple[float, str | None, int | None, int]] = field(default_factory=list)
+    """Time, cache salt, the version held when the request came, and how many continuations it asked for."""
     seen: list[list[int]] = field(default_factory=list)
     """Every sequence of tokens that was computed on: prompt and reply."""
-    running: int = 0
     aborted: int = 0
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, cache_salt: str | None, **_: Any) -> list[Completion]:
+    async def generate(
+        self, token_ids: Sequence[int], *, n: int, max_tokens: int, cache_salt: str | None, **_: Any
+    ) -> list[Completion]:
         if self.down:
             raise EngineUnavailableError("connection refused")
         assert self.version is not None, "a request came before any weights"
-        self.requests.append((time.monotonic(), cache_salt, self.version))
-        tokens: list[int] = []
-        versions: list[int] = []
-        self.running += 1
+        self.requests.append((time.monotonic(), cache_salt, self.version, n))
         try:
-            wanted = [self.rng.choice(self.letters) for _ in range(self.rng.randint(2, 5))] + [self.eos]
-            for token in wanted[:max_tokens]:
-                await asyncio.sleep(self.seconds_per_token())
-                if self.down:
-                    raise EngineUnavailableError("connection reset")
-                tokens.append(token)
-                versions.append(self.version)
+            completions = [await self._continue(max_tokens) for _ in range(n)]
         except asyncio.CancelledError:
             self.aborted += 1
             raise
-        finally:
-            self.running -= 1
-        self.seen.append([*token_ids, *tokens])
+        self.seen += [[*token_ids, *completion.token_ids] for completion in completions]
+        return completions
+
+    async def _continue(self, max_tokens: int) -> Completion:
+        tokens: list[int] = []
+        versions: list[int] = []
+        wanted = [self.rng.choice(self.letters) for _ in range(self.rng.randint(2, 5))] + [self.eos]
+        for token in wanted[:max_tokens]:
+            await asyncio.sleep(self.seconds_per_token())
+            if self.down:
+                raise EngineUnavailableError("connection reset")
+            assert self.version is not None
+            tokens.append(token)
+            versions.append(self.version)
         finish = "stop" if tokens[-1] == self.eos else "length"
-        return [Completion(tokens, [-0.5 - 0.01 * token for token in tokens], versions, finish)]
+        return Completion(tokens, [-0.5 - 0.01 * token for token in tokens], versions, finish)
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
         if self.down:
@@ -108,6 +121,7 @@ class FakeTrainer:
     """When each version was published."""
     hold_checkpoints: bool = False
     """Never complete a checkpoint."""
+    silent: bool = False
 
     async def __aenter__(self) -> FakeTrainer:
         write_attempt(self.paths, self.attempt)
@@ -124,8 +138,14 @@ class FakeTrainer:
     async def __aexit__(self, *exc: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        # In the background: the server waits a second for long polls that nobody waits for any more.
-        threading.Thread(target=self.channel.close, daemon=True).start()
+        if not self.silent:
+            # In the background: the server waits a second for long polls that nobody waits for any more.
+            threading.Thread(target=self.channel.close, daemon=True).start()
+
+    async def fall_silent(self) -> None:
+        """Stop answering."""
+        self.silent = True
+        await asyncio.to_thread(self.channel.close)
 
     def _publish(self, version: int) -> None:
         self.published[version] = time.monotonic()
@@ -232,21 +252,23 @@ async def simulate(
     paths = RunPaths(Path(config.output_dir))
     engines = list(engines or [FakeEngine()])
     trainer = FakeTrainer(
-        paths, begin(paths, number), config.max_steps, config.checkpoint.interval, step_seconds, hold_checkpoints=hold_checkpoints
+        paths,
+        begin(paths, number),
+        config.max_steps,
+        config.checkpoint.interval,
+        step_seconds,
+        hold_checkpoints=hold_checkpoints,
     )
     async with trainer:
         urls = [f"http://engine-{i}" for i in range(len(engines))]
-        resolved = config.model_copy(
-            update={"trainer_url": trainer.url, "inference_urls": urls}
-        )
+        resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
         by_url = dict(zip(urls, engines, strict=True))
         work = asyncio.create_task(run(resolved, attempt=number, api_key=API_KEY, connect=by_url.__getitem__))
         world = asyncio.create_task(during(trainer)) if during is not None else None
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 if until is not None:
-                    while not until(trainer) and not work.done():
-                        await asyncio.sleep(0.001)
+                    await eventually(lambda: until(trainer) or work.done())
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
                     return Outcome(None, trainer, engines, paths)

@@ -1,0 +1,101 @@
+"""Which batches of earlier attempts a new one trains as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlrun.orchestrator.checkpoint import Snapshot, base_snapshot, read_snapshot, readmissible, write_snapshot
+from rlrun.orchestrator.failures import RunError
+from rlrun.orchestrator.ledger import Ledger, LedgerState
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
+from rlrun.protocol.batch import Batch, Sample, write_batch
+from rlrun.protocol.paths import RunPaths
+
+
+def leave_batch(paths: RunPaths, step: int, attempt: int, *, versions: list[int], group: int, dispatched: int) -> None:
+    count = len(versions)
+    sample = Sample(
+        np.arange(count + 1, dtype=np.int32),
+        np.array([False] + [True] * count),
+        np.full(count + 1, -0.5, np.float32) * np.array([0] + [1] * count, np.float32),
+        np.array([-1, *versions], np.int32),
+        np.zeros(count + 1, np.float32),
+        1.0,
+        "e",
+        f"t{group}",
+        group,
+        0,
+        dispatched,
+        1.0,
+    )
+    write_batch(paths.batch(step, attempt), Batch(step, attempt, (sample,)))
+
+
+def lineage(paths: RunPaths) -> Attempt:
+    """Attempt 1 trained its own versions 1 to 6; attempt 2 began from the model and saved step 4; attempt 3 goes on from there."""
+    first = first_attempt(world_size=1, config_hash="h")
+    second = first_attempt(world_size=1, config_hash="h", attempt=2)
+    third = next_attempt(second, 4, attempt=3, world_size=1, config_hash="h")
+    for attempt in (first, second, third):
+        write_attempt(paths, attempt)
+    return third
+
+
+def taken_over(paths: RunPaths, attempt: Attempt, *, limit: int = 8, first_group: int = 0) -> list[int]:
+    ledger = Ledger(next_group=first_group)
+    batches = list(readmissible(paths, attempt, ledger, max_off_policy_steps=limit))
+    assert all(batch.attempt == attempt.attempt for batch in batches)
+    return [batch.step for batch in batches]
+
+
+def test_batches_go_on_from_the_base_without_a_gap(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = lineage(paths)
+    for step in (4, 5, 6, 8):
+        leave_batch(paths, step, 2, versions=[3, 4], group=step, dispatched=3)
+    assert taken_over(paths, attempt) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("writer", "versions", "dispatched", "expected"),
+    [
+        (2, [3, 4], 3, [5]),
+        (2, [3, 5], 3, []),  # version 5 was trained after the base: it is lost
+        (1, [3, 4], 3, []),  # attempt 1's version 4 is another one
+        (1, [0, 0], 0, [5]),  # the model itself is the same for all
+        (2, [3, 4], 1, []),  # too old for step 5 with a limit of 2
+        (4, [3, 4], 3, []),  # nobody of this run
+    ],
+)
+def test_a_batch_is_taken_over_only_if_its_tokens_are_of_this_lineage_and_fresh(
+    tmp_path: Path, writer: int, versions: list[int], dispatched: int, expected: list[int]
+) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = lineage(paths)
+    leave_batch(paths, 5, writer, versions=versions, group=9, dispatched=dispatched)
+    assert taken_over(paths, attempt, limit=2 if dispatched else 8) == expected
+
+
+def test_a_batch_of_groups_that_are_trained_already_is_refused(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = lineage(paths)
+    leave_batch(paths, 5, 2, versions=[4], group=9, dispatched=4)
+    assert taken_over(paths, attempt, first_group=10) == []
+
+
+def test_the_state_comes_back_from_the_base_checkpoint(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = lineage(paths)
+    state = LedgerState(40, (31, 35), {"errors": 3})
+    write_snapshot(paths.checkpoint(4, 2), Snapshot(4, state, ({"step": 4, "loss": 1.0},)))
+    assert base_snapshot(paths, attempt) == Snapshot(4, state, ({"step": 4, "loss": 1.0},))
+
+
+def test_a_checkpoint_without_its_part_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"step_00000004\.a0002.*state\.json") as caught:
+        read_snapshot(RunPaths(tmp_path).checkpoint(4, 2))
+    assert caught.value.code == exit_codes.DATA
