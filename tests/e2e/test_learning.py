@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import LocalRun, mean, quickstart
+
+from tests.e2e.local_run import LocalRun, mean, quickstart
 
 START_AT_MOST = 0.6
 GAIN = 0.2

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LocalRun, processes_of, quickstart
 
 from rlrun.protocol import exit_codes
+from tests.e2e.local_run import LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,7 +97,7 @@ def fill(path: Path) -> None:
 def test_a_full_disk_ends_the_run_with_its_name(new_run: Callable[..., LocalRun], small_volume: Path) -> None:
     run = new_run(quickstart(maxSteps=1000), folder=small_volume / "out")
     run.start()
-    run.wait_until(lambda: (run.folder / "metrics.jsonl").exists(), "the first step")
+    run.wait_until(lambda: (run.folder / "metrics.jsonl").exists() and len(run.steps()) > 1, "two steps")
     fill(small_volume / "ballast")
     code = run.wait(120)
     assert code == exit_codes.STORAGE, run.output + run.tails()

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LocalRun, processes_of, quickstart
 
 from rlrun.protocol.manifest import complete_checkpoints
 from rlrun.protocol.paths import RunPaths
+from tests.e2e.local_run import LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.timeout(1200)
 

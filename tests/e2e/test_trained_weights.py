@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LocalRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.local_run import ROOT, LocalRun
 
 PROMPTS = 64
 NEW_TOKENS = 8
@@ -56,14 +58,21 @@ def test_they_load_in_plain_transformers_and_answer(
     final_weights: Path, greedy: list[list[int]], learned: LocalRun
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(final_weights)
-    lines = [
-        json.loads(x) for x in (learned.folder / "traces" / "eval_00000100.jsonl").read_text().splitlines()[:PROMPTS]
-    ]
+    lines = (learned.folder / "traces" / "eval_00000100.jsonl").read_text().splitlines()[:PROMPTS]
+    wanted = [json.loads(line)["messages"][0]["content"].strip("<>")[::-1] for line in lines]
     right = [
-        tokenizer.decode(ids, skip_special_tokens=True).strip() == line["answer"]
-        for ids, line in zip(greedy, lines, strict=True)
+        tokenizer.decode(ids, skip_special_tokens=True) == answer for ids, answer in zip(greedy, wanted, strict=True)
     ]
     assert sum(right) / len(right) >= 0.4
+
+
+def test_the_code_on_the_quickstart_page_works(final_weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, changed = re.subn(r'^folder = ".*"$', f'folder = "{final_weights}"', code, flags=re.MULTILINE)
+    assert changed == 1
+    exec(compile(code, "quickstart.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("d")
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def test_validate_tells_all_problems_of_all_files(manifest: Any, capsys: pytest.
         (
             "reverse-text",
             "revrse-text",
-            ":9: spec.environments[0].id: unknown environment 'revrse-text' (did you mean 'rever",
+            ":9: spec.environments[0].id: unknown environment 'revrse-text' (did you mean rever",
         ),
         (
             "length: 5",

@@ -147,7 +147,7 @@ async def test_a_failing_model_client_is_not_the_environments_fault(scripted: An
         ("verifiers:vf-guess", {}, "set the argument 'limit'"),
         ("verifiers:vf-boxed", {}, "need a container"),
         ("verifiers:vf-capitals", {"taskset": {"polit": True}}, "polit"),
-        ("verifiers:vf-capitals", {"max_turn": 3}, "did you mean 'max_turns'"),
+        ("verifiers:vf-capitals", {"max_turn": 3}, "did you mean max_turns"),
         ("verifiers:vf-capitals", {"env": {"id": "user-sim"}}, "plays 2 agents"),
     ],
 )

@@ -18,10 +18,11 @@ from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, free_p
 import rlrun
 from rlrun.orchestrator import main as role
 from rlrun.orchestrator import trainer_client
-from rlrun.orchestrator.failures import RunError, first_cause
+from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.trainer_client import TrainerClient
 from rlrun.protocol import batch as batch_module
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 
 ROOT = Path(rlrun.__file__).parent.parent
 
@@ -63,7 +64,7 @@ def test_an_environment_that_is_not_there_is_named(tmp_path: Path, tokenizer_fol
     config = write_config(tmp_path, tokenizer_folder, environments=[{"id": "reverse-txt"}])
     assert role.main(["--config", str(config)]) == exit_codes.CONFIGURATION
     assert "environments[0]" in str(error_json(tmp_path)["message"])
-    assert "did you mean 'reverse-text'" in str(error_json(tmp_path)["message"])
+    assert "did you mean reverse-text" in str(error_json(tmp_path)["message"])
 
 
 def test_what_is_missing_on_the_command_line_and_in_the_environment_is_named(
@@ -141,11 +142,11 @@ async def test_a_full_volume_ends_the_run_with_its_folder(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(batch_module, "save_file", full)
+    monkeypatch.setattr(batch_module, "save", full)
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path, tokenizer_folder))
     cause = first_cause(caught.value)
-    assert isinstance(cause, RunError)
+    assert isinstance(cause, RoleError)
     assert cause.code == exit_codes.STORAGE
     assert str(tmp_path / "rollouts") in str(cause)
 
@@ -160,7 +161,7 @@ async def test_without_any_engine_the_run_fails_and_says_why(
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path, tokenizer_folder), engines=[FakeEngine(down=True)])
     cause = first_cause(caught.value)
-    assert isinstance(cause, RunError)
+    assert isinstance(cause, RoleError)
     assert cause.code == exit_codes.FAILURE
     assert "http://engine-0: connection refused" in str(cause)
 
@@ -177,7 +178,7 @@ async def test_a_trainer_that_goes_silent_ends_the_run_for_a_restart(
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path, tokenizer_folder, max_steps=1000), during=world, step_seconds=lambda: 0.05)
     cause = first_cause(caught.value)
-    assert isinstance(cause, RunError)
+    assert isinstance(cause, RoleError)
     assert cause.code == exit_codes.FAILURE
     assert "silent" in str(cause)
 
@@ -189,13 +190,13 @@ async def test_a_trainer_with_another_key_is_a_configuration_error(tmp_path: Pat
         client = TrainerClient(trainer.url, "wrong", attempt=1)
         try:
             await client.wait_until_begun(1.0)
-        except RunError as error:
+        except RoleError as error:
             refused.append(error)
         finally:
             await client.close()
 
     await simulate(make_config(tmp_path, tokenizer_folder), during=world, until=lambda trainer: bool(refused))
     (error,) = refused
-    assert isinstance(error, RunError)
+    assert isinstance(error, RoleError)
     assert error.code == exit_codes.CONFIGURATION
     assert "RLRUN_API_KEY" in str(error)

@@ -12,9 +12,10 @@ import pytest
 from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.orchestrator import dispatcher as dispatcher_module
-from rlrun.orchestrator.failures import RunError, first_cause
+from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import read_batch
+from rlrun.protocol.failures import RoleError
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ async def test_errors_that_dominate_end_the_run_and_name_the_environment(
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path, tokenizer_folder, environments=environments, max_steps=50))
     cause = first_cause(caught.value)
-    assert isinstance(cause, RunError)
+    assert isinstance(cause, RoleError)
     assert cause.code == exit_codes.DATA
     assert "'judged'" in str(cause)
     assert "the judge is on holiday" in str(cause)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rlrun.orchestrator.checkpoint import Snapshot, base_snapshot, read_snapshot, readmissible, write_snapshot
-from rlrun.orchestrator.failures import RunError
 from rlrun.orchestrator.ledger import Ledger, LedgerState
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
 from rlrun.protocol.batch import Batch, Sample, write_batch
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 
 
@@ -96,6 +96,6 @@ def test_the_state_comes_back_from_the_base_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_its_part_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"step_00000004\.a0002.*state\.json") as caught:
+    with pytest.raises(RoleError, match=r"step_00000004\.a0002.*state\.json") as caught:
         read_snapshot(RunPaths(tmp_path).checkpoint(4, 2))
     assert caught.value.code == exit_codes.DATA

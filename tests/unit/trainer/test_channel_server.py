@@ -13,8 +13,8 @@ import pytest
 
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 from rlrun.trainer.channel import Channel
-from rlrun.trainer.errors import RoleError
 
 KEY = "secret"
 

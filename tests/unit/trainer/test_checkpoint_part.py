@@ -14,9 +14,9 @@ from torch import nn
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
+from rlrun.protocol.failures import RoleError
 from rlrun.trainer import checkpoint
 from rlrun.trainer.checkpoint import Progress
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
 from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import first_attempt, next_attempt
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import Artifact, RunPaths
 from rlrun.trainer import publish
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import load_model, shard
 

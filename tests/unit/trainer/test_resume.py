@@ -9,9 +9,9 @@ import pytest
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, Segment, first_attempt, next_attempt, write_attempt
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
 from rlrun.protocol.paths import Artifact, RunPaths
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.resume import begin_attempt, choose_base, superfluous
 
 LATEST = ResumeConfig()

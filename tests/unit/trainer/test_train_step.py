@@ -11,8 +11,8 @@ from torch import nn
 
 from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
 from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step

@@ -11,8 +11,8 @@ import pytest
 
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, read_error, storage_errors, write_error
 from rlrun.trainer.__main__ import attempt_number, read_config
-from rlrun.trainer.errors import RoleError, read_error, storage_errors, write_error
 from rlrun.trainer.group import device_for
 from rlrun.trainer.launch import torchrun_command
 from rlrun.trainer.model import check_source, load_model
@@ -20,8 +20,8 @@ from rlrun.trainer.model import check_source, load_model
 
 def test_the_first_error_stays(tmp_path: Path) -> None:
     assert read_error(tmp_path) is None
-    write_error(tmp_path / "logs", RoleError("the cause", 65))
-    write_error(tmp_path / "logs", RoleError("a consequence", 1))
+    write_error(tmp_path / "logs", "trainer", RoleError("the cause", 65))
+    write_error(tmp_path / "logs", "trainer", RoleError("a consequence", 1))
     error = read_error(tmp_path / "logs")
     assert error is not None
     assert (str(error), error.code) == ("the cause", 65)

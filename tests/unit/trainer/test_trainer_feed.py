@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample, write_batch
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.feed import ReplayFeed, read_checked
 
 MakeBatch = Callable[..., Batch]

@@ -19,7 +19,7 @@ class TinyModelConfig(Config):
     """Width of the residual stream, in units."""
     layers: Annotated[int, Field(ge=1, le=32)] = 4
     """Number of decoder layers."""
-    max_length: Annotated[int, Field(ge=32, le=32768)] = 512
+    max_length: Annotated[int, Field(ge=32, le=32768)] = 2048
     """Longest sequence that the model's positions allow, in tokens."""
     warmup_environment: Annotated[str, Field(min_length=1)] | None = None
     """Environment whose demonstrations the model is first trained on with supervision; none: random weights."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rlrun.config.suggest import did_you_mean
 from rlrun.environments.arithmetic import Arithmetic, ArithmeticArgs
 from rlrun.environments.calculator import Calculator, CalculatorArgs
 from rlrun.environments.protocol import Environment
@@ -55,7 +55,7 @@ def load(id: str, args: Mapping[str, Any]) -> Environment:
     entry = _SHIPPED.get(id)
     if entry is None:
         raise EnvironmentLoadError(
-            f"unknown environment {id!r}{_did_you_mean(id, _SHIPPED)}. Shipped: {', '.join(_SHIPPED)}. "
+            f"unknown environment {id!r}{did_you_mean(id, _SHIPPED)}. Shipped: {', '.join(_SHIPPED)}. "
             "Others are named 'package.module:function' (your own) or 'verifiers:<taskset id>'"
         )
     environment = entry.build(check_args(id, entry.args, args))
@@ -79,7 +79,7 @@ def check_args(id: str, model: type[ArgsT], args: Mapping[str, Any]) -> ArgsT:
         for item in error.errors():
             name = ".".join(str(part) for part in item["loc"])
             if item["type"] == "extra_forbidden":
-                problems.append(f"no argument {name!r}{_did_you_mean(name, model.model_fields)}")
+                problems.append(f"no argument {name!r}{did_you_mean(name, model.model_fields)}")
             else:
                 problems.append(f"argument {name!r} = {item['input']!r}: {item['msg']}")
         raise EnvironmentLoadError(
@@ -101,13 +101,13 @@ def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise EnvironmentLoadError(
             f"environment {id!r}: module {module_name!r} has no function {function_name!r}"
-            f"{_did_you_mean(function_name, names)}"
+            f"{did_you_mean(function_name, names)}"
         )
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not takes_any and (unknown := [name for name in args if name not in parameters]):
         described = ", ".join(str(parameter) for parameter in parameters.values()) or "none"
-        problems = "; ".join(f"no argument {name!r}{_did_you_mean(name, parameters)}" for name in unknown)
+        problems = "; ".join(f"no argument {name!r}{did_you_mean(name, parameters)}" for name in unknown)
         raise EnvironmentLoadError(f"environment {id!r}: {problems}. Arguments: {described}")
     try:
         environment = function(**args)
@@ -136,11 +136,6 @@ def _load_verifiers(id: str, args: Mapping[str, Any]) -> Environment:
         return VerifiersEnvironment(id, id.removeprefix(VERIFIERS), check_args(id, VerifiersArgs, args))
     except VerifiersLoadError as error:
         raise EnvironmentLoadError(f"environment {id!r}: {error}") from error
-
-
-def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _describe_args(model: type[BaseModel]) -> str:

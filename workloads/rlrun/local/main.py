@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import signal
@@ -22,6 +21,7 @@ from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.problems import ConfigError
 from rlrun.config.run import RunConfig
+from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port, gpus
 from rlrun.local.summary import print_summary
@@ -168,8 +168,8 @@ def _run(
         with view:
             failed = _watch(supervisor, view, interrupted)
             view.update("")
-        for running in failed:
-            _explain(running)
+        if failed:
+            explain(failed, root)
     finally:
         supervisor.stop()
     if interrupted:
@@ -184,62 +184,25 @@ def _run(
             f"everything is stopped; after mending it go on with `rlrun local {manifest} --output-dir {where} --resume`",
             file=sys.stderr,
         )
-        return _exit_code(failed[0])
+        return exit_code(failed, root)
     print_summary(console, root, elapsed_seconds=time.monotonic() - began, manifest=manifest)
     return exit_codes.OK
 
 
-def _watch(supervisor: Supervisor, view: View, interrupted: list[int]) -> list[Running]:
-    """Follow the run until the orchestrator has ended it (empty list), a role has failed (that role), or a signal came."""
+def _watch(supervisor: Supervisor, view: View, interrupted: list[int]) -> Running | None:
+    """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None)."""
     began = time.monotonic()
     while not interrupted:
         ended = supervisor.exited()
-        done = [r for r in ended if r.spec.role == "orchestrator" and r.process.returncode == 0]
-        if done:
-            return []
+        if any(r.spec.role == "orchestrator" and r.process.returncode == 0 for r in ended):
+            return None
         # The trainer may end with 0 before the orchestrator, when that told it to; an engine never may.
         failed = [r for r in ended if not (r.spec.role == "trainer" and r.process.returncode == 0)]
         if failed:
-            return sorted(failed, key=_has_said_why, reverse=True)[:1]
+            return first_cause(failed)
         view.update(f"roles starting since {duration(time.monotonic() - began)}")
         time.sleep(_POLL_SECONDS)
-    return []
-
-
-def _has_said_why(running: Running) -> bool:
-    return running.spec.error_file.is_file()
-
-
-def _said(running: Running) -> dict[str, object]:
-    try:
-        document = json.loads(running.spec.error_file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _exit_code(running: Running) -> int:
-    code = _said(running).get("exit_code") or running.process.returncode
-    return code if isinstance(code, int) and code > 0 else exit_codes.FAILURE
-
-
-def _explain(running: Running) -> None:
-    """Say which role ended the run, why, and where its log is."""
-    code = running.process.returncode
-    how = (
-        f"was killed by {signal.Signals(-code).name}"
-        if code is not None and code < 0
-        else f"ended with exit code {code}"
-    )
-    said = _said(running)
-    print(f"\nerror: {running.spec.name} {how}", file=sys.stderr)
-    if said:
-        print(f"  {said.get('message')}", file=sys.stderr)
-    else:
-        print("  its last lines:", file=sys.stderr)
-        for line in last_lines(running.spec.log):
-            print(f"  | {line}", file=sys.stderr)
-    print(f"  its log: {running.spec.log}", file=sys.stderr)
+    return None
 
 
 def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:

@@ -11,13 +11,13 @@ from typing import Any
 
 from loguru import logger
 
-from rlrun.orchestrator.failures import RunError
 from rlrun.orchestrator.ledger import FORMAT_VERSION, Ledger, LedgerError, LedgerState
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.batch import Batch, BatchError, read_batch
 from rlrun.protocol.durable import write_json
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, complete_checkpoints
 from rlrun.protocol.paths import RunPaths
 
@@ -44,7 +44,7 @@ def read_snapshot(checkpoint: Path) -> Snapshot:
     """Read the orchestrator's part.
 
     Raises:
-        RunError: it is missing or of another format; starting again cannot help.
+        RoleError: it is missing or of another format; starting again cannot help.
     """
     path = checkpoint / ORCHESTRATOR_PART / STATE_FILE
     try:
@@ -55,7 +55,7 @@ def read_snapshot(checkpoint: Path) -> Snapshot:
         state = LedgerState(int(ledger["next_group"]), tuple(ledger["open_groups"]), dict(ledger["counters"]))
         return Snapshot(int(document["step"]), state, tuple(document["unwritten"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
+        raise RoleError(
             f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",
             exit_codes.DATA,
         ) from error

@@ -18,7 +18,6 @@ from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.conversation import Conversation, RolloutError
 from rlrun.orchestrator.engines import EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
-from rlrun.orchestrator.failures import RunError
 from rlrun.orchestrator.ledger import Ledger
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler
@@ -26,6 +25,7 @@ from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.staleness import capacity, too_old
 from rlrun.orchestrator.tokens import ChatTokens
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 
 MAX_RETRIES = 2
 """Rollouts of a group that failed are played again this often; then the group is dropped and another takes its place."""
@@ -158,7 +158,7 @@ class Dispatcher:
         """Dispatch until cancelled.
 
         Raises:
-            RunError: errors dominate.
+            RoleError: errors dominate.
         """
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -252,4 +252,4 @@ class Dispatcher:
                 logger.warning(f"{self._ledger.counters['errors']} rollouts ended in an error; the latest: {error}")
         verdict = self._budget.record(label, error)
         if verdict is not None:
-            raise RunError(verdict, exit_codes.DATA)
+            raise RoleError(verdict, exit_codes.DATA)

@@ -21,7 +21,7 @@ from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.inference.client import EngineClient
 from rlrun.orchestrator.dispatcher import Arena
 from rlrun.orchestrator.engines import Engine, EnginePool, Replica
-from rlrun.orchestrator.failures import RunError, first_cause, write_error
+from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.pipeline import Pipeline
 from rlrun.orchestrator.progress import Progress, ProgressServer
 from rlrun.orchestrator.signals import Signal
@@ -29,6 +29,7 @@ from rlrun.orchestrator.tokens import ChatTokens, TemplateError
 from rlrun.orchestrator.trainer_client import TrainerClient
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 
 TERMINATED = 128 + signal.SIGTERM
@@ -38,7 +39,7 @@ def load_arenas(config: OrchestratorConfig) -> list[Arena]:
     """All environments, ready to play.
 
     Raises:
-        RunError: one of them cannot be loaded or has no tasks.
+        RoleError: one of them cannot be loaded or has no tasks.
     """
     arenas = []
     for index, environment in enumerate(config.environments):
@@ -46,9 +47,9 @@ def load_arenas(config: OrchestratorConfig) -> list[Arena]:
             loaded = load(environment.id, environment.args)
             tasks = loaded.tasks("train")
         except EnvironmentLoadError as error:
-            raise RunError(f"environments[{index}]: {error}", exit_codes.CONFIGURATION) from error
+            raise RoleError(f"environments[{index}]: {error}", exit_codes.CONFIGURATION) from error
         if not len(tasks):
-            raise RunError(f"environments[{index}]: {environment.label} has no training tasks", exit_codes.DATA)
+            raise RoleError(f"environments[{index}]: {environment.label} has no training tasks", exit_codes.DATA)
         arenas.append(Arena(environment, loaded, tasks))
     return arenas
 
@@ -57,13 +58,13 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
     """The policy's tokenizer.
 
     Raises:
-        RunError: there is none, or its chat template is of no use.
+        RoleError: there is none, or its chat template is of no use.
     """
     source = config.model.source(RunPaths(Path(config.output_dir)).model)
     try:
         return ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
     except (TemplateError, OSError, ValueError) as error:
-        raise RunError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
+        raise RoleError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
 
 
 async def run(
@@ -85,7 +86,7 @@ async def run(
         0 when every step is trained and saved.
 
     Raises:
-        RunError: why the run cannot go on; possibly inside an exception group.
+        RoleError: why the run cannot go on; possibly inside an exception group.
     """
     began = time.monotonic()
     signals, pipeline = Signal(), None
@@ -136,25 +137,25 @@ def read_config(file: Path) -> OrchestratorConfig:
     """The role's part of `run.json`.
 
     Raises:
-        RunError: the file is missing or wrong.
+        RoleError: the file is missing or wrong.
     """
     try:
         return load_file(OrchestratorConfig, file, section="orchestrator")
     except ConfigError as error:
-        raise RunError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+        raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 
 
 def identity() -> tuple[int, str]:
     """Attempt and key from the environment.
 
     Raises:
-        RunError: one of them is missing.
+        RoleError: one of them is missing.
     """
     attempt, api_key = os.environ.get("RLRUN_ATTEMPT", ""), os.environ.get("RLRUN_API_KEY", "")
     if not attempt.isdecimal() or int(attempt) < 1:
-        raise RunError(f"RLRUN_ATTEMPT is {attempt!r}; it has to be the attempt's number, from 1", exit_codes.USAGE)
+        raise RoleError(f"RLRUN_ATTEMPT is {attempt!r}; it has to be the attempt's number, from 1", exit_codes.USAGE)
     if not api_key:
-        raise RunError("RLRUN_API_KEY is not set; all roles of a run share one secret", exit_codes.USAGE)
+        raise RoleError("RLRUN_API_KEY is not set; all roles of a run share one secret", exit_codes.USAGE)
     return int(attempt), api_key
 
 
@@ -187,12 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(_until_signalled(config, attempt, api_key))
     except Exception as failure:
         cause = first_cause(failure)
-        code = cause.code if isinstance(cause, RunError) else exit_codes.FAILURE
-        message = str(cause) if isinstance(cause, RunError) else f"{type(cause).__name__}: {cause}"
-        if isinstance(cause, RunError):
+        code = cause.code if isinstance(cause, RoleError) else exit_codes.FAILURE
+        message = str(cause) if isinstance(cause, RoleError) else f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, RoleError):
             logger.error(message)
         else:
             logger.opt(exception=failure).error(f"this is a bug in the orchestrator: {message}")
         if folder is not None:
-            write_error(folder, message, code)
+            write_error(folder, "orchestrator", RoleError(message, code))
         return code

@@ -28,7 +28,6 @@ from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.dispatcher import Arena, Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, due, evaluation_metrics, trace_line
-from rlrun.orchestrator.failures import RunError, storage
 from rlrun.orchestrator.ledger import Ledger
 from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.progress import Progress, StepClock
@@ -45,6 +44,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, BatchError, write_batch
 from rlrun.protocol.channel import Event
+from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.paths import RunPaths
 
 
@@ -61,7 +61,7 @@ class Pipeline:
         signal: the one that `pool` notifies.
 
     Raises:
-        RunError: the base checkpoint or the recording cannot be read.
+        RoleError: the base checkpoint or the recording cannot be read.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Pipeline:
         """Everything up to the last checkpoint and the last evaluation.
 
         Raises:
-            RunError: why the run cannot go on; possibly inside an exception group.
+            RoleError: why the run cannot go on; possibly inside an exception group.
         """
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self._follow_trainer()), tasks.create_task(self._evaluate_all())]
@@ -168,7 +168,7 @@ class Pipeline:
         match event.kind:
             case "published":
                 if event.path is None:
-                    raise RunError(f"the trainer published version {event.step} without a folder")
+                    raise RoleError(f"the trainer published version {event.step} without a folder")
                 wanted = self._metrics.wants_base if event.step == self.attempt.base_step else self._due(event.step)
                 if wanted:
                     self._evaluating += 1
@@ -194,7 +194,7 @@ class Pipeline:
             logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
             return
         whole = Snapshot(snapshot.step, snapshot.ledger, self._metrics.unwritten(event.step))
-        with storage(Path(event.path)):
+        with storage_errors(Path(event.path)):
             await asyncio.to_thread(checkpoint.write_snapshot, Path(event.path), whole)
         await self.trainer.checkpoint_saved(event.step)
         for step in [step for step in self._snapshots if step <= event.step]:
@@ -266,18 +266,18 @@ class Pipeline:
                 groups, step=step, attempt=self.attempt.attempt, advantage=self.config.algorithm.effective_advantage
             )
         except ValueError as error:
-            raise RunError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
+            raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
         self._write_batch(batch)
-        with storage(self._paths.traces):
+        with storage_errors(self._paths.traces):
             write_trace(self._paths.trace(step), batch, groups)
         return batch
 
     def _write_batch(self, batch: Batch) -> None:
         try:
-            with storage(self._paths.rollouts):
+            with storage_errors(self._paths.rollouts):
                 write_batch(self._paths.batch(batch.step, self.attempt.attempt), batch)
         except BatchError as error:
-            raise RunError(str(error), exit_codes.DATA) from error
+            raise RoleError(str(error), exit_codes.DATA) from error
 
     async def _announce(self, batch: Batch, metrics: dict[str, float]) -> None:
         self._metrics.add(batch.step, "batch", metrics)
@@ -332,7 +332,7 @@ class Pipeline:
         except TimeoutError:
             logger.warning(f"the evaluation of version {version} is given up: it took longer than {HOLD_SECONDS:g} s")
             return {}
-        with storage(self._paths.traces):
+        with storage_errors(self._paths.traces):
             lines = [trace_line(answer, version) for answer in answers]
             await asyncio.to_thread(write_jsonl, self._paths.evaluation_trace(version), lines)
         metrics = evaluation_metrics(answers)

@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
-from rlrun.orchestrator.failures import RunError
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 
 METRICS = "/metrics"
 PROGRESS = "/rlrun/progress"
@@ -109,7 +109,7 @@ class ProgressServer:
         """Start.
 
         Raises:
-            RunError: the port is in use.
+            RoleError: the port is in use.
         """
         application = web.Application()
         application.router.add_get(METRICS, self._metrics)
@@ -120,7 +120,7 @@ class ProgressServer:
             await web.TCPSite(self._runner, self._host, self._port).start()
         except OSError as error:
             await self._runner.cleanup()
-            raise RunError(
+            raise RoleError(
                 f"orchestrator.metricsPort: cannot listen on {self._host}:{self._port}: {error.strerror}; choose a free port",
                 exit_codes.UNAVAILABLE,
             ) from error

@@ -10,10 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.orchestrator.failures import storage
 from rlrun.orchestrator.rollouts import FinishedGroup
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import storage_errors
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ class MetricsFile:
         self._path, self._attempt, self._evaluated = path, attempt, evaluated
         lines = [line for line in read_lines(path) if line["step"] <= base_step]
         written = {int(line["step"]) for line in lines}
-        with storage(path.parent):
+        with storage_errors(path.parent):
             write_bytes(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self.last: dict[str, Any] = lines[-1] if lines else {}
         """The newest line."""
@@ -91,7 +91,7 @@ class MetricsFile:
             if not self._parts[step] >= needed:
                 return
             line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
-            with storage(self._path.parent), self._path.open("a") as file:
+            with storage_errors(self._path.parent), self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

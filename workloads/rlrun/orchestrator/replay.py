@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlrun.orchestrator.failures import RunError
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, BatchError, read_batch
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import artifacts_in_steps
 
 
@@ -19,7 +19,7 @@ class Recording:
         steps: the steps that are needed.
 
     Raises:
-        RunError: a step is missing; names the first one.
+        RoleError: a step is missing; names the first one.
     """
 
     def __init__(self, folder: Path, steps: range) -> None:
@@ -28,7 +28,7 @@ class Recording:
         missing = [step for step in steps if step not in self._found]
         if missing:
             have = f"it has {min(self._found)} to {max(self._found)}" if self._found else "it has no batch at all"
-            raise RunError(
+            raise RoleError(
                 f"orchestrator.replay: {folder} has no batch of step {missing[0]} ({have}); record with recordRollouts, or lower maxSteps",
                 exit_codes.CONFIGURATION,
             )
@@ -38,4 +38,4 @@ class Recording:
         try:
             return dataclasses.replace(read_batch(self._found[step]), attempt=attempt)
         except BatchError as error:
-            raise RunError(f"orchestrator.replay: {error}", exit_codes.DATA) from error
+            raise RoleError(f"orchestrator.replay: {error}", exit_codes.DATA) from error

@@ -11,9 +11,9 @@ import aiohttp
 from loguru import logger
 from pydantic import BaseModel, ValidationError
 
-from rlrun.orchestrator.failures import RunError
 from rlrun.protocol import channel, exit_codes
 from rlrun.protocol.channel import BatchReady, Event, EventList, OrchestratorSaved, TrainerState
+from rlrun.protocol.failures import RoleError
 
 POLL_SECONDS = 5.0
 """Length of one long poll; the trainer's phase is at most this old."""
@@ -55,7 +55,7 @@ class TrainerClient:
         """The state of this attempt's trainer, as soon as its attempt is on disk and its model is there.
 
         Raises:
-            RunError: it does not come up in time, or refuses the key.
+            RoleError: it does not come up in time, or refuses the key.
         """
         logger.info(f"waiting for the trainer at {self._base} (attempt {self._attempt})")
         deadline = time.monotonic() + deadline_seconds
@@ -68,11 +68,11 @@ class TrainerClient:
                     return state
                 reason = f"attempt {state.attempt} is {state.phase} there"
                 if state.attempt > self._attempt:
-                    raise RunError(f"{reason}: attempt {self._attempt} is over")
+                    raise RoleError(f"{reason}: attempt {self._attempt} is over")
             except _NO_ANSWER as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() > deadline:
-                raise RunError(
+                raise RoleError(
                     f"the trainer of attempt {self._attempt} did not answer at {self._base} within {deadline_seconds:g} s: {reason}"
                 )
             await asyncio.sleep(pause)
@@ -82,13 +82,13 @@ class TrainerClient:
         """All events of this attempt in order, from its first; never ends by itself.
 
         Raises:
-            RunError: the trainer is silent for too long, or another attempt answers.
+            RoleError: the trainer is silent for too long, or another attempt answers.
         """
         seen = 0
         while True:
             answer = await self._patiently("GET", f"{channel.EVENTS}?after={seen}&wait={POLL_SECONDS:g}", EventList)
             if answer.attempt != self._attempt:
-                raise RunError(
+                raise RoleError(
                     f"the trainer at {self._base} is now attempt {answer.attempt}, this is {self._attempt}: all roles start again together"
                 )
             self.state = await self._patiently("GET", channel.STATE, TrainerState)
@@ -122,7 +122,7 @@ class TrainerClient:
             except _NO_ANSWER as error:
                 if time.monotonic() - since > SILENCE_SECONDS:
                     reason = str(error) or type(error).__name__
-                    raise RunError(
+                    raise RoleError(
                         f"the trainer at {self._base} has been silent for {SILENCE_SECONDS:g} s: {reason}"
                     ) from error
             await asyncio.sleep(pause)
@@ -138,16 +138,16 @@ class TrainerClient:
         async with self._session.request(method, self._base + path, json=document) as response:
             text = await response.text()
             if response.status == 401:
-                raise RunError(
+                raise RoleError(
                     f"the trainer at {self._base} refuses the key: RLRUN_API_KEY must be the same for all roles",
                     exit_codes.CONFIGURATION,
                 )
             if response.status >= 400:
-                raise RunError(f"the trainer at {self._base} refused {method} {path}: {text.strip()[:500]}")
+                raise RoleError(f"the trainer at {self._base} refused {method} {path}: {text.strip()[:500]}")
             try:
                 return (model or _Anything).model_validate_json(text)  # type: ignore[return-value]
             except ValidationError as error:
-                raise RunError(f"{self._base}{path} is not a trainer's channel: {text[:200]!r}") from error
+                raise RoleError(f"{self._base}{path} is not a trainer's channel: {text[:200]!r}") from error
 
 
 class _Anything(BaseModel):

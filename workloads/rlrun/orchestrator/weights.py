@@ -14,8 +14,8 @@ from loguru import logger
 
 from rlrun.inference.client import EngineError
 from rlrun.orchestrator.engines import EnginePool, Replica
-from rlrun.orchestrator.failures import RunError
 from rlrun.orchestrator.signals import Signal
+from rlrun.protocol.failures import RoleError
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 15.0
@@ -78,7 +78,7 @@ class WeightSync:
         """Keep all replicas up to date.
 
         Raises:
-            RunError: no replica could be used for too long.
+            RoleError: no replica could be used for too long.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
@@ -137,4 +137,4 @@ class WeightSync:
             limit = OUTAGE_SECONDS if self._synced else STARTUP_SECONDS
             if time.monotonic() - self._pool.last_available > limit:
                 reasons = "; ".join(f"{r.url}: {r.failure}" for r in self._pool.replicas)
-                raise RunError(f"no engine could be used for {limit:g} s: {reasons}")
+                raise RoleError(f"no engine could be used for {limit:g} s: {reasons}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from rlrun.protocol.durable import new_folder
 
@@ -157,7 +157,7 @@ def write_batch(path: Path, batch: Batch) -> None:
         ],
     }
     with new_folder(path) as folder:
-        save_file(columns, folder / "samples.safetensors")
+        (folder / "samples.safetensors").write_bytes(save(columns))
         (folder / "batch.json").write_text(json.dumps(document))
 
 

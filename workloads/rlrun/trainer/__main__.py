@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from rlrun.config.run import RunConfig
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.errors import RoleError, write_error
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -100,12 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RoleError as error:
         logger.error(str(error))
         if folder is not None:
-            write_error(folder, error)
+            write_error(folder, "trainer", error)
         return error.code
     except Exception as error:
         logger.opt(exception=error).error("the trainer failed")
         if folder is not None:
-            write_error(folder, RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE))
+            write_error(folder, "trainer", RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE))
         return exit_codes.FAILURE
 
 

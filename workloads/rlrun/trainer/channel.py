@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes
 from rlrun.protocol.channel import BatchReady, Event, EventKind, EventList, OrchestratorSaved, Phase, TrainerState
-from rlrun.trainer.errors import RoleError
+from rlrun.protocol.failures import RoleError
 
 MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""

@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from rlrun.protocol.failures import storage_errors
 from rlrun.protocol.manifest import TRAINER_PART
-from rlrun.trainer.errors import storage_errors
 from rlrun.trainer.group import Group
 
 

@@ -14,9 +14,9 @@ from loguru import logger
 from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.durable import fsync_tree
+from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, FileEntry, Manifest, describe, write_manifest
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.errors import RoleError, storage_errors
 from rlrun.trainer.resume import delete_superfluous
 
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, BatchError, read_batch
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import artifacts_in_steps
 from rlrun.trainer.channel import Channel
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.group import Group
 
 TICK_SECONDS = 5.0

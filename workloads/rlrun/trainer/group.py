@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlrun.protocol import exit_codes
-from rlrun.trainer.errors import RoleError
+from rlrun.protocol.failures import RoleError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longest time that ranks wait for each other; covers one rank that reads or writes a large model alone."""

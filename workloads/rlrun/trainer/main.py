@@ -25,13 +25,13 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.channel import Phase
 from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.packing import plan
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer import checkpoint, publish, resume
 from rlrun.trainer.channel import Channel
 from rlrun.trainer.checkpoint import Progress, seed_step
 from rlrun.trainer.completion import Completer
-from rlrun.trainer.errors import RoleError, storage_errors
 from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_checked, wait_for_batch
 from rlrun.trainer.flops import model_cost, peak_flops
 from rlrun.trainer.group import Group, process_group

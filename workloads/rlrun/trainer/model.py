@@ -13,8 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 from rlrun.trainer import attention
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.group import Group
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -17,8 +17,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from rlrun.config.model import DType, ModelConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.durable import fsync_path, fsync_tree
+from rlrun.protocol.failures import storage_errors
 from rlrun.protocol.paths import COMPLETE, TMP_SUFFIX, Artifact, RunPaths
-from rlrun.trainer.errors import storage_errors
 from rlrun.trainer.group import Group
 
 SHARD_BYTES = 4 * 1024**3

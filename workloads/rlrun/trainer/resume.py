@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import (
     MANIFEST,
     ORCHESTRATOR_PART,
@@ -18,7 +19,6 @@ from rlrun.protocol.manifest import (
     verify,
 )
 from rlrun.protocol.paths import Artifact, RunPaths
-from rlrun.trainer.errors import RoleError
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from rlrun.config.algorithm_names import preset
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
-from rlrun.trainer.errors import RoleError
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import fsdp_modules, local_part

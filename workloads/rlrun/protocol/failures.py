@@ -1,0 +1,89 @@
+"""How a role fails: one line for a person, an exit code, and a file that tells whoever started it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import create_json
+from rlrun.protocol.paths import Role
+
+ERROR_FILE = "error.json"
+_REFUSALS = {
+    errno.ENOSPC: "the volume is full (No space left on device)",
+    errno.EDQUOT: "the quota is used up",
+    errno.EROFS: "the volume is read-only",
+}
+_IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+"""How libraries that are not Python's own tell the number: torch's writers, safetensors."""
+
+
+class RoleError(Exception):
+    """Ends a role without a traceback.
+
+    Args:
+        message: what was wrong and what to do, on one line.
+        code: exit code of `rlrun.protocol.exit_codes`.
+    """
+
+    def __init__(self, message: str, code: int = exit_codes.FAILURE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
+    """Turn a volume's refusal to write into a `RoleError` that names `folder`; other errors pass.
+
+    Libraries wrap errors of their writers, so the chain of causes is searched too.
+    """
+    try:
+        yield
+    except RoleError:
+        raise
+    except Exception as error:
+        reason = _refusal(error)
+        if reason is None:
+            raise
+        message = f"cannot {doing} in {folder}: {reason}; make space and start again"
+        raise RoleError(message, exit_codes.STORAGE) from error
+
+
+def _refusal(error: BaseException) -> str | None:
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        number = current.errno if isinstance(current, OSError) else None
+        if number is None and (told := _IN_TEXT.search(str(current))):
+            number = int(told[1] or told[2])
+        if number in _REFUSALS:
+            return _REFUSALS[number]
+        pending += [current.__cause__, current.__context__]
+        failures = getattr(current, "failures", None)  # torch's CheckpointException: rank -> (exception, traceback)
+        if isinstance(failures, dict):
+            pending += [failure[0] for failure in failures.values()]
+    return None
+
+
+def write_error(folder: Path, role: Role, error: RoleError) -> None:
+    """Write `error.json` in the role's log folder. The first process of a role that fails is the cause: a later one never replaces it."""
+    with suppress(OSError):  # told already by another one, or the volume is full: the log and the exit code still tell
+        create_json(folder / ERROR_FILE, {"role": role, "message": str(error), "exit_code": error.code})
+
+
+def read_error(folder: Path) -> RoleError | None:
+    """The error that ended the role, if it left one."""
+    try:
+        document = json.loads((folder / ERROR_FILE).read_text())
+        return RoleError(str(document["message"]), int(document["exit_code"]))
+    except (OSError, ValueError, KeyError):
+        return None
