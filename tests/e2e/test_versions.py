@@ -30,7 +30,7 @@ def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRu
     run.run()
     rollouts = run.traces()
     assert len(rollouts) == STEPS * 32
-    spans = [[span["version"] for span in rollout["versions"] if span["version"] >= 0] for rollout in rollouts]
+    spans = [[span["version"] for sequence in rollout["versions"] for span in sequence] for rollout in rollouts]
     assert all(versions == sorted(set(versions)) for versions in spans)
     assert any(len(versions) >= 2 for versions in spans), "no answer spans two versions"
     for rollout, versions in zip(rollouts, spans, strict=True):

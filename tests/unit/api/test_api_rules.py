@@ -47,7 +47,10 @@ def test_the_smallest_specification() -> None:
             {"trainer": {"micro_batch_tokens": 1024}},
             "trainer.microBatchTokens (1024) must be at least seqLen (2048): one sample must fit a micro-batch",
         ),
-        ({"model": {"tiny": {}}}, "model.tiny.maxLength (512) must be at least seqLen (2048)"),
+        (
+            {"model": {"tiny": {"max_length": 1024}}},
+            "model.tiny.maxLength (1024) must be at least seqLen (2048)",
+        ),
         (
             {"sampling": {"max_tokens": 2048}},
             "sampling.maxTokens (2048) must be less than seqLen (2048), which holds the prompt too",

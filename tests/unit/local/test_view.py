@@ -48,7 +48,7 @@ def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
     lines[-1]["eval/a/reward/mean"] = 0.75
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     console = Console(file=io.StringIO(), width=110)
-    print_summary(console, tmp_path, elapsed_seconds=61, manifest="run.yaml")
+    print_summary(console, tmp_path, elapsed_seconds=61, command="rlrun local run.yaml")
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "reward 0.520 → 0.790 (first and last tenth of 30 steps)" in text
     assert "held-out reward 0.500 (version 0) → 0.750 (version 30)" in text

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
-from rlrun.cli.common import Parser, report
+from rlrun.cli.common import report
+from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
 from rlrun.protocol import exit_codes
 

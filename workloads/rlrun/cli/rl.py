@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit:
         return exit_codes.USAGE
     try:
-        config, files, dry_run = read(rest, os.environ)
+        config, _, dry_run = read(rest, os.environ)
     except ConfigError as error:
         return report(error)
     options.output_dir = options.output_dir or config.output_dir
@@ -81,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from rich.console import Console
 
-    called = " ".join(str(file) for file in files)
-    return run_spec(config.spec(), name=config.name, options=options, console=Console(), manifest=called)
+    called = shlex.join(["rl", *words])
+    return run_spec(config.spec(), name=config.name, options=options, console=Console(), command=called)
 
 
 def read(argv: Sequence[str], env: Mapping[str, str]) -> tuple[RlConfig, list[Path], bool]:

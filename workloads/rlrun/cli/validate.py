@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRun
-from rlrun.cli.common import Parser
 from rlrun.config.files import read_text
 from rlrun.config.layers import Layer
+from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError, Problem
 from rlrun.protocol import exit_codes
 

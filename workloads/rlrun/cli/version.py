@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlrun import __version__
 from rlrun.api.resource import API_VERSION
-from rlrun.cli.common import Parser
+from rlrun.config.parser import Parser
 from rlrun.protocol import exit_codes
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
@@ -38,7 +39,7 @@ _INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `rlrun local`."""
-    p = argparse.ArgumentParser(prog="rlrun local", description="Run all roles of a run on this machine.")
+    p = Parser("rlrun local", "Run all roles of a run on this machine.")
     p.add_argument("manifest", help="an RLRun manifest")
     add_options(p)
     return p
@@ -76,10 +77,12 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
-    return run_spec(run.spec, name=run.metadata.name, options=options, console=console, manifest=options.manifest)
+    return run_spec(
+        run.spec, name=run.metadata.name, options=options, console=console, command=f"rlrun local {options.manifest}"
+    )
 
 
-def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console: Console, manifest: str) -> int:
+def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console: Console, command: str) -> int:
     """Run a specification to its end.
 
     Args:
@@ -87,7 +90,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
         name: the run's name.
         options: as `add_options` defines them.
         console: where the view is drawn.
-        manifest: what the user called, for messages.
+        command: what the user called, without the folder; for messages.
     """
     root = Path(options.output_dir or Path("runs") / name).absolute()
     interrupted: list[int] = []
@@ -97,7 +100,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        return _run(spec, name, root, options, console, manifest, interrupted)
+        return _run(spec, name, root, options, console, command, interrupted)
     except PreflightError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -118,7 +121,7 @@ def _run(
     root: Path,
     options: argparse.Namespace,
     console: Console,
-    manifest: str,
+    command: str,
     interrupted: list[int],
 ) -> int:
     began = time.monotonic()
@@ -174,18 +177,18 @@ def _run(
         supervisor.stop()
     if interrupted:
         console.print(
-            f"interrupted: everything is stopped; go on with `rlrun local {manifest} --output-dir {where} --resume`",
+            f"interrupted: everything is stopped; go on with `{command} --output-dir {where} --resume`",
             highlight=False,
             soft_wrap=True,
         )
         return _INTERRUPTED
     if failed:
         print(
-            f"everything is stopped; after mending it go on with `rlrun local {manifest} --output-dir {where} --resume`",
+            f"everything is stopped; after mending it go on with `{command} --output-dir {where} --resume`",
             file=sys.stderr,
         )
         return exit_code(failed, root)
-    print_summary(console, root, elapsed_seconds=time.monotonic() - began, manifest=manifest)
+    print_summary(console, root, elapsed_seconds=time.monotonic() - began, command=command)
     return exit_codes.OK
 
 

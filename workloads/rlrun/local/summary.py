@@ -37,7 +37,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def print_summary(console: Console, root: Path, *, elapsed_seconds: float, manifest: str) -> None:
+def print_summary(console: Console, root: Path, *, elapsed_seconds: float, command: str) -> None:
     """Print table, plot and places of a run that is complete."""
     lines = read_metrics(RunPaths(root).metrics)
     steps = [line for line in lines if line["step"] > 0 and "reward/mean" in line]
@@ -100,6 +100,6 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, manif
         highlight=False,
     )
     console.print(
-        f"Go on: raise spec.maxSteps in {manifest} and run `rlrun local {manifest} --output-dir {root} --resume`",
+        f"Go on: raise maxSteps and run `{command} --output-dir {root} --resume`",
         highlight=False,
     )
