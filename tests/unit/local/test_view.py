@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rlrun.local.summary import print_summary
-from rlrun.local.view import MetricsTail, duration, sparkline, step_line
+from rlrun.local.view import MetricsTail, View, duration, sparkline, step_line
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "–"), (5.9, "5s"), (187, "3m07s"), (3725, "1h02m")])
@@ -53,3 +53,19 @@ def test_the_summary_tells_start_end_and_held_out(tmp_path: Path) -> None:
     assert "reward 0.520 → 0.790 (first and last tenth of 30 steps)" in text
     assert "held-out reward 0.500 (version 0) → 0.750 (version 30)" in text
     assert "Complete in 1 min 1 s" in text
+
+
+def test_the_panel_shows_step_elapsed_and_what_it_waits_for(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 0, "eval/a/reward/mean": 0.5}) + "\n")
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    view = View(console, name="demo", max_steps=10, metrics=path, url="http://127.0.0.1:1", api_key="k", plain=False)
+    path.write_text(path.read_text() + json.dumps({"step": 4, "reward/mean": 0.625}) + "\n")
+    with view:
+        view.update("roles starting since 3s")
+        view._live.refresh()  # type: ignore[union-attr]
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert any("step" in line and "4/10" in line and "elapsed" in line and line.endswith("0s") for line in lines)
+    assert any("0.625" in line for line in lines)
+    assert any("v0 0.500" in line for line in lines)
+    assert any("waiting for: roles starting since 3s" in line for line in lines)

@@ -116,6 +116,7 @@ class View:
         self._tail, self._url, self._api_key, self._plain = MetricsTail(metrics), url, api_key, plain
         self._began = time.monotonic()
         self._waiting = ""
+        self._answered = False
         self._live: Live | None = None
         self._tail.poll()
 
@@ -137,7 +138,8 @@ class View:
         """
         new = self._tail.poll()
         progress = read_progress(self._url, self._api_key)
-        waiting = str((progress or {}).get("waiting_on") or roles)
+        self._answered = self._answered or progress is not None
+        waiting = str((progress or {}).get("waiting_on") or ("the roles to end" if self._answered else roles))
         if self._plain:
             for line in new:
                 self._console.print(step_line(line, self._max_steps), highlight=False, soft_wrap=True)
@@ -185,10 +187,12 @@ class View:
             "in flight",
             str(progress.get("in_flight", "–")),
         )
+        bar = Table.grid()  # a bar of its own would not end its line
+        bar.add_row(ProgressBar(total=self._max_steps, completed=step, width=72))
         rewards = [float(line["reward/mean"]) for line in lines if line.get("reward/mean") is not None]
         return Group(
             Text(self._name, style="bold"),
-            ProgressBar(total=self._max_steps, completed=step, width=72),
+            bar,
             table,
             Text(sparkline(rewards), style="green"),
             Text(f"waiting for: {waiting}", style="dim"),
