@@ -57,6 +57,17 @@ def test_the_trainer_is_a_torchrun_group(run_json: Path) -> None:
     assert command[0] == sys.executable
 
 
+def test_the_trainer_replays_a_folder_that_is_there(run_json: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "rollouts"
+    with pytest.raises(ConfigError, match="--replay: there is no folder"):
+        prepare("trainer", ["@", str(run_json), "--replay", str(recorded)], KEY)
+    recorded.mkdir()
+    command, _ = prepare("trainer", ["@", str(run_json), "--replay", str(recorded), "--seed", "5"], KEY)
+    assert command[-2:] == ["--replay", str(recorded)]
+    written = load_file(TrainerConfig, Path(command[command.index("--config") + 1]), section="trainer")
+    assert written.seed == 5
+
+
 @pytest.mark.parametrize("role", ["trainer", "orchestrator", "inference"])
 def test_the_key_is_required_and_the_message_makes_one(run_json: Path, role: str) -> None:
     with pytest.raises(ConfigError, match=r"RLRUN_API_KEY: required, but not set.*export RLRUN_API_KEY="):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlrun.cli.common import arguments, report
-from rlrun.config.arguments import parse_arguments
+from rlrun.config.arguments import COMMAND_LINE, parse_arguments
 from rlrun.config.files import read_document
 from rlrun.config.loader import load, load_file
 from rlrun.config.problems import ConfigError, Problem
@@ -68,16 +68,36 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
         ConfigError: a problem of the configuration, the key or the attempt.
         OSError: the resolved configuration cannot be written.
     """
+    argv, replay = _take_replay(role, argv)
     config = load(MODELS[role], argv, env=env, prog=role, section=role)
     attempt = _attempt(env)
     file = _config_file(role, config, argv, attempt)
     if isinstance(config, TrainerConfig):
         from rlrun.trainer.launch import torchrun_command
 
-        command = torchrun_command(config, config_file=file, rendezvous_port=_free_port(), attempt=attempt)
+        command = torchrun_command(
+            config, config_file=file, rendezvous_port=_free_port(), attempt=attempt, replay=replay
+        )
     else:
         command = [sys.executable, "-m", f"rlrun.{role}", "--config", str(file)]
     return list(command), {**env, "RLRUN_ATTEMPT": str(attempt)}
+
+
+def _take_replay(role: Role, argv: Sequence[str]) -> tuple[list[str], Path | None]:
+    """`--replay DIR` of the trainer, which is no field of its configuration, out of the command line.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    words = list(argv)
+    if role != "trainer" or "--replay" not in words:
+        return words, None
+    at = words.index("--replay")
+    given = words[at + 1 : at + 2]
+    if not given or not Path(given[0]).is_dir():
+        named = f"there is no folder {given[0]}" if given else "needs the folder of recorded batches after it"
+        raise ConfigError([Problem(COMMAND_LINE, "--replay", named)])
+    return words[:at] + words[at + 2 :], Path(given[0]).absolute()
 
 
 def _attempt(env: Mapping[str, str]) -> int:

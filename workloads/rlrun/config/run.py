@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Literal
 
 from rlrun.config.base import Config
-from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
+from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 
 # Where a role listens may change from attempt to attempt without changing what the run computes.
 _NOT_HASHED = {"port", "host", "trainer_url", "inference_urls", "metrics_port", "output_dir", "uid", "replay"}
@@ -26,8 +26,13 @@ class RunConfig(Config):
     """The orchestrator."""
 
     def hash(self) -> str:
-        """First 16 hex digits of the SHA-256 over everything that determines what the run computes."""
-        document: dict[str, Any] = self.model_dump(mode="json")
-        for role in ("trainer", "inference", "orchestrator"):
-            document[role] = {key: value for key, value in document[role].items() if key not in _NOT_HASHED}
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+        """Fingerprint of everything that determines what the run computes."""
+        return fingerprint(self.trainer, self.inference, self.orchestrator)
+
+
+def fingerprint(*roles: RoleConfig) -> str:
+    """First 16 hex digits of the SHA-256 over what the roles compute; where they listen and write does not count."""
+    documents = [
+        {key: value for key, value in role.model_dump(mode="json").items() if key not in _NOT_HASHED} for role in roles
+    ]
+    return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loguru import logger
-from pydantic import ValidationError
 
-from rlrun.config.run import RunConfig
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.roles import TrainerConfig
+from rlrun.config.run import fingerprint
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
@@ -44,20 +46,16 @@ def configure_log(rank: int) -> None:
     logger.add(sys.stderr, format=layout, level="INFO" if rank == 0 else "WARNING", backtrace=False, diagnose=False)
 
 
-def read_config(file: Path) -> RunConfig:
-    """The resolved configuration of the run.
+def read_config(file: Path) -> TrainerConfig:
+    """The trainer's part of `run.json`, or a file of the trainer's own fields.
 
     Raises:
-        RoleError: the file is missing or wrong; names the first wrong field.
+        RoleError: the file is missing or wrong; names every wrong field.
     """
     try:
-        return RunConfig.model_validate_json(file.read_text())
-    except OSError as error:
-        raise RoleError(f"cannot read --config {file}: {error.strerror}", exit_codes.USAGE) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise RoleError(f"--config {file}: {where}: {first['msg']}", exit_codes.CONFIGURATION) from None
+        return load_file(TrainerConfig, file, section="trainer")
+    except ConfigError as error:
+        raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 
 
 def attempt_number() -> int:
@@ -88,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder: Path | None = None
     try:
         config, attempt = read_config(options.config), attempt_number()
-        folder = RunPaths(Path(config.trainer.output_dir)).logs(attempt, "trainer")
+        folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")
         api_key = os.environ.get("RLRUN_API_KEY", "")
         if not api_key and options.replay is None:
             raise RoleError(
@@ -96,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         from rlrun.trainer.main import run
 
-        return run(config.trainer, attempt=attempt, api_key=api_key, replay=options.replay, config_hash=config.hash())
+        return run(config, attempt=attempt, api_key=api_key, replay=options.replay, config_hash=fingerprint(config))
     except RoleError as error:
         logger.error(str(error))
         if folder is not None:
