@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 16
 INTERVAL = 4
+INTERRUPTED = 130
 SPEC: dict[str, Any] = {
     "maxSteps": STEPS,
     "checkpoint": {"interval": INTERVAL, "keepLast": 3},
@@ -93,17 +94,24 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun])
     assert [e[0] for e in expected] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("fault", [kill_the_launcher, kill_torchrun])
-def test_nothing_is_left_when_a_parent_is_killed(
-    new_run: Callable[..., LocalRun], fault: Callable[[LocalRun], None]
+def press_ctrl_c(run: LocalRun) -> None:
+    assert run.process is not None
+    run.process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(kill_the_launcher, -signal.SIGKILL), (kill_torchrun, 1), (press_ctrl_c, INTERRUPTED)]
+)
+def test_nothing_is_left_when_it_ends_early(
+    new_run: Callable[..., LocalRun], fault: Callable[[LocalRun], None], code: int
 ) -> None:
     run = new_run(quickstart(**SPEC))
     run.start()
     run.wait_until(lambda: len(find(run, "rlrun.trainer")) >= 3 and bool(find(run, "rlrun.inference")), "all roles run")
     fault(run)
-    run.wait(120)
-    assert run.process is not None
-    assert run.process.returncode != 0
+    assert run.wait(120) == code, run.output
+    if code != -signal.SIGKILL:
+        assert f"--output-dir {run.folder} --resume`" in run.output
     deadline = time.monotonic() + 60
     while left := processes_of(run.folder):
         assert time.monotonic() < deadline, f"still running: {left}"

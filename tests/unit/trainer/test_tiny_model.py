@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.config.model import TinyModelConfig
+from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.trainer.tiny_model import encode_demonstration, make_tiny_model, make_tokenizer
 
 SMALL = {"hidden_size": 32, "layers": 1, "warmup_steps": 2}
@@ -75,3 +77,28 @@ def test_the_default_is_about_a_million_parameters(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", TinyModelConfig())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 1.5e6
+
+
+def demonstrated_probability(folder: Path) -> float:
+    """Mean probability that a model gives the tokens of held-out demonstrations of `reverse-text`, three letters."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), make_tokenizer()
+    environment = ReverseText(ReverseTextArgs(length=3))
+    found = []
+    for task in (environment.tasks("eval")[i] for i in range(64)):
+        ids, labels = encode_demonstration(tokenizer, [*task.prompt, *environment.demonstration(task)])
+        with torch.no_grad():
+            probabilities = model(torch.tensor([ids])).logits[0].softmax(-1)
+        found += [float(probabilities[j - 1, label]) for j, label in enumerate(labels) if label >= 0]
+    return sum(found) / len(found)
+
+
+def test_the_warm_up_ends_at_the_wanted_accuracy_whatever_the_seed(tmp_path: Path) -> None:
+    config = TinyModelConfig(
+        **SMALL | {"warmup_steps": 300},
+        warmup_environment="reverse-text",
+        warmup_args={"length": 3},
+        warmup_accuracy=0.4,
+    )
+    for seed in (0, 1):
+        make_tiny_model(tmp_path / str(seed), config.model_copy(update={"seed": seed}))
+        assert 0.33 < demonstrated_probability(tmp_path / str(seed)) < 0.47

@@ -26,7 +26,10 @@ class TinyModelConfig(Config):
     warmup_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Arguments of the warm-up environment."""
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = 60
-    """Supervised steps of 64 demonstrations each; too few and RL has nothing to reinforce, too many and nothing is left to learn."""
+    """Supervised steps of 64 demonstrations each, at most; too few and RL has nothing to reinforce, too many and nothing is left."""
+    warmup_accuracy: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """End the warm-up earlier, once the demonstrations' tokens have this mean probability: the reward that RL starts from then
+    hardly depends on seed and processor. Default: always `warmupSteps`."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initial weights and of the order of demonstrations."""
 

@@ -124,7 +124,12 @@ def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig) -> None:
         ]
         ids, labels = _padded(encoded)
         logits = model(input_ids=ids).logits
-        cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED).backward()
+        wanted_tokens = labels[:, 1:].flatten()
+        losses = cross_entropy(logits[:, :-1].flatten(0, 1), wanted_tokens, ignore_index=_IGNORED, reduction="none")
+        losses = losses[wanted_tokens != _IGNORED]
+        if config.warmup_accuracy is not None and float((-losses.detach()).exp().mean()) >= config.warmup_accuracy:
+            return
+        losses.mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
