@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ class Group:
     def kill(self, number: int = signal.SIGKILL) -> None:
         for pid in self.pids:
             if pid not in self.codes:
-                os.kill(pid, number)
+                with suppress(ProcessLookupError):  # it has ended, and nobody has taken notice yet
+                    os.kill(pid, number)
 
     def text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
