@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlrun.algorithms import denominator_count, mean_metrics, merge_metrics, policy_loss
-from rlrun.config.algorithm_names import preset
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
@@ -47,11 +46,7 @@ def objective(config: AlgorithmConfig) -> tuple[str, dict[str, Any]]:
     Raises:
         RoleError: the loss does not exist, does not take an option, or cannot be imported.
     """
-    if config.loss is not None:
-        name, options = config.loss.name, dict(config.loss.options)
-    else:
-        chosen = preset(config.preset)
-        name, options = chosen.loss, dict(chosen.loss_options)
+    name, options = config.effective_loss.name, dict(config.effective_loss.options)
     try:  # one token is enough to find a wrong name or option before a model is loaded
         policy_loss(
             name,
