@@ -68,12 +68,13 @@ def test_rules_between_fields(changes: dict[str, Any], message: str) -> None:
 
 
 def test_the_ends_of_the_rules_are_valid() -> None:
-    spec(
+    valid = spec(
         inference={"max_model_len": 2048},
         trainer={"micro_batch_tokens": 2048},
         sampling={"max_tokens": 2047},
         environments=[{"id": "x"}, {"id": "x", "name": "second", "group_size": 64}],
     )
+    assert [environment.label for environment in valid.environments] == ["x", "second"]
 
 
 @pytest.mark.parametrize("name", ["a", "a-1", "gsm8k-7b", "a" * NAME_MAX])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.protocol.batch import Batch, BatchError, Sample, read_batch, read_lengths, write_batch
+from rlrun.protocol.batch import Batch, BatchError, Sample, read_batch, write_batch
 
 
 def sample(length: int = 4, **changes: Any) -> Sample:
@@ -50,7 +50,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert (read.step, read.attempt) == (7, 2)
     assert all(same(a, b) for a, b in zip(written.samples, read.samples, strict=True))
     assert (read.tokens, read.loss_tokens, read.max_version) == (15, 2 + 7 + 0, 3)
-    assert read_lengths(tmp_path / "b") == ([4, 9, 2], 9)
 
 
 def test_some_samples_only(tmp_path: Path) -> None:

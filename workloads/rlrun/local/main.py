@@ -19,8 +19,10 @@ from rich.console import Console
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.loader import load_file
 from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
+from rlrun.config.roles import TrainerConfig
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
@@ -233,7 +235,7 @@ def check_environments(config: RunConfig) -> None:
 
 def _uid(paths: RunPaths, resume: bool) -> str:
     if resume and paths.run_json.is_file():
-        return RunConfig.model_validate_json(paths.run_json.read_text()).trainer.uid
+        return load_file(TrainerConfig, paths.run_json, section="trainer").uid
     return str(uuid.uuid4())
 
 
@@ -243,7 +245,7 @@ def _check_same_run(paths: RunPaths, config: RunConfig) -> None:
     Raises:
         PreflightError: names what differs.
     """
-    before = RunConfig.model_validate_json(paths.run_json.read_text()).trainer
+    before = load_file(TrainerConfig, paths.run_json, section="trainer")
     now = config.trainer
     for field, label in (("name", "metadata.name"), ("model", "spec.model")):
         if getattr(before, field) != getattr(now, field):

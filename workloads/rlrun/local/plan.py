@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.config.run import RunConfig
+from rlrun.protocol.failures import ERROR_FILE
 from rlrun.protocol.paths import Role, RunPaths
 from rlrun.trainer.launch import torchrun_command
 
@@ -136,7 +137,7 @@ def processes(
     def process(role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess:
         folder = paths.logs(attempt, role)
         environment = shared | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-        return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / "error.json")
+        return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / ERROR_FILE)
 
     engines = []
     per_engine = config.inference.gpus_per_replica

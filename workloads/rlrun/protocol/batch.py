@@ -192,9 +192,3 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         arrays = {name: columns[name][end - length : end] for name in _COLUMNS}
         samples.append(Sample(**arrays, **entry))
     return Batch(document["step"], document["attempt"], tuple(samples))
-
-
-def read_lengths(path: Path) -> tuple[list[int], int]:
-    """The lengths of all samples, and the number of tokens inside the loss mask."""
-    batch = read_batch(path)
-    return [len(sample) for sample in batch.samples], batch.loss_tokens

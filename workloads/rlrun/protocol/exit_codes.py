@@ -15,8 +15,3 @@ UNAVAILABLE = 69
 """A port is in use, or a device is missing."""
 CONFIGURATION = 78
 """The configuration is wrong."""
-
-
-def is_permanent(code: int) -> bool:
-    """Whether starting again cannot help."""
-    return 64 <= code <= 78
