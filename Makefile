@@ -1,4 +1,4 @@
-# `make quickstart` runs the main job on a fresh machine, `make test` passes the tests. Both install everything into .venv first.
+# `make demo` runs the main job on a fresh machine, `make test` passes the tests. Both install everything into .venv first.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
@@ -7,7 +7,7 @@ LOCK := requirements/cpu.txt
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install quickstart test test-full lint unit docs lock clean
+.PHONY: install demo quickstart test test-full lint unit docs lock clean
 
 install: $(STAMP)
 
@@ -20,6 +20,11 @@ $(STAMP):
 	rm -f $(VENV)/.installed-*
 	touch $@
 
+# A local cluster, this checkout's images, helm install, kubectl apply; the cluster stays up.
+demo: install
+	$(BIN)/python -m tests.cluster.demo
+
+# The same manifest without a cluster.
 quickstart: install
 	$(BIN)/rlrun local examples/quickstart.yaml --output-dir $(RUN)
 
@@ -32,8 +37,13 @@ lint: install
 unit: install
 	$(BIN)/pytest tests/unit
 
+# One tier after the other, each with its own summary; all of them run before the first failure counts.
+TIERS = tests/unit tests/controlplane "tests/trainer tests/engine tests/e2e/local" "tests/cluster/selftest tests/e2e/cluster"
 test: lint
-	$(BIN)/pytest tests
+	$(BIN)/python -m tests.cluster prepare
+	failed=; for tier in $(TIERS); do echo "== $$tier"; $(BIN)/pytest $$tier || failed="$$failed $$tier"; done; \
+	  $(BIN)/python -m tests.cluster check-clean || failed="$$failed clean"; \
+	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 # Also what takes long: the benchmarks' tables with real parts, and more repetitions.
 test-full: test
@@ -41,14 +51,26 @@ test-full: test
 
 docs: install
 	$(BIN)/python -m rlrun.cli.docs --write
+	$(BIN)/python -m rlrun_operator.docs --write
 
-# Lock files carry versions and hashes but no addresses.
+# Lock files carry versions and hashes but no addresses. Those of the images hold the versions of the first ones.
 UV_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade --quiet
+IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --quiet
+IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint requirements/cpu.txt
+IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer
 lock:
 	$(UV_COMPILE) pyproject.toml --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra cpu --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt
 	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --python-version 3.12 -o requirements/gpu.txt
 	$(UV_COMPILE) pyproject.toml --extra operator --python-version 3.11 -o requirements/operator.txt
+	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer -o requirements/images/common-cpu.txt
+	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra orchestrator --extra cli -o requirements/images/trainer-cpu.txt
+	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra inference --extra cli --extra cpu -o requirements/images/inference-cpu.txt
+	$(IMAGE_CPU) --extra stub --extra cli -o requirements/images/stub.txt
+	$(IMAGE_GPU) -o requirements/images/common-gpu.txt
+	$(IMAGE_GPU) --extra orchestrator --extra cli -o requirements/images/trainer-gpu.txt
+	$(IMAGE_GPU) --extra inference --extra cli --extra gpu -o requirements/images/inference-gpu.txt
+	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 
 clean:
 	rm -rf $(VENV) build workloads/*.egg-info

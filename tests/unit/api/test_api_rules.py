@@ -33,11 +33,11 @@ def test_the_smallest_specification() -> None:
         ),
         (
             {"environments": [{"id": "x"}, {"id": "x"}]},
-            "2 environments are called 'x'; give each its own environments[].name",
+            "several environments are called 'x'; give each its own environments[].name",
         ),
         (
             {"environments": [{"id": "x"}, {"id": "y", "name": "x"}]},
-            "2 environments are called 'x'",
+            "several environments are called 'x'",
         ),
         (
             {"inference": {"max_model_len": 100}},

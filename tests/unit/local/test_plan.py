@@ -13,6 +13,7 @@ from rlrun.config.run import RunConfig
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
 
@@ -84,7 +85,7 @@ def test_a_port_in_use_is_named_with_its_role() -> None:
         ports = Ports(free_port(), free_port(), free_port(), (taken,))
         with pytest.raises(PreflightError, match=rf"port {taken} \(inference\).*--inference-port") as caught:
             check_ports(ports)
-    assert caught.value.exit_code == exit_codes.UNAVAILABLE
+    assert caught.value.code == exit_codes.UNAVAILABLE
 
 
 def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) ->
 
 def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PreflightError, match="cannot write to"):
+    with pytest.raises(RoleError, match="cannot write to"):
         check_folder(tmp_path / "file", resume=False)
 
 

@@ -107,6 +107,8 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
             await eventually(lambda: len(trainer.batches) == 2)
             async with session.get(f"{base}/rlrun/progress") as answer:
                 seen["refused"] = answer.status
+            async with session.get(f"{base}/health") as answer:
+                seen["health"] = answer.status
             headers = {"Authorization": f"Bearer {API_KEY}"}
             progress: dict[str, object] = {}
             while progress.get("policy_version") != 2 or progress.get("step") != 2:
@@ -120,11 +122,14 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
     seen["port"] = config.metrics_port
     await simulate(config, during=world, step_seconds=lambda: 0.3, until=lambda trainer: "done" in seen)
     assert seen["refused"] == 401
+    assert seen["health"] == 200
     progress = seen["progress"]
     assert isinstance(progress, dict)
     assert progress["max_steps"] == 4
     assert progress["step"] == 2
     assert progress["policy_version"] == 2
+    assert progress["checkpoint_step"] in (None, 2)
+    assert progress["resumed_from_step"] is None
     assert 0 <= progress["reward"] <= 1
     assert "reverse-text" in progress["eval"]
     assert progress["tokens_per_second"] == 10.0

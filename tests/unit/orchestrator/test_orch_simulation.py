@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, si
 from rlrun.orchestrator import dispatcher as dispatcher_module
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import read_batch
+from rlrun.protocol.batch import BatchError, read_batch
 from rlrun.protocol.failures import RoleError
 
 
@@ -257,7 +258,10 @@ async def test_nothing_is_lost_nor_trained_twice_when_all_is_killed(
         step_seconds=lambda: 0.01,
         until=lambda trainer: len(trainer.batches) >= killed_after,
     )
-    left_over = {a.step: read_batch(a.path) for a in first.paths.batches_on_disk()}
+    left_over = {}
+    for artifact in first.paths.batches_on_disk():
+        with suppress(BatchError):  # a thread of the killed orchestrator may still be deleting what a checkpoint covers
+            left_over[artifact.step] = read_batch(artifact.path)
     second = await simulate(config, engines=[FakeEngine(lambda: rng.random() / 500)], number=2)
     assert second.code == exit_codes.OK
     base = second.trainer.attempt.base_step

@@ -13,6 +13,7 @@ import pytest
 
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes
+from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer.channel import Channel
 
@@ -98,6 +99,19 @@ async def test_state_follows_the_loop(channel: Channel, client: aiohttp.ClientSe
         state = protocol.TrainerState.model_validate_json(await response.text())
     assert (state.attempt, state.base_step, state.step, state.phase) == (3, 4, 5, "waiting_for_batch")
     assert state.last_event == 1
+
+
+async def test_a_probe_without_a_key_sees_when_the_attempt_has_begun(channel: Channel) -> None:
+    contact = channel.last_contact
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{channel.port}") as probe:
+        async with probe.get(TRAINER_READY) as response:
+            assert (response.status, (await response.json())["ready"]) == (503, False)
+        channel.begin(0)
+        async with probe.get(TRAINER_READY) as response:
+            assert (response.status, (await response.json())["ready"]) == (200, True)
+        async with probe.post(TRAINER_READY) as response:
+            assert response.status == 401
+    assert channel.last_contact == contact, "a probe is not the orchestrator"
 
 
 async def test_batches_come_once_and_in_order(channel: Channel, client: aiohttp.ClientSession) -> None:

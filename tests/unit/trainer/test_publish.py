@@ -20,6 +20,7 @@ from rlrun.protocol.paths import Artifact, RunPaths
 from rlrun.trainer import publish
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.versions import superfluous
 
 IDS = torch.arange(12)[None]
 
@@ -80,15 +81,13 @@ def artifact(step: int, attempt: int) -> Artifact:
 def test_the_newest_and_those_of_checkpoints_are_kept() -> None:
     attempt = first_attempt(world_size=1, config_hash="")
     versions = [artifact(step, 1) for step in range(11)]
-    gone = publish.superfluous(
-        versions, attempt=attempt, checkpoints=[artifact(2, 1), artifact(9, 1)], max_async_level=2
-    )
+    gone = superfluous(versions, attempt=attempt, checkpoints=[artifact(2, 1), artifact(9, 1)], max_async_level=2)
     assert [version.step for version in gone] == [0, 1, 3, 4, 5, 6]
-    assert [v.step for v in publish.superfluous(versions, attempt=attempt, checkpoints=[], max_async_level=0)][-1] == 7
+    assert [v.step for v in superfluous(versions, attempt=attempt, checkpoints=[], max_async_level=0)][-1] == 7
 
 
 def test_versions_outside_the_lineage_go_and_those_of_a_later_attempt_stay() -> None:
     second = next_attempt(first_attempt(world_size=1, config_hash=""), 4, attempt=2, world_size=1, config_hash="")
     versions = [artifact(3, 1), artifact(4, 1), artifact(4, 2), artifact(5, 1), artifact(5, 2), artifact(6, 3)]
-    gone = publish.superfluous(versions, attempt=second, checkpoints=[], max_async_level=2)
+    gone = superfluous(versions, attempt=second, checkpoints=[], max_async_level=2)
     assert gone == [artifact(4, 1), artifact(5, 1)]

@@ -104,12 +104,13 @@ def test_a_step_is_taken_or_refused(paths: RunPaths) -> None:
 
 
 def test_an_attempt_number_is_used_once_and_grows(paths: RunPaths) -> None:
-    with pytest.raises(RoleError, match="the next is 2"):
+    with pytest.raises(RoleError, match="the next is 2") as caught:
         begin_attempt(paths, None, attempt=1, world_size=1, config_hash="h")
+    assert caught.value.code == exit_codes.ATTEMPT_TAKEN
     add(paths, 2)
     base = choose_base(paths, LATEST, with_orchestrator=True, log=lambda message: None)
-    begun = begin_attempt(paths, base, attempt=3, world_size=4, config_hash="h")
-    assert (begun.base_step, begun.base_attempt, begun.world_size) == (2, 1, 4)
+    begun = begin_attempt(paths, base, attempt=3, world_size=4, config_hash="h", uid="u")
+    assert (begun.base_step, begun.base_attempt, begun.world_size, begun.uid) == (2, 1, 4, "u")
     with pytest.raises(RoleError, match="the next is 4"):
         begin_attempt(paths, base, attempt=2, world_size=4, config_hash="h")
 

@@ -9,9 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
 from rlrun.config.model import TinyModelConfig
 from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.trainer.tiny_model import encode_demonstration, make_tiny_model, make_tokenizer
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import ERROR_DIR_VARIABLE, read_error
+from rlrun.trainer.tiny_model import encode_demonstration, main, make_tiny_model, make_tokenizer
 
 SMALL = {"hidden_size": 32, "layers": 1, "warmup_steps": 2}
 CONVERSATION = [
@@ -102,3 +106,17 @@ def test_the_warm_up_ends_at_the_wanted_accuracy_whatever_the_seed(tmp_path: Pat
     for seed in (0, 1):
         make_tiny_model(tmp_path / str(seed), config.model_copy(update={"seed": seed}))
         assert 0.33 < demonstrated_probability(tmp_path / str(seed)) < 0.47
+
+
+def test_a_warm_up_that_cannot_be_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = {"warmupEnvironment": "reverse-txt"}
+    spec = RLRunSpec.model_validate({"model": {"tiny": tiny}, "environments": [{"id": "arithmetic"}]})
+    (tmp_path / "private").mkdir()
+    file = tmp_path / "run.json"
+    file.write_text(resolve(spec, name="x", uid="u", output_dir=str(tmp_path / "x")).model_dump_json(by_alias=False))
+    monkeypatch.setenv(ERROR_DIR_VARIABLE, str(tmp_path / "private"))
+    assert main(["--config", str(file)]) == exit_codes.CONFIGURATION
+    assert "did you mean reverse-text" in capsys.readouterr().err
+    assert str(read_error(tmp_path / "private")).startswith("model.tiny: ")

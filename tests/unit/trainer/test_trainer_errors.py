@@ -11,7 +11,7 @@ import pytest
 
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError, read_error, storage_errors, write_error
+from rlrun.protocol.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
 from rlrun.trainer.__main__ import attempt_number, read_config
 from rlrun.trainer.group import device_for
 from rlrun.trainer.launch import torchrun_command
@@ -25,6 +25,19 @@ def test_the_first_error_stays(tmp_path: Path) -> None:
     error = read_error(tmp_path / "logs")
     assert error is not None
     assert (str(error), error.code) == ("the cause", 65)
+
+
+def test_the_launchers_own_folder_gets_the_message_when_the_volume_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    (tmp_path / "private").mkdir()
+    monkeypatch.setenv(ERROR_DIR_VARIABLE, str(tmp_path / "private"))
+    write_error(tmp_path / "logs", "trainer", RoleError("the volume is full", exit_codes.STORAGE))
+    write_error(None, "trainer", RoleError("a consequence"))
+    error = read_error(tmp_path / "private")
+    assert error is not None
+    assert (str(error), error.code) == ("the volume is full", exit_codes.STORAGE)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.config.base import Config
+from rlrun.config.roles import (
+    InferenceConfig,
+    InferenceSpec,
+    OrchestratorConfig,
+    OrchestratorSpec,
+    RoleConfig,
+    TrainerConfig,
+    TrainerSpec,
+)
 from rlrun.config.run import RunConfig
 
 MICRO_BATCH_TOKENS = 4096
@@ -33,15 +44,17 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         environment.model_copy(update={"sampling": environment.sampling or spec.sampling})
         for environment in spec.environments
     ]
-    inference = dict(spec.inference) | {"max_model_len": spec.inference.max_model_len or spec.seq_len}
-    trainer = dict(spec.trainer) | {
+    inference = _computing(spec.inference, InferenceSpec) | {
+        "max_model_len": spec.inference.max_model_len or spec.seq_len
+    }
+    trainer = _computing(spec.trainer, TrainerSpec) | {
         "micro_batch_tokens": spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
     }
     return RunConfig(
         trainer=TrainerConfig(**trainer, **common, algorithm=spec.algorithm, checkpoint=spec.checkpoint),
         inference=InferenceConfig(**inference, **common),
         orchestrator=OrchestratorConfig(
-            **dict(spec.orchestrator),
+            **_computing(spec.orchestrator, OrchestratorSpec),
             **common,
             algorithm=spec.algorithm,
             environments=environments,
@@ -51,3 +64,8 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             weight_sync=spec.weight_sync,
         ),
     )
+
+
+def _computing(block: Config, spec: type[Config]) -> dict[str, Any]:
+    """The fields of a role's block that say what it computes; the others are about its pods."""
+    return {name: getattr(block, name) for name in spec.model_fields}

@@ -8,16 +8,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rlrun.api.life import FailurePolicySpec, NetworkPolicySpec
+from rlrun.api.placement import PlacementSpec
+from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
+from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.model import ModelConfig
-from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 API_VERSION = "rlrun.io/v1alpha1"
 KIND = "RLRun"
 NAME_MAX = 40
+LIVE_FIELDS = ("failurePolicy", "inference.replicas", "inference.minAvailable")
+"""Of the spec: what may change at any time. All else is frozen once the first attempt has begun."""
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -42,16 +47,24 @@ class RLRunSpec(Config):
     """How tokens are drawn, unless an environment says otherwise."""
     evaluation: EvaluationConfig | None = None
     """Held-out evaluation between steps; none by default."""
-    trainer: TrainerSpec = TrainerSpec()
+    trainer: TrainerBlock = TrainerBlock()
     """The torchrun group that steps the optimizer."""
-    inference: InferenceSpec = InferenceSpec()
+    inference: InferenceBlock = InferenceBlock()
     """The vLLM engines."""
-    orchestrator: OrchestratorSpec = OrchestratorSpec()
+    orchestrator: OrchestratorBlock = OrchestratorBlock()
     """The process that makes rollouts, batches and decisions."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When to save, what to keep, where to start."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     """How new weights reach the engines."""
+    storage: StorageSpec = DEFAULT_STORAGE
+    """The volume that the roles share; default: a claim of 100 GiB from the cluster's default StorageClass."""
+    placement: PlacementSpec = PlacementSpec()
+    """Where the pods may run."""
+    failure_policy: FailurePolicySpec = FailurePolicySpec()
+    """What failures cost."""
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    """What the pods may talk to."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -67,7 +80,7 @@ class RLRunSpec(Config):
                 )
         for label, count in Counter(environment.label for environment in self.environments).items():
             if count > 1:
-                raise ValueError(f"{count} environments are called {label!r}; give each its own environments[].name")
+                raise ValueError(f"several environments are called {label!r}; give each its own environments[].name")
         engine_len = self.inference.max_model_len
         if engine_len is not None and engine_len < self.seq_len:
             raise ValueError(

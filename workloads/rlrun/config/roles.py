@@ -136,6 +136,9 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     """Where rank 0's channel listens."""
     inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
     """The engines."""
+    inference_service: Annotated[str, Field(min_length=1)] | None = None
+    """Instead of `inferenceUrls`: one address whose host name stands for all engines, which come and go, such as
+    `http://my-run-inference.team-a.svc:8000`. Every address that the name has is an engine."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] = 9100
     """Port of the Prometheus metrics."""
     host: str = "127.0.0.1"

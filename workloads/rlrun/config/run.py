@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from rlrun.config.base import Config
 from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 
-# Where a role listens may change from attempt to attempt without changing what the run computes.
-_NOT_HASHED = {"port", "host", "trainer_url", "inference_urls", "metrics_port", "output_dir", "uid", "replay"}
+# Where a role listens, and where an attempt starts, may change from attempt to attempt without changing what the run computes.
+_NOT_HASHED: dict[str, Any] = {
+    "port": True,
+    "host": True,
+    "trainer_url": True,
+    "inference_urls": True,
+    "inference_service": True,
+    "metrics_port": True,
+    "output_dir": True,
+    "uid": True,
+    "replay": True,
+    "checkpoint": {"resume": True},
+}
 
 
 class RunConfig(Config):
@@ -32,7 +43,5 @@ class RunConfig(Config):
 
 def fingerprint(*roles: RoleConfig) -> str:
     """First 16 hex digits of the SHA-256 over what the roles compute; where they listen and write does not count."""
-    documents = [
-        {key: value for key, value in role.model_dump(mode="json").items() if key not in _NOT_HASHED} for role in roles
-    ]
+    documents = [role.model_dump(mode="json", exclude=_NOT_HASHED) for role in roles]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]

@@ -14,6 +14,7 @@ from rlrun.inference.from_config import settings_from_config
 from rlrun.inference.server import serve
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, write_error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = _settings(arguments.config, arguments.settings)
     except (SettingsError, ConfigError) as error:
         print(f"inference: {error}", file=sys.stderr)
+        message = " / ".join(str(error).splitlines())
+        write_error(None, "inference", RoleError(message, exit_codes.CONFIGURATION))
         return exit_codes.CONFIGURATION
     return serve(settings)
 

@@ -14,6 +14,15 @@ from typing import Any, Self
 
 import aiohttp
 
+from rlrun.protocol.endpoints import (
+    ENGINE_GENERATE,
+    ENGINE_METRICS,
+    ENGINE_READY,
+    ENGINE_RELOAD_WEIGHTS,
+    ENGINE_STATUS,
+    ENGINE_UPDATE_WEIGHTS,
+)
+
 IDLE_SECONDS = 30
 """Idle connections are dropped before the server drops them (75 s), so that no request is written to a closing one."""
 
@@ -133,32 +142,32 @@ class EngineClient:
             body["cache_salt"] = cache_salt
         if request_id is not None:
             body["request_id"] = request_id
-        answer = await self._json("POST", "/inference/v1/generate", self._generate_timeout, body)
+        answer = await self._json("POST", ENGINE_GENERATE, self._generate_timeout, body)
         return parse_completions(answer, n)
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
         """Load a published folder as `version`; seconds per phase, empty if the server held it already."""
-        return await self._change("/rlrun/update_weights", {"path": path, "version": version, "force": force})
+        return await self._change(ENGINE_UPDATE_WEIGHTS, {"path": path, "version": version, "force": force})
 
     async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]:
         """Load the model that the server was started with as `version`; seconds per phase."""
-        return await self._change("/rlrun/reload_weights", {"version": version, "force": force})
+        return await self._change(ENGINE_RELOAD_WEIGHTS, {"version": version, "force": force})
 
     async def ready(self) -> Readiness:
         """Whether the server may get requests; a server that does not answer raises `EngineUnavailableError`."""
-        answer = await self._json("GET", "/rlrun/ready", self._control_timeout, accept=(200, 503))
+        answer = await self._json("GET", ENGINE_READY, self._control_timeout, accept=(200, 503))
         if not isinstance(answer, dict) or not isinstance(answer.get("ready"), bool):
-            raise EngineError(f"{self.base_url}/rlrun/ready answered something else than readiness", 503)
+            raise EngineError(f"{self.base_url}{ENGINE_READY} answered something else than readiness", 503)
         return Readiness(answer["ready"], answer.get("reason"), answer.get("weight_version"))
 
     async def status(self) -> dict[str, Any]:
         """Weight version, path, liveness and fault, as the server tells them."""
-        answer = await self._json("GET", "/rlrun/status", self._control_timeout)
+        answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
         return dict(answer)
 
     async def metrics(self) -> EngineMetrics:
         """Requests running and waiting, and the use of the KV cache."""
-        _, text = await self._request("GET", "/metrics", self._control_timeout, None)
+        _, text = await self._request("GET", ENGINE_METRICS, self._control_timeout, None)
         return parse_metrics(text)
 
     async def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, float]:

@@ -13,6 +13,16 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from rlrun.protocol.endpoints import (
+    ENGINE_GENERATE,
+    ENGINE_HEALTH,
+    ENGINE_METRICS,
+    ENGINE_READY,
+    ENGINE_RELOAD_WEIGHTS,
+    ENGINE_STATUS,
+    ENGINE_UPDATE_WEIGHTS,
+)
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -21,14 +31,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 READ = frozenset({"GET", "HEAD"})
 POST = frozenset({"POST"})
 
-PUBLIC: dict[str, frozenset[str]] = {"/health": READ, "/rlrun/ready": READ, "/metrics": READ}
+PUBLIC: dict[str, frozenset[str]] = {ENGINE_HEALTH: READ, ENGINE_READY: READ, ENGINE_METRICS: READ}
 """Probes and the metrics scraper carry no key."""
 
 KEYED: dict[str, frozenset[str]] = {
-    "/inference/v1/generate": POST,
-    "/rlrun/status": READ,
-    "/rlrun/update_weights": POST,
-    "/rlrun/reload_weights": POST,
+    ENGINE_GENERATE: POST,
+    ENGINE_STATUS: READ,
+    ENGINE_UPDATE_WEIGHTS: POST,
+    ENGINE_RELOAD_WEIGHTS: POST,
     "/v1/models": READ,
     "/v1/completions": POST,
     "/v1/completions/render": POST,

@@ -23,6 +23,7 @@ from rlrun.inference.lifeline import tie_children_to_this_process
 from rlrun.inference.preflight import FolderError, Shapes, check_model
 from rlrun.inference.settings import InferenceSettings
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, write_error
 
 TERMINATED = 128 + signal.SIGTERM
 WARM_UP_TOKENS = 4
@@ -65,6 +66,7 @@ def _stop_the_start(*_: object) -> None:
 
 def _refuse(code: int, message: str) -> int:
     print(message, file=sys.stderr, flush=True)
+    write_error(None, "inference", RoleError(message.removeprefix("inference: "), code))
     return code
 
 

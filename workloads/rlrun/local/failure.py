@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,20 +9,12 @@ from pathlib import Path
 
 from rlrun.local.supervisor import Running, last_lines
 from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import read_error
-
-FULL_BYTES = 1024 * 1024
-"""With less space than this a volume is full: roles then fail in any way, and can leave no word on that very volume."""
+from rlrun.protocol.failures import read_error, volume_is_full
 
 
 def first_cause(failed: Sequence[Running]) -> Running:
     """Of roles that ended within one look, the one that said why; else the first."""
     return next((running for running in failed if read_error(running.spec.error_file.parent) is not None), failed[0])
-
-
-def volume_is_full(root: Path) -> bool:
-    """Whether nothing can be written to the run's volume any more."""
-    return shutil.disk_usage(root).free < FULL_BYTES
 
 
 def exit_code(failed: Running, root: Path) -> int:

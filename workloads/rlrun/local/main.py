@@ -19,10 +19,8 @@ from rich.console import Console
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loader import load_file
 from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
-from rlrun.config.roles import TrainerConfig
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
@@ -33,7 +31,9 @@ from rlrun.local.view import View, duration
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import next_number
 from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.run_folder import check_same_run, recorded_run
 
 _POLL_SECONDS = 0.25
 _INTERRUPTED = 130
@@ -103,9 +103,9 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return _run(spec, name, root, options, console, command, interrupted)
-    except PreflightError as error:
+    except RoleError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return error.code
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
@@ -140,8 +140,9 @@ def _run(
     if options.replay and not Path(options.replay).is_dir():
         raise PreflightError(f"--replay: there is no folder {options.replay}")
     check_folder(root, resume=options.resume)
-    if options.resume:
-        _check_same_run(paths, config)
+    before = recorded_run(paths) if options.resume else None
+    if before is not None:
+        check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
     replay = str(Path(options.replay).absolute()) if options.replay else None
     configs = with_endpoints(config, ports, replay)
     files = [paths.run_json if i == 0 else paths.run_json.with_stem(f"run.{i}") for i in range(len(configs))]
@@ -234,24 +235,8 @@ def check_environments(config: RunConfig) -> None:
 
 
 def _uid(paths: RunPaths, resume: bool) -> str:
-    if resume and paths.run_json.is_file():
-        return load_file(TrainerConfig, paths.run_json, section="trainer").uid
-    return str(uuid.uuid4())
-
-
-def _check_same_run(paths: RunPaths, config: RunConfig) -> None:
-    """What makes a run this run may not change on resume.
-
-    Raises:
-        PreflightError: names what differs.
-    """
-    before = load_file(TrainerConfig, paths.run_json, section="trainer")
-    now = config.trainer
-    for field, label in (("name", "metadata.name"), ("model", "spec.model")):
-        if getattr(before, field) != getattr(now, field):
-            raise PreflightError(
-                f"--resume: {label} is another one than that of the run in {paths.root}; choose another --output-dir to start a new run"
-            )
+    before = recorded_run(paths) if resume else None
+    return str(uuid.uuid4()) if before is None else before.uid
 
 
 def _prepare_model(config: RunConfig, file: Path, paths: RunPaths, attempt: int, console: Console) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +10,16 @@ from pathlib import Path
 from rlrun.config.run import RunConfig
 from rlrun.local.plan import Ports
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-
-MIN_FREE_BYTES = 64 * 1024 * 1024
-"""Below this much space on the run's volume nothing useful can be written."""
+from rlrun.protocol.run_folder import check_writable
 
 
-class PreflightError(Exception):
+class PreflightError(RoleError):
     """The run cannot start; the message says why and what to do."""
 
-    def __init__(self, message: str, exit_code: int = exit_codes.CONFIGURATION) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    def __init__(self, message: str, code: int = exit_codes.CONFIGURATION) -> None:
+        super().__init__(message, code)
 
 
 def free_port() -> int:
@@ -56,7 +53,8 @@ def check_folder(root: Path, *, resume: bool) -> None:
     """A folder that holds something is only used to resume the run in it.
 
     Raises:
-        PreflightError: the folder is not empty, holds no run to resume, cannot be written, or its volume is full.
+        PreflightError: the folder is not empty, or holds no run to resume.
+        RoleError: it cannot be written, or its volume is full.
     """
     paths = RunPaths(root)
     if resume and not paths.run_json.is_file():
@@ -67,20 +65,7 @@ def check_folder(root: Path, *, resume: bool) -> None:
         raise PreflightError(
             f"{root} is not empty: add --resume to go on with the run in it, or choose another --output-dir"
         )
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe = root / ".writable"
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as error:
-        raise PreflightError(f"cannot write to {root}: {error.strerror}", exit_codes.STORAGE) from None
-    free = shutil.disk_usage(root).free
-    if free < MIN_FREE_BYTES:
-        raise PreflightError(
-            f"the volume of {root} is full: {free >> 20} MiB are free, a run needs at least {MIN_FREE_BYTES >> 20} MiB; "
-            "make space or choose another --output-dir",
-            exit_codes.STORAGE,
-        )
+    check_writable(root, remedy="choose another --output-dir")
 
 
 def check_model(config: RunConfig) -> None:

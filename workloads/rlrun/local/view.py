@@ -16,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlrun.protocol.endpoints import ORCHESTRATOR_PROGRESS
+
 _SPARKS = "▁▂▃▄▅▆▇█"
 _POLL_TIMEOUT_SECONDS = 2.0
 
@@ -43,7 +45,7 @@ def sparkline(values: list[float], width: int = 60) -> str:
 
 def read_progress(url: str, api_key: str) -> dict[str, Any] | None:
     """What the orchestrator says of itself; None while it does not answer."""
-    request = urllib.request.Request(f"{url}/rlrun/progress", headers={"Authorization": f"Bearer {api_key}"})
+    request = urllib.request.Request(url + ORCHESTRATOR_PROGRESS, headers={"Authorization": f"Bearer {api_key}"})
     try:
         with urllib.request.urlopen(request, timeout=_POLL_TIMEOUT_SECONDS) as answer:
             document = json.load(answer)

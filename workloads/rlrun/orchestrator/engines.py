@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loguru import logger
@@ -16,6 +16,7 @@ from rlrun.orchestrator.signals import Signal
 
 MAX_TRIES = 5
 """Replicas that one request is sent to before its rollout gives up."""
+NOBODY = "no engine is known"
 _CLIENT_ERRORS = range(400, 500)
 
 
@@ -47,9 +48,9 @@ class Sample(Protocol):
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Replica:
-    """One engine as the orchestrator knows it."""
+    """One engine as the orchestrator knows it. Two that had the same address are two."""
 
     url: str
     client: Engine
@@ -62,6 +63,10 @@ class Replica:
     """Until then (monotonic seconds) its version waits for the other replicas' hand-over."""
     failure: str = "it has got no weights yet"
     """Why it is out of rotation."""
+    requests: set[asyncio.Future[list[Completion]]] = field(default_factory=set)
+    """What it is asked at the moment."""
+    removed: bool = False
+    """Whether it has left the pool for good."""
 
     @property
     def open(self) -> bool:
@@ -70,13 +75,34 @@ class Replica:
 
 
 class EnginePool:
-    """All replicas. The only writer of `load`; `version` and `updating` are written by the hand-over, and by `fail`."""
+    """All replicas, which may come and go. The only writer of `load`; `version` and `updating` are written by the hand-over, and by
+    `fail`."""
 
     def __init__(self, replicas: Sequence[Replica], signal: Signal) -> None:
         self.replicas = list(replicas)
         self._signal = signal
         self.last_available = time.monotonic()
         """When a replica was last known to hold weights."""
+        self.nobody = NOBODY
+        """Why there is no replica at all; the discovery says more."""
+
+    def add(self, replica: Replica) -> None:
+        """Take a new replica in; it gets requests once the hand-over has given it weights."""
+        self.replicas.append(replica)
+        self._signal.notify()
+
+    def remove(self, replica: Replica, reason: str) -> None:
+        """Forget a replica. What it is asked at the moment is asked elsewhere: a machine that lost its power never answers."""
+        self.fail(replica, reason)
+        replica.removed = True
+        self.replicas.remove(replica)
+        for request in list(replica.requests):
+            request.cancel()
+        self._signal.notify()
+
+    def problems(self) -> str:
+        """Why the replicas are out of rotation, one after the other."""
+        return "; ".join(f"{r.url}: {r.failure}" for r in self.replicas) or self.nobody
 
     @property
     def version(self) -> int | None:
@@ -168,16 +194,7 @@ class Session:
             replica = await self._pool.acquire(self._replica, self._version, n)
             self._replica = replica
             try:
-                return await replica.client.generate(
-                    token_ids,
-                    n=n,
-                    max_tokens=max_tokens,
-                    temperature=self._sampling.temperature,
-                    top_p=1.0,
-                    stop_token_ids=self._stop,
-                    # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
-                    cache_salt=str(replica.version),
-                )
+                return await self._ask(replica, token_ids, max_tokens=max_tokens, n=n)
             except EngineError as failure:
                 if failure.status in _CLIENT_ERRORS:
                     raise
@@ -186,6 +203,30 @@ class Session:
             finally:
                 self._pool.release(replica, n)
         raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error
+
+    async def _ask(self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+        request = asyncio.ensure_future(
+            replica.client.generate(
+                token_ids,
+                n=n,
+                max_tokens=max_tokens,
+                temperature=self._sampling.temperature,
+                top_p=1.0,
+                stop_token_ids=self._stop,
+                # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
+                cache_salt=str(replica.version),
+            )
+        )
+        replica.requests.add(request)
+        try:
+            return await request
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if replica.removed and current is not None and not current.cancelling():
+                raise EngineUnavailableError(f"{replica.url}: {replica.failure}") from None
+            raise
+        finally:
+            replica.requests.discard(request)
 
 
 class Opening:

@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
@@ -19,9 +20,11 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.discovery import Discovery, Resolve, resolve
 from rlrun.orchestrator.dispatcher import Arena
 from rlrun.orchestrator.engines import Engine, EnginePool, Replica
 from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.pipeline import Pipeline
 from rlrun.orchestrator.progress import Progress, ProgressServer
 from rlrun.orchestrator.signals import Signal
@@ -73,6 +76,7 @@ async def run(
     attempt: int,
     api_key: str,
     connect: Callable[[str], Engine] | None = None,
+    look_up: Resolve = resolve,
 ) -> int:
     """Orchestrate one attempt to its end.
 
@@ -81,6 +85,7 @@ async def run(
         attempt: the attempt's number.
         api_key: the run's key, for trainer, engines and progress.
         connect: makes the client of an engine from its address; default: over HTTP.
+        look_up: finds the addresses of `inference_service`.
 
     Returns:
         0 when every step is trained and saved.
@@ -100,30 +105,59 @@ async def run(
         if pipeline is not None:
             return pipeline.progress()
         waiting = f"the trainer at {config.trainer_url} since {time.monotonic() - began:.1f} s"
-        return Progress(0, config.max_steps, None, None, {}, None, None, waiting, None, 0, 0)
+        return Progress(None, config.max_steps, None, None, None, None, {}, None, None, waiting, None, 0, 0)
 
+    lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
+        background = await stack.enter_async_context(_background())
+        if lease is not None:
+            background(lease.run())
         arenas = await asyncio.to_thread(load_arenas, config)
         trainer = TrainerClient(config.trainer_url, api_key, attempt=attempt)
         stack.push_async_callback(trainer.close)
         await trainer.wait_until_begun()
         chat = await asyncio.to_thread(load_chat, config)
-        replicas = [Replica(url, (connect or over_http)(url)) for url in config.inference_urls]
-        for replica in replicas:
-            stack.push_async_callback(replica.client.close)
+        pool = EnginePool([], signals)
+        stack.push_async_callback(_close_clients, pool)
+        if config.inference_service is None:
+            for url in config.inference_urls:
+                pool.add(Replica(url, (connect or over_http)(url)))
+        else:
+            background(Discovery(config.inference_service, pool, connect=connect or over_http, look_up=look_up).run())
         pipeline = Pipeline(
             config,
             read_attempt(RunPaths(Path(config.output_dir)).attempt_file(attempt)),
             arenas=arenas,
             chat=chat,
-            pool=EnginePool(replicas, signals),
+            pool=pool,
             trainer=trainer,
             signal=signals,
         )
         await pipeline.run()
+        if lease is not None:
+            await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
         await trainer.shutdown()
     return exit_codes.OK
+
+
+@asynccontextmanager
+async def _background() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], object]]:
+    """Runs what has no end of its own, until the block ends; an error in it ends the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks: list[asyncio.Task[None]] = []
+
+        def start(work: Coroutine[Any, Any, None]) -> None:
+            tasks.append(group.create_task(work))
+
+        yield start
+        for task in tasks:
+            task.cancel()
+
+
+async def _close_clients(pool: EnginePool) -> None:
+    for replica in pool.replicas:
+        await replica.client.close()
 
 
 def configure_log() -> None:

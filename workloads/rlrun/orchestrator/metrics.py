@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,3 +77,24 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
         name if name == "errors" else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
         for name in sorted(names)
     }
+
+
+_SHOWN = (
+    ("reward", "reward/mean", ".3f"),
+    ("mismatch_kl", "mismatch_kl", ".1e"),
+    ("grad_norm", "grad_norm", ".2g"),
+    ("staleness", "off_policy/mean", ".2f"),
+    ("tok/s", "perf/throughput", ".0f"),
+    ("step time", "time/step", ".2f"),
+)
+
+
+def step_line(line: Mapping[str, Any]) -> str:
+    """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
+    shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line]
+    shown += [
+        f"held-out {key.removeprefix('eval/').removesuffix('/reward/mean')} {value:.3f}"
+        for key, value in line.items()
+        if key.startswith("eval/") and key.endswith("/reward/mean")
+    ]
+    return f"step {line['step']}: " + ", ".join(shown)

@@ -124,6 +124,9 @@ class Pipeline:
         )
         self._finished = False
         self._complete = attempt.base_step >= config.max_steps or not config.checkpoint.enabled
+        self._resumed_from = attempt.base_step if attempt.base_attempt is not None else None
+        self._checkpoint_step = self._resumed_from
+        """Step of the newest complete checkpoint."""
         self._clock = StepClock()
 
     async def run(self) -> None:
@@ -183,6 +186,7 @@ class Pipeline:
                 await self._save(event)
             case "checkpoint_complete":
                 self._complete = self._complete or event.step >= self.config.max_steps
+                self._checkpoint_step = event.step
                 if not self.config.record_rollouts:
                     await asyncio.to_thread(checkpoint.remove_covered_batches, self._paths, self.attempt)
             case "finished":
@@ -349,6 +353,8 @@ class Pipeline:
             step=self._trained,
             max_steps=self.config.max_steps,
             policy_version=self._pool.version,
+            checkpoint_step=self._checkpoint_step,
+            resumed_from_step=self._resumed_from,
             reward=last.get("reward/mean"),
             eval=dict(self._eval_rewards),
             tokens_per_second=last.get("perf/throughput"),
@@ -364,7 +370,7 @@ class Pipeline:
         if self._sync.newest is None:
             return "the trainer's first weights"
         if self._pool.version is None and self._recording is None:
-            return "engines: " + "; ".join(f"{r.url}: {r.failure}" for r in self._pool.replicas)
+            return "engines: " + self._pool.problems()
         if self._trained < self._made and state is not None:
             since = max(0.0, time.time() - state.phase_since)
             return f"trainer {state.phase.replace('_', ' ')} step {self._trained + 1} since {since:.1f} s"

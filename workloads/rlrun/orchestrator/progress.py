@@ -13,10 +13,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from rlrun.protocol import exit_codes
+from rlrun.protocol.endpoints import ORCHESTRATOR_HEALTH, ORCHESTRATOR_METRICS, ORCHESTRATOR_PROGRESS
 from rlrun.protocol.failures import RoleError
 
-METRICS = "/metrics"
-PROGRESS = "/rlrun/progress"
 _STEPS_FOR_ETA = 20
 
 
@@ -24,11 +23,15 @@ _STEPS_FOR_ETA = 20
 class Progress:
     """One look at the run."""
 
-    step: int
-    """The last step that was trained."""
+    step: int | None
+    """The last step that was trained; None before it is known where the attempt starts."""
     max_steps: int
     policy_version: int | None
     """The newest version that an engine holds."""
+    checkpoint_step: int | None
+    """Step of the newest complete checkpoint."""
+    resumed_from_step: int | None
+    """Step of the checkpoint that the attempt started from; None when it started from the model."""
     reward: float | None
     """Mean reward of the last trained step."""
     eval: dict[str, float]
@@ -68,6 +71,7 @@ _GAUGES = {
     "rlrun_step": ("Last trained step", "step"),
     "rlrun_max_steps": ("Steps of the run", "max_steps"),
     "rlrun_policy_version": ("Newest policy version that an engine holds", "policy_version"),
+    "rlrun_checkpoint_step": ("Step of the newest complete checkpoint", "checkpoint_step"),
     "rlrun_reward_mean": ("Mean reward of the last trained step", "reward"),
     "rlrun_tokens_per_second": ("Tokens trained per second in the last step", "tokens_per_second"),
     "rlrun_staleness_mean": ("Versions between sampling and training, mean over tokens", "staleness_mean"),
@@ -92,7 +96,7 @@ def prometheus(progress: Progress) -> bytes:
 
 
 class ProgressServer:
-    """Serves `GET /metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
+    """Serves `GET /health` and `GET /metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
 
     Args:
         host: address to bind.
@@ -112,8 +116,9 @@ class ProgressServer:
             RoleError: the port is in use.
         """
         application = web.Application()
-        application.router.add_get(METRICS, self._metrics)
-        application.router.add_get(PROGRESS, self._progress)
+        application.router.add_get(ORCHESTRATOR_HEALTH, self._health)
+        application.router.add_get(ORCHESTRATOR_METRICS, self._metrics)
+        application.router.add_get(ORCHESTRATOR_PROGRESS, self._progress)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
@@ -129,6 +134,9 @@ class ProgressServer:
     async def __aexit__(self, *exc: Any) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"healthy": True})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=prometheus(self._look()), headers={"Content-Type": CONTENT_TYPE_LATEST})

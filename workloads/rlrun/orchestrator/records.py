@@ -10,6 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from loguru import logger
+
+from rlrun.orchestrator.metrics import step_line
 from rlrun.orchestrator.rollouts import FinishedGroup
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.durable import write_bytes
@@ -96,6 +99,7 @@ class MetricsFile:
                 file.flush()
                 os.fsync(file.fileno())
             self.last = line
+            logger.info(step_line(line))
 
 
 def spans(versions: Sequence[int]) -> list[dict[str, int]]:

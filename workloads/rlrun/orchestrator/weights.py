@@ -39,7 +39,8 @@ class WeightSync:
         self._pool, self._signal, self._timeout = pool, signal, timeout_seconds
         self._paths: dict[int, str] = {}
         self._held: deque[int] = deque()
-        self._synced: set[str] = set()
+        self._synced: set[Replica] = set()
+        self._ever_synced = False
         self.newest: int | None = None
         """The newest version that the trainer has published."""
         self.seconds = 0.0
@@ -75,15 +76,21 @@ class WeightSync:
         return None if target == replica.version else target
 
     async def run(self) -> None:
-        """Keep all replicas up to date.
+        """Keep all replicas up to date, those that come later too.
 
         Raises:
             RoleError: no replica could be used for too long.
         """
+        keeping: dict[Replica, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
-            for replica in self._pool.replicas:
-                tasks.create_task(self._keep_up(replica))
+            while True:
+                members = set(self._pool.replicas)
+                for gone in keeping.keys() - members:
+                    keeping.pop(gone).cancel()
+                for new in members - keeping.keys():
+                    keeping[new] = tasks.create_task(self._keep_up(new))
+                await self._signal.until(lambda: set(self._pool.replicas) != keeping.keys())
 
     async def _keep_up(self, replica: Replica) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -102,7 +109,7 @@ class WeightSync:
         replica.updating = True
         try:
             # The first time in an attempt the engine may hold weights of another attempt under the same number.
-            force = replica.url not in self._synced
+            force = replica not in self._synced
             async with asyncio.timeout(self._timeout):
                 await replica.client.update_weights(self._paths[version], version, force=force)
         except (EngineError, TimeoutError) as error:
@@ -116,14 +123,17 @@ class WeightSync:
         finally:
             replica.updating = False
             self._signal.notify()
-        self._synced.add(replica.url)
+        self._synced.add(replica)
+        self._synced.intersection_update({replica, *self._pool.replicas})
+        self._ever_synced = True
         if replica.version is None:
             logger.info(f"engine {replica.url} is in rotation with version {version}")
         took = time.monotonic() - began
         replica.version, replica.due = version, time.monotonic() + took
         asyncio.get_running_loop().call_later(took, self._signal.notify)
         self.seconds = took
-        for old in [v for v in self._paths if v < min((r.version or 0) for r in self._pool.replicas)]:
+        oldest = min((r.version or 0 for r in self._pool.replicas), default=0)
+        for old in [v for v in self._paths if v < oldest]:
             del self._paths[old]
         self._signal.notify()
         return True
@@ -134,7 +144,6 @@ class WeightSync:
             if self._pool.version is not None or self.newest is None:
                 self._pool.last_available = time.monotonic()
                 continue
-            limit = OUTAGE_SECONDS if self._synced else STARTUP_SECONDS
+            limit = OUTAGE_SECONDS if self._ever_synced else STARTUP_SECONDS
             if time.monotonic() - self._pool.last_available > limit:
-                reasons = "; ".join(f"{r.url}: {r.failure}" for r in self._pool.replicas)
-                raise RoleError(f"no engine could be used for {limit:g} s: {reasons}")
+                raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")

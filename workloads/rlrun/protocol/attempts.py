@@ -12,7 +12,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import create_json
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import Artifact, RunPaths
 
 
@@ -40,6 +42,8 @@ class Attempt:
     config_hash: str
     started_at: float
     """Seconds since the epoch."""
+    uid: str = ""
+    """The run's uid: a folder may hold attempts of an earlier run of the same name."""
 
     def owns(self, step: int, attempt: int) -> bool:
         """Whether an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
@@ -57,13 +61,23 @@ class Attempt:
         return [a for a in artifacts if self.owns(a.step, a.attempt)]
 
 
-def first_attempt(*, world_size: int, config_hash: str, attempt: int = 1, started_at: float | None = None) -> Attempt:
+def first_attempt(
+    *, world_size: int, config_hash: str, attempt: int = 1, started_at: float | None = None, uid: str = ""
+) -> Attempt:
     """An attempt that starts from the model."""
-    return Attempt(attempt, 0, None, world_size, (Segment(attempt, 1, None),), config_hash, started_at or time.time())
+    lineage = (Segment(attempt, 1, None),)
+    return Attempt(attempt, 0, None, world_size, lineage, config_hash, started_at or time.time(), uid)
 
 
 def next_attempt(
-    base: Attempt, base_step: int, *, attempt: int, world_size: int, config_hash: str, started_at: float | None = None
+    base: Attempt,
+    base_step: int,
+    *,
+    attempt: int,
+    world_size: int,
+    config_hash: str,
+    started_at: float | None = None,
+    uid: str = "",
 ) -> Attempt:
     """An attempt that starts from the checkpoint of `base_step` that `base` wrote or inherited."""
     segments: list[Segment] = []
@@ -75,7 +89,7 @@ def next_attempt(
         segments.append(Segment(segment.attempt, segment.first, last))
         owner = segment.attempt
     segments.append(Segment(attempt, base_step + 1, None))
-    return Attempt(attempt, base_step, owner, world_size, tuple(segments), config_hash, started_at or time.time())
+    return Attempt(attempt, base_step, owner, world_size, tuple(segments), config_hash, started_at or time.time(), uid)
 
 
 def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
@@ -92,6 +106,20 @@ def read_attempt(path: Path) -> Attempt:
     document = json.loads(path.read_text())
     document["lineage"] = tuple(Segment(**segment) for segment in document["lineage"])
     return Attempt(**document)
+
+
+def check_number(paths: RunPaths, attempt: int) -> None:
+    """Refuse a number that is not above those on the disk: another group of this run lives or has lived under it.
+
+    Raises:
+        RoleError: names the next free number.
+    """
+    newest = max(paths.attempts_on_disk(), default=0)
+    if attempt <= newest:
+        raise RoleError(
+            f"RLRUN_ATTEMPT is {attempt}, but {paths.attempts} holds attempt {newest} already; the next is {newest + 1}",
+            exit_codes.ATTEMPT_TAKEN,
+        )
 
 
 def next_number(paths: RunPaths, at_least: int = 1) -> int:

@@ -4,6 +4,7 @@
     GET  /rlrun/trainer/events?after=N&wait=S      -> {"attempt": a, "events": [Event, ...]}   (long poll, at most S seconds)
     POST /rlrun/trainer/batches     BatchReady     a packed batch is durable
     POST /rlrun/trainer/checkpoints OrchestratorSaved   the orchestrator's part of a checkpoint is durable
+    GET  /rlrun/trainer/ready                      -> 200 once the attempt has begun, else 503; for probes, without the key
     POST /rlrun/trainer/shutdown                   all is done; rank 0 ends the group with exit code 0
 
 News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory, so that an

@@ -7,6 +7,8 @@ FAILURE = 1
 """Something broke that a restart may mend."""
 STORAGE = 10
 """The volume refuses to write (full, read-only); a restart helps once there is space again."""
+ATTEMPT_TAKEN = 11
+"""This attempt's number was begun before on the volume; a restart with a higher number helps."""
 USAGE = 64
 """The command line is wrong."""
 DATA = 65

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,11 @@ from rlrun.protocol.durable import create_json
 from rlrun.protocol.paths import Role
 
 ERROR_FILE = "error.json"
+ERROR_DIR_VARIABLE = "RLRUN_ERROR_DIR"
+"""Environment variable: a second folder for `error.json`, private to who started the process. Unlike the role's log folder it is empty at
+the start, is shared with no other pod of the role, and takes the message when the run's volume is full."""
+FULL_BYTES = 1024 * 1024
+"""With less space than this a volume is full: roles then fail in any way, and can leave no word on that very volume."""
 _REFUSALS = {
     errno.ENOSPC: "the volume is full (No space left on device)",
     errno.EDQUOT: "the quota is used up",
@@ -74,10 +81,32 @@ def _refusal(error: BaseException) -> str | None:
     return None
 
 
-def write_error(folder: Path, role: Role, error: RoleError) -> None:
-    """Write `error.json` in the role's log folder. The first process of a role that fails is the cause: a later one never replaces it."""
-    with suppress(OSError):  # told already by another one, or the volume is full: the log and the exit code still tell
-        create_json(folder / ERROR_FILE, {"role": role, "message": str(error), "exit_code": error.code})
+def volume_is_full(root: Path) -> bool:
+    """Whether nothing can be written to the volume of `root` any more; False when that cannot be told."""
+    try:
+        return shutil.disk_usage(root).free < FULL_BYTES
+    except OSError:
+        return False
+
+
+def write_error(folder: Path | None, role: Role, error: RoleError) -> None:
+    """Write `error.json` in the role's log folder and where `RLRUN_ERROR_DIR` says.
+
+    The first process of a role that fails is the cause: a later one never replaces it.
+
+    Args:
+        folder: the role's log folder; None when it is not known (yet).
+        role: which role failed.
+        error: message and exit code.
+    """
+    document = {"role": role, "message": str(error), "exit_code": error.code}
+    private = os.environ.get(ERROR_DIR_VARIABLE)
+    for place in (folder, Path(private) if private else None):
+        if place is not None:
+            with suppress(
+                OSError
+            ):  # told already by another one, or the volume is full: the log and the exit code still tell
+                create_json(place / ERROR_FILE, document)
 
 
 def read_error(folder: Path) -> RoleError | None:

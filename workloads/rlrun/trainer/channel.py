@@ -1,6 +1,7 @@
 """Rank 0's side of the channel to the orchestrator: an HTTP server in a thread of its own, so that it answers while a step computes.
 
-The training loop appends events and takes batches; the handlers only read and put into queues. Every request needs the run's key.
+The training loop appends events and takes batches; the handlers only read and put into queues. Every request but the probe's needs the
+run's key.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes
 from rlrun.protocol.channel import BatchReady, Event, EventKind, EventList, OrchestratorSaved, Phase, TrainerState
+from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
 
 MAX_WAIT_SECONDS = 60.0
@@ -119,6 +121,7 @@ class Channel:
             return await self._guard(request, handler)
 
         application = web.Application(middlewares=[guard])
+        application.router.add_get(TRAINER_READY, self._get_ready)
         application.router.add_get(protocol.STATE, self._get_state)
         application.router.add_get(protocol.EVENTS, self._get_events)
         application.router.add_post(protocol.BATCHES, self._post_batch)
@@ -137,6 +140,10 @@ class Channel:
         loop.close()
 
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if (
+            request.method in ("GET", "HEAD") and request.path == TRAINER_READY
+        ):  # a probe carries no key and is no contact
+            return await handler(request)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._key.encode()):
             return _refuse(401, "wrong or missing API key")
@@ -156,6 +163,12 @@ class Channel:
                 phase_since=self._phase_since,
                 last_event=len(self._events),
             )
+
+    async def _get_ready(self, request: web.Request) -> web.Response:
+        with self._lock:
+            ready = self._ready
+        reason = None if ready else "the attempt has not begun: the base checkpoint is chosen, or the model is loaded"
+        return web.json_response({"ready": ready, "reason": reason}, status=200 if ready else 503)
 
     async def _get_state(self, request: web.Request) -> web.Response:
         return _answer(self._state().model_dump_json())

@@ -6,14 +6,16 @@ import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, BatchError, read_batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import artifacts_in_steps
 from rlrun.trainer.channel import Channel
-from rlrun.trainer.group import Group
+
+if TYPE_CHECKING:  # it imports torch, which reading a batch does not need
+    from rlrun.trainer.group import Group
 
 TICK_SECONDS = 5.0
 """How often ranks that wait hear from rank 0, far below the collectives' timeout."""

@@ -28,7 +28,7 @@ from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.packing import plan
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import checkpoint, publish, resume
+from rlrun.trainer import checkpoint, publish, resume, versions
 from rlrun.trainer.channel import Channel
 from rlrun.trainer.checkpoint import Progress, seed_step
 from rlrun.trainer.completion import Completer
@@ -125,7 +125,12 @@ class _Trainer:
                     log=logger.warning,
                 )
                 begun = resume.begin_attempt(
-                    self.paths, base, attempt=self.number, world_size=self.group.world_size, config_hash=config_hash
+                    self.paths,
+                    base,
+                    attempt=self.number,
+                    world_size=self.group.world_size,
+                    config_hash=config_hash,
+                    uid=self.config.uid,
                 )
             start = "the model" if base is None else f"the checkpoint {base.checkpoint.path.name}"
             logger.info(
@@ -261,7 +266,7 @@ class _Trainer:
             if self.group.leads:
                 if self.channel is not None:
                     self.channel.emit("published", step, path=path)
-                publish.delete_superfluous(
+                versions.delete_superfluous(
                     self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
                 )
         return timer[0]

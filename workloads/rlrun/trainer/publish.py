@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, GenerationConfig
 
 from rlrun.config.model import DType, ModelConfig
-from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.durable import fsync_path, fsync_tree
 from rlrun.protocol.failures import storage_errors
-from rlrun.protocol.paths import COMPLETE, TMP_SUFFIX, Artifact, RunPaths
+from rlrun.protocol.paths import COMPLETE, TMP_SUFFIX
 from rlrun.trainer.group import Group
 
 SHARD_BYTES = 4 * 1024**3
 """Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
-MIN_KEPT_VERSIONS = 3
 
 
 @dataclass(frozen=True)
@@ -138,31 +136,3 @@ def _finish(
         shutil.rmtree(path)
     unfinished.rename(path)
     fsync_path(path.parent)
-
-
-def superfluous(
-    versions: Iterable[Artifact], *, attempt: Attempt, checkpoints: Iterable[Artifact], max_async_level: int
-) -> list[Artifact]:
-    """Versions to delete: all but the newest of this lineage and those that a checkpoint refers to.
-
-    What a later attempt wrote is never touched, should this one be a zombie.
-    """
-    mine = [version for version in versions if version.attempt <= attempt.attempt]
-    lineage = attempt.owned(mine)
-    newest = {version.step for version in lineage}
-    kept_steps = set(sorted(newest)[-max(MIN_KEPT_VERSIONS, max_async_level + 2) :])
-    referred = {checkpoint.step for checkpoint in attempt.owned(list(checkpoints))}
-    newest_of_step = {version.step: version for version in lineage}  # ordered: the latest attempt's copy wins
-    return [v for v in mine if newest_of_step.get(v.step) != v or v.step not in kept_steps | referred]
-
-
-def delete_superfluous(paths: RunPaths, *, attempt: Attempt, max_async_level: int) -> None:
-    """Delete old versions, as computed from what is on the disk."""
-    for version in superfluous(
-        paths.versions_on_disk(),
-        attempt=attempt,
-        checkpoints=paths.checkpoints_on_disk(),
-        max_async_level=max_async_level,
-    ):
-        (version.path / COMPLETE).unlink(missing_ok=True)  # first, so that nobody finds a part of it
-        shutil.rmtree(version.path, ignore_errors=True)

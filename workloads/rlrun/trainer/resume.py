@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.attempts import Attempt, check_number, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import (
     MANIFEST,
@@ -91,28 +91,26 @@ def _problem(checkpoint: Artifact, with_orchestrator: bool) -> str | None:
     return None
 
 
-def begin_attempt(paths: RunPaths, base: Base | None, *, attempt: int, world_size: int, config_hash: str) -> Attempt:
+def begin_attempt(
+    paths: RunPaths, base: Base | None, *, attempt: int, world_size: int, config_hash: str, uid: str = ""
+) -> Attempt:
     """Write the attempt's file.
 
     Raises:
         RoleError: the number was used before, or is not above those on the disk: another group of this run lives or has lived.
     """
-    newest = max(paths.attempts_on_disk(), default=0)
+    check_number(paths, attempt)
     if base is None:
-        this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt)
+        this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt, uid=uid)
     else:
         this = next_attempt(
-            base.lineage, base.checkpoint.step, attempt=attempt, world_size=world_size, config_hash=config_hash
+            base.lineage, base.checkpoint.step, attempt=attempt, world_size=world_size, config_hash=config_hash, uid=uid
         )
     try:
-        if attempt <= newest:
-            raise FileExistsError
         write_attempt(paths, this)
     except FileExistsError:
-        raise RoleError(
-            f"RLRUN_ATTEMPT is {attempt}, but {paths.attempts} holds attempt {newest} already; the next is {newest + 1}",
-            exit_codes.USAGE,
-        ) from None
+        check_number(paths, attempt)
+        raise
     return this
 
 

@@ -17,18 +17,12 @@ from torch.nn.functional import cross_entropy
 
 from rlrun.config.model import TinyModelConfig
 from rlrun.config.run import RunConfig
+from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import new_folder
+from rlrun.protocol.failures import RoleError, storage_errors, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.characters import CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
 
-SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<system>", "<user>", "<assistant>", "<tool>")
-"""Ids 0 to 7, in this order."""
-CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
-CHAT_TEMPLATE = (
-    "<bos>{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-"""Each message is its role's token and its text; a reply ends with `<eos>`. A conversation starts with the tokens of its beginning."""
 WARMUP_BATCH = 64
 WARMUP_LR = 9e-4
 WARMUP_DECAY = 0.25
@@ -38,15 +32,10 @@ _IGNORED = -100
 
 def make_tokenizer() -> Any:
     """A `PreTrainedTokenizerFast` with one token per character and per role."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=character_tokenizer(),
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<eos>",
@@ -166,9 +155,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
     config = RunConfig.model_validate_json(options.config.read_text()).trainer
-    if config.model.tiny is not None:
-        make_tiny_model(RunPaths(Path(config.output_dir)).model, config.model.tiny)
-    return 0
+    if config.model.tiny is None:
+        return exit_codes.OK
+    folder = RunPaths(Path(config.output_dir)).model
+    try:
+        with storage_errors(folder, "make the tiny model"):
+            make_tiny_model(folder, config.model.tiny)
+    except (RoleError, ValueError) as error:
+        failure = error if isinstance(error, RoleError) else RoleError(f"model.tiny: {error}", exit_codes.CONFIGURATION)
+        print(f"tiny_model: {failure}", file=sys.stderr)
+        write_error(None, "trainer", failure)
+        return failure.code
+    return exit_codes.OK
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+{{- define "rlrun.name" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rlrun.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "rlrun.name" .) -}}
+{{- end -}}
+
+{{/* Cluster-scoped objects of two releases must not meet. */}}
+{{- define "rlrun.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "rlrun.name" .) -}}
+{{- end -}}
+
+{{- define "rlrun.selector" -}}
+app.kubernetes.io/name: rlrun-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rlrun.labels" -}}
+{{ include "rlrun.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/part-of: rlrun
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* JSON list of the namespaces; empty: all. What the schema could only say as a pattern is said here in words. */}}
+{{- define "rlrun.namespaces" -}}
+{{- range .Values.watchNamespaces -}}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .) -}}
+{{- fail (printf "watchNamespaces: %q is not a namespace's name: up to 63 lower-case letters, digits and '-'" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.clusterWide -}}
+{{- if .Values.watchNamespaces -}}
+{{- fail (printf "watchNamespaces (%s) and clusterWide (true) contradict each other: remove one of them" (join ", " .Values.watchNamespaces)) -}}
+{{- end -}}
+[]
+{{- else -}}
+{{- .Values.watchNamespaces | default (list .Release.Namespace) | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Image: the given one (its value's name is last), or ours with the chart's version. */}}
+{{- define "rlrun.image" -}}
+{{- $given := index . 1 -}}
+{{- if regexMatch "\\s" $given -}}
+{{- fail (printf "%s: %q holds white space; an image looks like registry.example.com/rlrun-trainer:1.0" (index . 3) $given) -}}
+{{- end -}}
+{{- $given | default (printf "ghcr.io/rlrun/rlrun-%s:%s" (index . 2) (index . 0).Chart.AppVersion) -}}
+{{- end -}}
+
+{{/*
+What the operator may do where it serves runs: the least that works. It creates Secrets and never reads one. The right to get and patch
+Leases is also what it hands on to each run's orchestrator, for that run's Lease alone.
+*/}}
+{{- define "rlrun.rules" -}}
+- apiGroups: [rlrun.io]
+  resources: [rlruns]
+  verbs: [get, list, watch]
+- apiGroups: [rlrun.io]
+  resources: [rlruns/status]
+  verbs: [patch]
+- apiGroups: [apps]
+  resources: [statefulsets, deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps, serviceaccounts]
+  verbs: [create, patch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [create, patch]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create, patch]
+{{- end -}}

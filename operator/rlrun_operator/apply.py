@@ -1,0 +1,134 @@
+"""Carries out a decision: dry-run, create, apply, scale, delete, in this order. The answers go into the store at once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlrun_operator.client import ApiError, Client, address
+from rlrun_operator.resources import BY_KIND, POD, WATCHED
+from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
+from rlrun_operator.store import Store
+
+_KEPT = {resource.kind for resource in WATCHED}
+log = logging.getLogger(__name__)
+
+
+class RejectedError(Exception):
+    """The API server refuses a child for what the spec says; the message is for the user."""
+
+
+class OverQuotaError(Exception):
+    """A ResourceQuota leaves no room for an object; trying again may help.
+
+    Attributes:
+        manifest: the object.
+        rest_done: whether all else of the decision was done.
+    """
+
+    def __init__(self, message: str, manifest: Manifest, *, rest_done: bool = False) -> None:
+        super().__init__(message)
+        self.manifest = manifest
+        self.rest_done = rest_done
+
+
+class StaleViewError(Exception):
+    """The cluster is not as observed: the decision was made on a state that is too old. Decide again."""
+
+
+class Applier:
+    """Writes to the cluster.
+
+    Args:
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, client: Client, store: Store, now: Callable[[], float]) -> None:
+        self._client = client
+        self._store = store
+        self._now = now
+
+    async def act(self, namespace: str, decision: Decision) -> None:
+        """Do everything of a decision but its status and events.
+
+        Raises:
+            RejectedError: a child was refused for what the spec says; nothing after it was done.
+            OverQuotaError: a child has to wait for a quota; nothing after it was done, unless it says so.
+            StaleViewError: something exists that was taken to be absent; nothing after it was done.
+            ApiError, UnavailableError: to be retried.
+        """
+        for manifest in decision.dry_run:
+            with contextlib.suppress(OverQuotaError):  # no verdict on the spec
+                await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
+        for manifest in decision.create:
+            self._learn(await self._judged(manifest, self._client.create(manifest)))
+        pod_over_quota: OverQuotaError | None = None
+        for item in decision.apply:
+            try:
+                await self._apply(item)
+            except OverQuotaError as error:
+                if item.manifest["kind"] != POD.kind:
+                    raise
+                pod_over_quota = error  # nothing depends on a pod
+        for scale in decision.scale:
+            await self._scale(namespace, scale)
+        for delete in decision.delete:
+            await self._delete(namespace, delete)
+        if pod_over_quota is not None:
+            raise OverQuotaError(str(pod_over_quota), pod_over_quota.manifest, rest_done=True)
+
+    async def _apply(self, item: Apply) -> None:
+        if item.expect_absent:
+            resource, namespace, name = address(item.manifest)
+            found = await self._client.get(resource, namespace, name)
+            if found is not None:
+                self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
+                raise StaleViewError(f"{resource.kind} {name} exists already")
+        self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)))
+
+    async def _scale(self, namespace: str, scale: Scale) -> None:
+        try:
+            self._learn(await self._client.scale(BY_KIND[scale.ref.kind], namespace, scale.ref.name, scale.replicas))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._store.remove(scale.ref.kind, namespace, scale.ref.name)
+            raise StaleViewError(f"{scale.ref.kind} {scale.ref.name} is gone") from error
+
+    async def _delete(self, namespace: str, delete: Delete) -> None:
+        answer = await self._client.delete(
+            BY_KIND[delete.ref.kind],
+            namespace,
+            delete.ref.name,
+            uid=delete.uid,
+            grace_seconds=delete.grace_seconds,
+        )
+        if answer is not None and answer.get("kind") == delete.ref.kind:
+            self._learn(answer)  # ending: it carries a deletionTimestamp now
+        else:
+            self._store.remove(delete.ref.kind, namespace, delete.ref.name, delete.uid)
+
+    async def _judged(self, manifest: Manifest, call: Any) -> Mapping[str, Any] | None:
+        try:
+            answer: Mapping[str, Any] | None = await call
+        except ApiError as error:
+            if error.over_quota:
+                raise OverQuotaError(error.message, manifest) from error
+            if error.refused:
+                raise RejectedError(f"{manifest['kind']} {manifest['metadata']['name']}: {error.message}") from error
+            raise
+        return answer
+
+    def _learn(self, manifest: Mapping[str, Any] | None) -> None:
+        if manifest is not None and manifest.get("kind") in _KEPT:
+            self._store.put(manifest, self._now())
+
+
+def _without_account(manifest: Manifest) -> Manifest:
+    """A Pod as it can be dry-run: its ServiceAccount is made later, and is not what the user's template is judged by."""
+    if manifest["kind"] != POD.kind:
+        return manifest
+    spec = {name: value for name, value in manifest["spec"].items() if name != "serviceAccountName"}
+    return {**manifest, "spec": spec}

@@ -1,0 +1,20 @@
+"""Manifests of a run's children: pure functions of the run, the attempt and the operator's settings.
+
+`context` says what is rendered from what, `objects` and `network` make what a run needs once, `workloads` what each attempt needs,
+from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`.
+"""
+
+from rlrun_operator.build.context import RunContext, config, spec_hash
+from rlrun_operator.build.objects import Prerequisites, api_key_secret, prerequisites
+from rlrun_operator.build.workloads import Workloads, workloads
+
+__all__ = [
+    "Prerequisites",
+    "RunContext",
+    "Workloads",
+    "api_key_secret",
+    "config",
+    "prerequisites",
+    "spec_hash",
+    "workloads",
+]

@@ -1,0 +1,146 @@
+"""A role's container: command, environment, mounts, resources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.protocol import endpoints
+from rlrun_operator.build.context import RunContext
+from rlrun_operator.build.objects import API_KEY, CONFIG_FILE
+from rlrun_operator.build.probes import probes
+from rlrun_operator.names import Role
+from rlrun_operator.placement import block, gpus
+
+CONFIG_FOLDER = "/etc/rlrun"
+CREDENTIALS_FOLDER = "/var/run/secrets/rlrun"
+"""Token and certificate of the API server; in the orchestrator alone."""
+HOME = "/home/rlrun"
+DATA, CONFIG, CREDENTIALS, SHARED_MEMORY = "data", "config", "credentials", "shm"
+"""Names of the volumes."""
+SCRATCH = {"tmp": "/tmp", "home": HOME, "state": "/run/rlrun"}
+"""Empty folders of the pod: name of the volume, and where it is mounted. `state` holds the mark of the trainer's first start."""
+HUB_FOLDER = ".huggingface"
+"""Cache of models and data sets on the run's volume, shared by all runs there. No run can have this name."""
+ENGINE_ATTEMPT = 1
+"""Engines outlive attempts, so their pods must not differ between them. The number names only the folder of their logs: what an engine
+serves, it learns from the orchestrator of each attempt."""
+
+
+def role_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """The container that is called after the role."""
+    ports: dict[Role, dict[str, int]] = {
+        "trainer": {
+            "channel": endpoints.TRAINER_PORT,
+            "rendezvous": endpoints.RENDEZVOUS_PORT,
+            "health": endpoints.POD_PORT,
+        },
+        "inference": {"http": endpoints.ENGINE_PORT},
+        "orchestrator": {"metrics": endpoints.ORCHESTRATOR_PORT},
+    }
+    container = _container(ctx, role, name=role, command=role) | {
+        "ports": [{"name": name, "containerPort": port} for name, port in ports[role].items()],
+        **probes(role),
+    }
+    resources = _resources(ctx, role, with_gpus=True)
+    return container | ({"resources": resources} if resources else {})
+
+
+def model_container(ctx: RunContext) -> dict[str, Any]:
+    """The trainer's init container that makes the tiny model; in the first pod, while the others wait for it.
+
+    It asks for what the trainer asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
+    """
+    container = _container(ctx, "trainer", name="model", command="model")
+    resources = _resources(ctx, "trainer", with_gpus=False)
+    return container | ({"resources": resources} if resources else {})
+
+
+def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, Any]:
+    own = block(ctx.spec, role)
+    policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
+    container: dict[str, Any] = {
+        "name": name,
+        "image": own.image or ctx.settings.images[role],
+        "command": ["rlrun-pod", command],
+        "env": _environment(ctx, role),
+        "volumeMounts": _mounts(ctx, role),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The role's own message; the end of its log when it could not write one.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if policy is not None:
+        container["imagePullPolicy"] = policy
+    if own.env_from:
+        container["envFrom"] = [source.model_dump(by_alias=True, exclude_none=True) for source in own.env_from]
+    return container
+
+
+def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    """Ours, then the block's, which replaces one of ours of the same name; the reserved ones cannot be in the block."""
+    attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
+    values = {
+        "RLRUN_CONFIG": f"{CONFIG_FOLDER}/{CONFIG_FILE}",
+        "RLRUN_ATTEMPT": str(attempt),
+        "HOME": HOME,
+        "USER": "rlrun",  # caches are named after it, and an image of another kind may not know our user
+        "HF_HOME": f"{ctx.spec.storage.mount_path}/{HUB_FOLDER}",
+    }
+    if role == "trainer":
+        values |= {
+            "RLRUN_NNODES": str(ctx.spec.trainer.replicas),
+            "RLRUN_MASTER_ADDR": ctx.first_trainer,
+            "RLRUN_MASTER_PORT": str(endpoints.RENDEZVOUS_PORT),
+        }
+    if role == "orchestrator":
+        values["RLRUN_PROGRESS_LEASE"] = ctx.names.progress
+    if not gpus(ctx.spec, role):
+        # CUDA images show all of a node's GPUs to a container that asked for none.
+        values |= {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
+    fields = {
+        "RLRUN_NAMESPACE": "metadata.namespace",
+        "RLRUN_POD_NAME": "metadata.name",
+        "RLRUN_POD_IP": "status.podIP",
+    }
+    ours: list[dict[str, Any]] = [
+        *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.names.account, "key": API_KEY}}},
+    ]
+    own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
+    return list({variable["name"]: variable for variable in [*ours, *own]}.values())
+
+
+def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    storage = ctx.spec.storage
+    data = {"name": DATA, "mountPath": storage.mount_path}
+    if storage.sub_path is not None:
+        data["subPath"] = storage.sub_path
+    mounts: list[dict[str, Any]] = [
+        data,
+        {"name": CONFIG, "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
+        *({"name": name, "mountPath": path} for name, path in SCRATCH.items()),
+    ]
+    if role == "orchestrator":
+        mounts.append({"name": CREDENTIALS, "mountPath": CREDENTIALS_FOLDER, "readOnly": True})
+    return mounts
+
+
+def _resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> dict[str, Any]:
+    """The block's requests and limits, and the GPUs of `gpusPerReplica`, which win over one that the block names itself."""
+    own, resource, count = block(ctx.spec, role).resources, ctx.spec.placement.gpu_resource, gpus(ctx.spec, role)
+    result = {}
+    for kind, amounts in (("limits", own.limits), ("requests", own.requests)):
+        merged = {name: str(amount) for name, amount in amounts.items()}
+        if not with_gpus:
+            merged.pop(resource, None)
+        elif count:
+            merged[resource] = str(count)
+        if merged:
+            result[kind] = merged
+    return result

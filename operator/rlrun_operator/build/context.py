@@ -1,0 +1,124 @@
+"""What a run's children are rendered from, and what all of them have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.api.life import FailurePolicySpec
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.run import RunConfig
+from rlrun.protocol import endpoints
+from rlrun_operator.names import GROUP, KIND, VERSION, Names, Role, labels
+from rlrun_operator.settings import RenderSettings
+
+ALL_ADDRESSES = "0.0.0.0"
+"""Roles in pods listen on every address."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One attempt of one run."""
+
+    name: str
+    namespace: str
+    uid: str
+    """Of the RLRun: owner of its children, and identity of the run on its volume."""
+    spec: RLRunSpec
+    attempt: int
+    settings: RenderSettings
+
+    @property
+    def names(self) -> Names:
+        """Names of the children."""
+        return Names(self.name)
+
+    @property
+    def spec_hash(self) -> str:
+        """See `spec_hash`."""
+        return spec_hash(self.spec)
+
+    @property
+    def claim(self) -> str:
+        """Name of the PersistentVolumeClaim that the roles share."""
+        return self.spec.storage.claim_name or self.names.claim
+
+    @property
+    def folder(self) -> str:
+        """The run's folder as its pods see it."""
+        return f"{self.spec.storage.mount_path}/{self.name}"
+
+    @property
+    def first_trainer(self) -> str:
+        """DNS name of the trainer's first pod."""
+        return f"{self.names.trainer_pod(0)}.{self.names.trainer}.{self._domain}"
+
+    @property
+    def engines(self) -> str:
+        """DNS name that stands for all engines."""
+        return f"{self.names.inference}.{self._domain}"
+
+    @property
+    def _domain(self) -> str:
+        return f"{self.namespace}.svc.{self.settings.cluster_domain}"
+
+
+def spec_hash(spec: RLRunSpec) -> str:
+    """16 hex digits over what the children are rendered from; what may be edited while a run lives does not count.
+
+    Values that equal their default do not count either: neither a schema that fills them in nor a later release with more fields may
+    make a running attempt look edited.
+    """
+    defaults = {name: type(spec.inference).model_fields[name].default for name in ("replicas", "min_available")}
+    fixed = spec.model_copy(
+        update={"inference": spec.inference.model_copy(update=defaults), "failure_policy": FailurePolicySpec()}
+    )
+    document = fixed.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def config(ctx: RunContext) -> RunConfig:
+    """The resolved configuration of all roles, with the addresses that they have in the cluster."""
+    resolved = resolve(ctx.spec, name=ctx.name, uid=ctx.uid, output_dir=ctx.folder)
+    trainer = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
+    inference = {"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT}
+    orchestrator = {
+        "host": ALL_ADDRESSES,
+        "metrics_port": endpoints.ORCHESTRATOR_PORT,
+        "trainer_url": f"http://{ctx.first_trainer}:{endpoints.TRAINER_PORT}",
+        "inference_service": f"http://{ctx.engines}:{endpoints.ENGINE_PORT}",
+    }
+    return resolved.model_copy(
+        update={
+            "trainer": resolved.trainer.model_copy(update=trainer),
+            "inference": resolved.inference.model_copy(update=inference),
+            "orchestrator": resolved.orchestrator.model_copy(update=orchestrator),
+        }
+    )
+
+
+def metadata(
+    ctx: RunContext, name: str, role: Role | None = None, attempt: int | None = None, *, owned: bool = True
+) -> dict[str, Any]:
+    """Metadata of a child.
+
+    Args:
+        ctx: the run.
+        name: of the child.
+        role: that it belongs to.
+        attempt: that it belongs to.
+        owned: deleted together with the run.
+    """
+    result: dict[str, Any] = {
+        "name": name,
+        "namespace": ctx.namespace,
+        "labels": labels(ctx.name, role, attempt),
+    }
+    if owned:
+        # blockOwnerDeletion would need the right to update finalizers of runs, and nothing waits for it.
+        owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": ctx.name, "uid": ctx.uid}
+        result["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": False}]
+    return result

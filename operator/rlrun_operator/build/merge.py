@@ -1,0 +1,96 @@
+"""Strategic merge of a `podTemplate` over the generated one, as `kubectl patch` does it. Pure, and total: any JSON is taken.
+
+Maps merge key by key, null removes a key, lists whose elements have a merge key merge by it, other lists are replaced as a whole.
+`$patch: delete` and `$patch: replace` work in maps and in lists. A value of another type than the generated one takes its place: the
+API server's dry-run then names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_DIRECTIVE = "$patch"
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+}
+"""Kubernetes' `patchMergeKey` of the lists in a PodTemplateSpec. Tolerations have none."""
+_ONE_OF = frozenset({"volumes", "env"})
+"""Lists whose elements hold one of several sources: a source that the patch names replaces another one instead of joining it."""
+
+
+def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`patch` over `base`; neither is changed.
+
+    Args:
+        base: a generated map.
+        patch: what a person wants otherwise.
+    """
+    directive = patch.get(_DIRECTIVE)
+    if directive == "delete":
+        return {}
+    result = {} if directive == "replace" else dict(base)
+    for key, value in patch.items():
+        if key == _DIRECTIVE:
+            continue
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(key, result.get(key), value)
+    return result
+
+
+def _merged(key: str, base: Any, patch: Any) -> Any:
+    if isinstance(patch, Mapping):
+        return merge(base if isinstance(base, Mapping) else {}, patch)
+    if isinstance(patch, Sequence) and not isinstance(patch, str):
+        old = base if isinstance(base, Sequence) and not isinstance(base, str) else []
+        return _merge_list(key, old, patch)
+    return patch
+
+
+def _merge_list(key: str, base: Sequence[Any], patch: Sequence[Any]) -> list[Any]:
+    merge_key = _MERGE_KEYS.get(key)
+    replaces = any(element == {_DIRECTIVE: "replace"} for element in patch)
+    elements = [element for element in patch if element != {_DIRECTIVE: "replace"}]
+    if merge_key is None or replaces:
+        return [merge({}, element) if isinstance(element, Mapping) else element for element in elements]
+    result = list(base)
+    for element in elements:
+        if not isinstance(element, Mapping):
+            result.append(element)
+            continue
+        where = _find(result, merge_key, element.get(merge_key))
+        if element.get(_DIRECTIVE) == "delete":
+            if where is not None:
+                del result[where]
+        elif where is None:
+            result.append(merge({}, element))
+        else:
+            old = result[where]
+            if key in _ONE_OF and len(element) > 1:
+                old = {name: value for name, value in old.items() if name in element}
+            result[where] = merge(old, element)
+    return result
+
+
+def _find(elements: Sequence[Any], merge_key: str, value: Any) -> int | None:
+    """Index of the element with this merge key."""
+    if value is None:
+        return None
+    matches = (
+        i for i, element in enumerate(elements) if isinstance(element, Mapping) and element.get(merge_key) == value
+    )
+    return next(matches, None)

@@ -1,0 +1,83 @@
+"""Addresses of a run's pods, and what they may talk to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.protocol import endpoints
+from rlrun_operator.build.context import RunContext, metadata
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
+from rlrun_operator.state import Manifest
+
+DNS_PORT = 53
+API_SERVER_PORTS = (443, 6443)
+"""A policy sees the API server's own port, not that of its Service: these two are in use almost everywhere."""
+HUB_PORT = 443
+
+
+def services(ctx: RunContext) -> list[Manifest]:
+    """Headless Services: names of the trainer's pods, and one name for all engines.
+
+    Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the weights that the
+    orchestrator hands over to it.
+    """
+    trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
+    return [
+        _headless(ctx, ctx.names.trainer, "trainer", trainer),
+        _headless(ctx, ctx.names.inference, "inference", [_port("http", endpoints.ENGINE_PORT)]),
+    ]
+
+
+def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, Any]]) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(ctx, name, role),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: ctx.name, ROLE_LABEL: role},
+            "ports": ports,
+        },
+    }
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "port": number, "protocol": "TCP"}
+
+
+def network_policies(ctx: RunContext) -> list[Manifest]:
+    """The run's pods talk to each other and ask for names; the orchestrator alone reaches the API server, to renew its Lease.
+
+    Policies add up: one of a person's own can open more, such as the way of a metrics scraper.
+    """
+    policy = ctx.spec.network_policy
+    if policy.mode == "None":
+        return []
+    own: dict[str, Any] = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name}}}
+    egress: list[Any] = [
+        {"to": [own]},
+        {"ports": [{"protocol": protocol, "port": DNS_PORT} for protocol in ("UDP", "TCP")]},
+    ]
+    if ctx.spec.model.name is not None:
+        egress.append(_tcp(HUB_PORT))
+    egress += policy.extra_egress
+    api = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "orchestrator"}}}
+    return [
+        _policy(
+            metadata(ctx, ctx.names.account),
+            {**own, "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [own]}], "egress": egress},
+        ),
+        _policy(
+            metadata(ctx, ctx.names.api_access, "orchestrator"),
+            {**api, "policyTypes": ["Egress"], "egress": [_tcp(*API_SERVER_PORTS)]},
+        ),
+    ]
+
+
+def _policy(meta: dict[str, Any], spec: dict[str, Any]) -> Manifest:
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
+
+
+def _tcp(*ports: int) -> dict[str, Any]:
+    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}

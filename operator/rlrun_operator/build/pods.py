@@ -1,0 +1,115 @@
+"""Pod templates: what all pods of a run have in common, placement, and the role's `podTemplate` merged last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun_operator import placement
+from rlrun_operator.build import containers
+from rlrun_operator.build.context import RunContext
+from rlrun_operator.build.merge import merge
+from rlrun_operator.names import Role, labels
+
+TOKEN_SECONDS = 3600
+"""Life of the orchestrator's token; the kubelet writes a new one in time."""
+GRACE_SECONDS: dict[Role, int] = {"trainer": 30, "inference": 15, "orchestrator": 30}
+"""Between SIGTERM and SIGKILL. An engine has nothing to save."""
+_USER = 1000
+
+
+def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """Metadata (labels, annotations) and spec of a role's pods.
+
+    The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy and
+    the container called after the role. Of its metadata only labels and annotations are taken. A key that a PodTemplateSpec does not have
+    is kept, so that the API server's dry-run refuses it by its name.
+    """
+    patch = placement.block(ctx.spec, role).pod_template
+    container = containers.role_container(ctx, role)
+    spec = _spec(ctx, role, container)
+    restart = spec["restartPolicy"]
+    merged = _merged(spec, patch.get("spec"))
+    merged["restartPolicy"] = restart
+    merged["containers"] = _with_role(merged.get("containers"), container)
+    rest = {key: value for key, value in patch.items() if key not in ("metadata", "spec")}
+    return rest | {"metadata": _metadata(ctx, role, patch.get("metadata")), "spec": merged}
+
+
+def _merged(spec: dict[str, Any], wanted: Any) -> dict[str, Any]:
+    """The spec as the user wants it. One that is no map becomes a field that does not exist: its name is in the API server's refusal."""
+    if wanted is None:
+        return spec
+    return merge(spec, wanted) if isinstance(wanted, Mapping) else {**spec, "podTemplate.spec": wanted}
+
+
+def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, Any]:
+    own = placement.block(ctx.spec, role)
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never" if role == "orchestrator" else "Always",
+        "terminationGracePeriodSeconds": GRACE_SECONDS[role],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if role == "orchestrator":
+        spec["serviceAccountName"] = ctx.names.account
+    if role == "trainer" and ctx.spec.model.tiny is not None:
+        spec["initContainers"] = [containers.model_container(ctx)]
+    spec |= {"containers": [container], "volumes": _volumes(ctx, role)}
+    optional = {
+        "nodeSelector": placement.node_selector(ctx.spec, role),
+        "tolerations": placement.tolerations(ctx.spec, role),
+        "affinity": placement.affinity(ctx.spec, ctx.name, role),
+        "topologySpreadConstraints": placement.topology_spread(ctx.spec, ctx.name, role),
+        "imagePullSecrets": [{"name": secret.name} for secret in own.image_pull_secrets],
+        "priorityClassName": own.priority_class_name,
+        "runtimeClassName": own.runtime_class_name,
+    }
+    return spec | {field: value for field, value in optional.items() if value}
+
+
+def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    memory: dict[str, Any] = {"medium": "Memory"}
+    limit = placement.block(ctx.spec, role).shared_memory
+    if limit is not None:
+        memory["sizeLimit"] = limit
+    volumes: list[dict[str, Any]] = [
+        {"name": containers.DATA, "persistentVolumeClaim": {"claimName": ctx.claim}},
+        {"name": containers.CONFIG, "configMap": {"name": ctx.names.account}},
+        {"name": containers.SHARED_MEMORY, "emptyDir": memory},
+        *({"name": name, "emptyDir": {}} for name in containers.SCRATCH),
+    ]
+    if role == "orchestrator":
+        token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
+        ca = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+        volumes.append({"name": containers.CREDENTIALS, "projected": {"sources": [token, ca]}})
+    return volumes
+
+
+def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
+    """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
+    user = patch if isinstance(patch, Mapping) else {}
+    ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
+    result: dict[str, Any] = {"labels": merge(_mapping(user.get("labels")), ours)}
+    annotations = merge({}, _mapping(user.get("annotations")))
+    return result | ({"annotations": annotations} if annotations else {})
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _with_role(found: Any, container: dict[str, Any]) -> Any:
+    """The containers, the role's among them."""
+    if not isinstance(found, list):
+        return found if found is not None else [container]
+    there = any(isinstance(one, Mapping) and one.get("name") == container["name"] for one in found)
+    return found if there else [container, *found]

@@ -1,0 +1,66 @@
+"""Probes: what the kubelet asks each role. The answers are the roles'; see `rlrun.protocol.endpoints`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.protocol import endpoints
+from rlrun_operator.names import Role
+
+ENGINE_START_SECONDS = 7200
+"""Longest start of an engine: it may have to fetch hundreds of gigabytes and compile."""
+ORCHESTRATOR_START_SECONDS = 1800
+"""Longest wait until the orchestrator serves its metrics, which it does before it waits for anything itself."""
+_START_PERIOD_SECONDS = 2
+_READY_PERIOD_SECONDS = 3
+
+
+def probes(role: Role) -> dict[str, Any]:
+    """The probes of a role's container.
+
+    The trainer has no liveness probe: its container is never started again within an attempt, and a group that hangs is for
+    the whole run's progress to tell. A failing liveness of the other two ends only what has not answered for minutes.
+    """
+    if role == "trainer":
+        return {"readinessProbe": _ready(endpoints.POD_READY, endpoints.POD_PORT)}
+    if role == "inference":
+        path, port, start, ready = (
+            endpoints.ENGINE_HEALTH,
+            endpoints.ENGINE_PORT,
+            ENGINE_START_SECONDS,
+            endpoints.ENGINE_READY,
+        )
+    else:
+        path, port, start, ready = (
+            endpoints.ORCHESTRATOR_HEALTH,
+            endpoints.ORCHESTRATOR_PORT,
+            ORCHESTRATOR_START_SECONDS,
+            endpoints.ORCHESTRATOR_HEALTH,
+        )
+    return {
+        "startupProbe": _probe(path, port, period=_START_PERIOD_SECONDS, failures=start // _START_PERIOD_SECONDS),
+        "livenessProbe": _probe(path, port, period=15, timeout=10, failures=12),
+        "readinessProbe": _ready(ready, port),
+    }
+
+
+def _ready(path: str, port: int) -> dict[str, Any]:
+    return _probe(path, port, period=_READY_PERIOD_SECONDS, timeout=3, failures=3)
+
+
+def _probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> dict[str, Any]:
+    """A GET that has to answer 2xx.
+
+    Args:
+        path: without a key.
+        port: of the container.
+        period: seconds between two.
+        failures: in a row, until it counts.
+        timeout: seconds until one failed.
+    """
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,80 @@
+"""The three workloads of an attempt: trainer StatefulSet, inference Deployment, orchestrator Pod."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlrun_operator.build.context import RunContext, metadata
+from rlrun_operator.build.pods import pod_template
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPEC_HASH_ANNOTATION, Role
+from rlrun_operator.state import Manifest
+
+NO_DEADLINE_SECONDS = 2**31 - 1
+"""A Deployment's own deadline would only add writes: how long a start may take is judged elsewhere."""
+KEPT_REVISIONS = 1
+"""A rendering is never rolled back."""
+
+
+class Workloads(NamedTuple):
+    """What runs an attempt."""
+
+    trainer: Manifest
+    inference: Manifest
+    orchestrator: Manifest
+
+
+def workloads(ctx: RunContext) -> Workloads:
+    """The attempt's workloads.
+
+    The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
+    or the operator's rendering has changed.
+    """
+    return Workloads(trainer=_stateful_set(ctx), inference=_deployment(ctx), orchestrator=_pod(ctx))
+
+
+def _stateful_set(ctx: RunContext) -> Manifest:
+    spec = {
+        "serviceName": ctx.names.trainer,
+        "replicas": ctx.spec.trainer.replicas,
+        "podManagementPolicy": "Parallel",  # the pods of a group wait for each other
+        "updateStrategy": {"type": "OnDelete"},  # a new template is for the next attempt, which starts from no pods
+        "revisionHistoryLimit": KEPT_REVISIONS,
+        "selector": _selector(ctx, "trainer"),
+        "template": pod_template(ctx, "trainer"),
+    }
+    return _workload(ctx, "StatefulSet", ctx.names.trainer, "trainer", spec)
+
+
+def _deployment(ctx: RunContext) -> Manifest:
+    spec = {
+        "replicas": ctx.spec.inference.replicas,
+        # No surge: the GPUs of a new engine are those of an old one.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
+        "revisionHistoryLimit": KEPT_REVISIONS,
+        "progressDeadlineSeconds": NO_DEADLINE_SECONDS,
+        "selector": _selector(ctx, "inference"),
+        "template": pod_template(ctx, "inference"),
+    }
+    return _workload(ctx, "Deployment", ctx.names.inference, "inference", spec)
+
+
+def _pod(ctx: RunContext) -> Manifest:
+    template = pod_template(ctx, "orchestrator")
+    meta = _metadata(ctx, ctx.names.orchestrator(ctx.attempt), "orchestrator")
+    meta["labels"] = template["metadata"]["labels"]
+    meta["annotations"] = template["metadata"].get("annotations", {}) | meta["annotations"]
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+    return head | template | head
+
+
+def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str, Any]) -> Manifest:
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": _metadata(ctx, name, role), "spec": spec}
+
+
+def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
+    """What a later look at the object needs to know whether it is of this attempt and this specification."""
+    return metadata(ctx, name, role, ctx.attempt) | {"annotations": {SPEC_HASH_ANNOTATION: ctx.spec_hash}}
+
+
+def _selector(ctx: RunContext, role: Role) -> dict[str, Any]:
+    return {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: role}}

@@ -1,0 +1,231 @@
+"""One observation, read once: the specification, the past, and which objects belong to this very run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.status import RLRunStatus
+from rlrun_operator.build import RunContext
+from rlrun_operator.diagnose import Wanted
+from rlrun_operator.judge import Judgement, judge
+from rlrun_operator.names import SPEC_HASH_ANNOTATION, Names, Ref, attempt_of
+from rlrun_operator.pods import Pod, read_pods
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.times import seconds_of
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is decided about."""
+
+    observed: Observed
+    now: float
+    """Seconds since the epoch."""
+    settings: RenderSettings
+    fresh_key: str
+    random: float
+    beginning: bool = False
+    """An attempt of the present specification begins in this pass."""
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """Of the RLRun."""
+        found: Mapping[str, Any] = self.observed.run["metadata"]
+        return found
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(str(self.metadata["name"]))
+
+    @cached_property
+    def generation(self) -> int | None:
+        found = self.metadata.get("generation")
+        return int(found) if found is not None else None
+
+    @cached_property
+    def past(self) -> RLRunStatus:
+        """The status as it was written last."""
+        return read_status(self.observed.run.get("status") or {})
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        return judge(self.observed.run)
+
+    @property
+    def spec(self) -> RLRunSpec | None:
+        """None: it cannot be run, by our judgement or by the API server's."""
+        return None if self.observed.rejection else self.judgement.spec
+
+    @cached_property
+    def problems(self) -> str:
+        """Why there is no usable specification."""
+        return self.judgement.problems or self.observed.rejection or ""
+
+    @cached_property
+    def spec_hash(self) -> str | None:
+        return self.judgement.spec_hash if self.spec is not None else None
+
+    def context(self, spec: RLRunSpec, attempt: int) -> RunContext:
+        """What the builders need."""
+        return RunContext(
+            name=self.names.run,
+            namespace=str(self.metadata.get("namespace", "default")),
+            uid=str(self.metadata["uid"]),
+            spec=spec,
+            attempt=attempt,
+            settings=self.settings,
+        )
+
+    @cached_property
+    def _pods(self) -> tuple[list[Pod], list[Pod]]:
+        return read_pods(self.observed.pods, born_after=seconds_of(self.metadata.get("creationTimestamp")) or 0.0)
+
+    @property
+    def pods(self) -> list[Pod]:
+        """The run's own."""
+        return self._pods[0]
+
+    def pods_of_attempt(self, attempt: int) -> list[Pod]:
+        """Pods that count for `attempt` and are not ending; engines outlive attempts."""
+        return [p for p in self.pods if p.deleted_at is None and (p.role == "inference" or p.attempt == attempt)]
+
+    @cached_property
+    def group(self) -> list[Pod]:
+        """Trainer and orchestrator pods of every attempt, ending ones too: one attempt's must be gone before the next one's begin."""
+        return [pod for pod in self.pods if pod.role != "inference"]
+
+    def orchestrator(self, attempt: int) -> Pod | None:
+        return next((pod for pod in self.pods if pod.name == self.names.orchestrator(attempt)), None)
+
+    @cached_property
+    def statefulset(self) -> Manifest | None:
+        return self._own(self.trainer_ref)
+
+    @cached_property
+    def deployment(self) -> Manifest | None:
+        return self._own(self.inference_ref)
+
+    @cached_property
+    def trainer_ref(self) -> Ref:
+        return Ref("StatefulSet", self.names.trainer)
+
+    @cached_property
+    def inference_ref(self) -> Ref:
+        return Ref("Deployment", self.names.inference)
+
+    @cached_property
+    def strangers(self) -> list[str]:
+        """Objects under this run's names that are not its own: those of a deleted run of the same name, on their way out."""
+        named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
+        named.append((Ref("Lease", self.names.progress), self.observed.lease))
+        found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
+        return found + [f"Pod {pod.name}" for pod in self._pods[1]]
+
+    @cached_property
+    def attempt(self) -> int:
+        """The newest attempt that anything tells of: children are made before the status is written."""
+        workloads = [child for child in (self.statefulset, self.deployment) if child is not None]
+        labelled = [attempt_of(child["metadata"]) or 0 for child in workloads]
+        return max([self.past.attempt, *labelled, *(pod.attempt for pod in self.group)])
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """From the specification; what only a new attempt can change, and everything while it is invalid, from what runs."""
+        spec = self.spec
+        if spec is not None:
+            own = spec.storage.claim_name is None
+            running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
+            edited = running and self.spec_hash != self.past.spec_hash
+            return Wanted(
+                trainers=(self.past.trainer.desired if edited else 0) or spec.trainer.replicas,
+                engines=spec.inference.replicas,
+                engines_needed=min(spec.inference.min_available, spec.inference.replicas),
+                claim=spec.storage.claim_name or self.names.claim,
+                own_claim=own,
+            )
+        storage = self.past.storage
+        return Wanted(
+            trainers=self.past.trainer.desired,
+            engines=self.past.inference.desired,
+            engines_needed=1,
+            claim=storage.claim_name if storage else self.names.claim,
+            own_claim=storage is None or storage.claim_name == self.names.claim,
+        )
+
+    @cached_property
+    def total_steps(self) -> int:
+        return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps
+
+    @property
+    def claim(self) -> Manifest | None:
+        return self.observed.children.get(Ref("PersistentVolumeClaim", self.wanted.claim))
+
+    def _own(self, ref: Ref) -> Manifest | None:
+        child = self.observed.children.get(ref)
+        return child if child is not None and self._is_own(child) else None
+
+    def _is_own(self, child: Manifest) -> bool:
+        owners = child["metadata"].get("ownerReferences") or ()
+        return any(owner.get("uid") == self.metadata["uid"] for owner in owners)
+
+
+def hash_of(child: Manifest) -> str | None:
+    """The specification that a workload was rendered from."""
+    found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
+    return str(found) if found is not None else None
+
+
+def replicas(child: Manifest | None) -> int:
+    """How many pods a workload asks for."""
+    return int(((child or {}).get("spec") or {}).get("replicas") or 0)
+
+
+def is_ending(child: Manifest) -> bool:
+    """Whether someone has deleted it."""
+    return "deletionTimestamp" in child["metadata"]
+
+
+def has_let_go(statefulset: Manifest | None) -> bool:
+    """Whether the StatefulSet's controller itself knows that no pods are wanted, so that none appears any more."""
+    if statefulset is None:
+        return True
+    status = statefulset.get("status") or {}
+    generation = statefulset["metadata"].get("generation", 0)
+    seen = status.get("observedGeneration", 0) >= generation
+    return not is_ending(statefulset) and replicas(statefulset) == 0 and seen and not status.get("replicas")
+
+
+def read_status(raw: Mapping[str, Any]) -> RLRunStatus:
+    """A written status; what this release does not know or cannot read is left out of it."""
+    document: Any = raw
+    for _ in range(100):
+        try:
+            return RLRunStatus.model_validate(document)
+        except ValidationError as error:
+            document = copy.deepcopy(document) if document is raw else document
+            for detail in sorted(error.errors(), key=lambda d: str(d["loc"]), reverse=True):
+                _drop(document, detail["loc"])
+    return RLRunStatus()
+
+
+def _drop(document: Any, loc: tuple[int | str, ...]) -> None:
+    """Remove the smallest thing around `loc` that exists."""
+    place = document
+    for i, part in enumerate(loc):
+        try:
+            inner = place[part]
+        except (KeyError, IndexError, TypeError):
+            return _drop(document, loc[:i]) if i else None
+        if i == len(loc) - 1:
+            del place[part]
+            return None
+        place = inner
+    return None

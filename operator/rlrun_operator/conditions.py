@@ -1,0 +1,124 @@
+"""The conditions of a run, and the phase that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from rlrun.api.status import Condition, Phase
+from rlrun_operator import reasons
+from rlrun_operator.judge import shorten
+from rlrun_operator.times import rfc3339, seconds_of
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+class Say(NamedTuple):
+    """What is said of one condition."""
+
+    status: Truth
+    reason: str
+    message: str
+
+
+def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+    """The condition of type `kind`."""
+    return next((c for c in conditions if c.type == kind), None)
+
+
+def is_true(conditions: Sequence[Condition], kind: str) -> bool:
+    """Whether the condition of type `kind` holds."""
+    found = find(conditions, kind)
+    return found is not None and found.status == "True"
+
+
+def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | None:
+    """Since when a condition is true (or not true), in seconds since the epoch; None when it is otherwise."""
+    found = find(conditions, kind)
+    if found is None or (found.status == "True") != true:
+        return None
+    return seconds_of(found.last_transition_time)
+
+
+def phase(conditions: Sequence[Condition]) -> Phase:
+    """Where the run is in its life.
+
+    Complete and Failed absorb. Queued (Admitted is false), Suspending and Suspended (the condition Suspended) find their place
+    between Restarting and Running when admission and suspension exist.
+    """
+    if is_true(conditions, reasons.COMPLETE):
+        return "Complete"
+    if is_true(conditions, reasons.FAILED):
+        return "Failed"
+    completing = find(conditions, reasons.COMPLETE)
+    if completing is not None and completing.reason == reasons.COMPLETING:
+        return "Completing"
+    if is_true(conditions, reasons.RESTARTING):
+        return "Restarting"
+    scheduled = find(conditions, reasons.SCHEDULED)
+    if scheduled is None or scheduled.reason == reasons.PREVIOUS_RUN_ENDING:
+        return "Pending"
+    return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
+
+
+def write(past: Sequence[Condition], said: Mapping[str, Say], *, generation: int | None, now: float) -> list[Condition]:
+    """All conditions in their fixed order: what is said anew replaces the past, what is not said stays.
+
+    `lastTransitionTime` moves only when the status does.
+    """
+    result = []
+    for kind in reasons.CONDITION_TYPES:
+        old, new = find(past, kind), said.get(kind)
+        if new is None:
+            result += [old] if old is not None else []
+            continue
+        when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(now)
+        result.append(
+            Condition(
+                type=kind,
+                status=new.status,
+                reason=new.reason,
+                message=shorten(new.message),
+                last_transition_time=when,
+                observed_generation=generation,
+            )
+        )
+    return result
+
+
+_MATTERS = (
+    (reasons.FAILED, "True"),
+    (reasons.COMPLETE, "True"),
+    (reasons.COMPLETE, "False"),
+    (reasons.CONFIGURATION_VALID, "False"),
+    (reasons.RESTARTING, "True"),
+    (reasons.STORAGE_READY, "False"),
+    (reasons.SCHEDULED, "False"),
+    (reasons.PODS_READY, "False"),
+    (reasons.INFERENCE_AVAILABLE, "False"),
+    (reasons.PROGRESSING, None),
+)
+"""What a person should read first; the first that applies."""
+
+
+def foremost(conditions: Sequence[Condition]) -> Condition | None:
+    """The condition that matters most now.
+
+    A claim that is merely waiting (for its first pod to be scheduled) gives way to what its pods wait for.
+    """
+    for kind, status in _MATTERS:
+        found = find(conditions, kind)
+        if found is None or (status is not None and found.status != status):
+            continue
+        if found.reason not in reasons.PROBLEMS and _problem_after(conditions, kind):
+            continue
+        return found
+    return None
+
+
+def _problem_after(conditions: Sequence[Condition], kind: str) -> bool:
+    waits = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
+    if kind not in waits:
+        return False
+    later = waits[waits.index(kind) + 1 :]
+    return any((c := find(conditions, k)) is not None and c.reason in reasons.PROBLEMS for k in later)

@@ -1,0 +1,211 @@
+"""What ended an attempt, and what that costs: the first cause, and the failure policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlrun.api.life import BackoffSpec, FailurePolicySpec
+from rlrun.protocol import exit_codes
+from rlrun_operator import reasons
+from rlrun_operator.judge import shorten
+from rlrun_operator.names import ROLES, Names, Role
+from rlrun_operator.pods import Container, Exit, Pod
+
+PERMANENT = range(64, 79)
+"""Exit codes that no restart can mend."""
+JITTER = 0.2
+"""Share by which a backoff is longer or shorter, so that runs that failed together do not start together."""
+_EVICTIONS = {
+    "Evicted": reasons.POD_EVICTED,
+    "Preempting": reasons.POD_EVICTED,
+    "Preempted": reasons.POD_EVICTED,
+} | dict.fromkeys(("Shutdown", "NodeShutdown", "Terminated", "NodeLost"), reasons.NODE_LOST)
+"""`status.reason` of a pod that was ended from outside: the kubelet's and the node controller's words."""
+_BY_CODE = {
+    exit_codes.STORAGE: reasons.STORAGE_ERROR,
+    exit_codes.DATA: reasons.DATA_ERROR,
+    exit_codes.CONFIGURATION: reasons.CONFIGURATION_ERROR,
+}
+_NEXT_NUMBER = re.compile(r"next (?:free attempt: |is )(\d+)")
+_MESSAGE_MAX = 1000
+
+Kind = Literal["disruption", "taken", "permanent", "failure"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an attempt ends."""
+
+    kind: Kind
+    at: float | None
+    """Seconds since the epoch; None: not known, it was not seen happening."""
+    role: Role
+    pod: str
+    node: str | None
+    exit_code: int | None
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the failure policy says."""
+
+    fails: tuple[str, str] | None
+    """Reason and message of Failed; None: the run restarts."""
+    counted: bool
+    wait_seconds: float = 0.0
+    """Before the next attempt begins."""
+
+
+def first_cause(
+    pods: Sequence[Pod],
+    attempt: int,
+    names: Names,
+    *,
+    trainers: int,
+    has_statefulset: bool,
+    settled_at: float | None,
+    now: float,
+) -> Cause | None:
+    """The earliest reason why the launched `attempt` cannot go on; None while it can.
+
+    Args:
+        pods: the run's pods.
+        attempt: the current attempt; all its workloads were seen.
+        names: of the run's children.
+        trainers: how many trainer pods there should be.
+        has_statefulset: whether the StatefulSet exists and is not being deleted.
+        settled_at: when the attempt's pods were all ready, in seconds since the epoch: a pod that is younger has
+            replaced one, and a missing one was deleted. None: they never were.
+        now: the time of causes that nobody saw happening.
+    """
+    trainer = [pod for pod in pods if pod.role == "trainer" and pod.attempt == attempt]
+    causes = [cause for pod in trainer if (cause := _trainer_cause(pod, settled_at)) is not None]
+    orchestrator = next((p for p in pods if p.name == names.orchestrator(attempt)), None)
+    if orchestrator is None:
+        causes.append(_missing("orchestrator", names.orchestrator(attempt)))
+    elif (cause := _pod_cause(orchestrator, [c for c in orchestrator.containers if not c.init])) is not None:
+        causes.append(cause)
+    if not has_statefulset:
+        causes.append(_missing("trainer", names.trainer, "the StatefulSet was deleted"))
+    if settled_at is not None:
+        there = {pod.name for pod in trainer}
+        causes += [_missing("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there]
+    causes += _engines_that_can_never_work(pods)
+    return min(causes, key=lambda cause: _order(cause, now), default=None)
+
+
+def verdict(cause: Cause, *, counted: int, policy: FailurePolicySpec, random: float) -> Verdict:
+    """Apply the failure policy.
+
+    Args:
+        cause: why the attempt ended.
+        counted: restarts that have counted so far.
+        policy: of the run.
+        random: in [0, 1), for the jitter.
+    """
+    if cause.kind == "permanent":
+        told = f"{told_of(cause)}; starting again cannot help: mend it, then delete the run and create it again"
+        return Verdict((reasons.PERMANENT_FAILURE, told), counted=False)
+    if cause.kind in ("disruption", "taken"):
+        return Verdict(None, counted=False)
+    if counted >= policy.max_restarts:
+        told = f"{told_of(cause)}; failurePolicy.maxRestarts ({policy.max_restarts}) restarts are used up"
+        return Verdict((reasons.MAX_RESTARTS_EXCEEDED, told), counted=True)
+    return Verdict(None, counted=True, wait_seconds=backoff(counted + 1, policy.backoff, random))
+
+
+def backoff(restart: int, spec: BackoffSpec, random: float) -> float:
+    """Seconds before the counted restart number `restart` (from 1): none, then doubling up to a maximum, with jitter."""
+    if restart <= 1:
+        return 0.0
+    doublings = min(restart - 2, 40)  # beyond, every product is over the maximum anyway
+    seconds: float = min(spec.initial_seconds * 2**doublings, spec.max_seconds)
+    return seconds * (1 - JITTER + 2 * JITTER * random)
+
+
+def next_number(message: str) -> int | None:
+    """The free attempt number that rank 0 names when its own is taken."""
+    found = _NEXT_NUMBER.search(message)
+    return int(found.group(1)) if found else None
+
+
+def told_of(cause: Cause) -> str:
+    """The cause in one sentence."""
+    code = "" if cause.exit_code is None else f" (exit code {cause.exit_code})"
+    return f"{cause.role} pod {cause.pod}{code}: {cause.message}"
+
+
+def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
+    found = _pod_cause(pod, pod.containers)
+    if found is None and settled_at is not None and pod.created_at > settled_at:
+        return _cause(pod, "disruption", reasons.POD_REPLACED, "the pod was deleted and made again", pod.created_at)
+    return found
+
+
+def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
+    own = [c for c in containers if c.init or c.name == pod.role]
+    ends = [c.exit for c in own if c.exit is not None and c.exit.code != 0]
+    end = min(ends, key=lambda e: e.at or 0.0, default=None)
+    if pod.disruption is not None:
+        reason, message = pod.disruption
+        lost = "Taint" in reason or "PodGC" in reason or "Shutdown" in message
+        word = reasons.NODE_LOST if lost else reasons.POD_EVICTED
+        return _cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
+    if pod.phase == "Failed" and pod.reason in _EVICTIONS:
+        return _cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
+    if end is not None and (pod.deleted_at is None or (end.at is not None and end.at < pod.deleted_at)):
+        return _exit_cause(pod, end)
+    if (
+        pod.deleted_at is not None and pod.node is not None
+    ):  # one that never had a node has done nothing that could be lost
+        return _cause(pod, "disruption", reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
+    if pod.phase == "Failed":
+        return _cause(pod, "failure", reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None)
+    return None
+
+
+def _exit_cause(pod: Pod, end: Exit) -> Cause:
+    if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
+        return _cause(pod, "disruption", reasons.NODE_LOST, "the node restarted", end.at, end)
+    said = end.message or f"ended with exit code {end.code}, without a message"
+    if end.code == exit_codes.ATTEMPT_TAKEN and pod.role == "trainer":
+        return _cause(pod, "taken", reasons.NUMBER_TAKEN, said, end.at, end)
+    if end.code in PERMANENT:
+        return _cause(pod, "permanent", _BY_CODE.get(end.code, reasons.PERMANENT_ERROR), said, end.at, end)
+    if end.reason == "OOMKilled":
+        fix = f"the container was killed for want of memory; raise {pod.role}.resources.limits.memory"
+        return _cause(
+            pod, "failure", reasons.OUT_OF_MEMORY, f"{fix}: {end.message}" if end.message else fix, end.at, end
+        )
+    word = reasons.SIGNALLED if end.code > 128 else _BY_CODE.get(end.code, reasons.EXIT_CODE)
+    return _cause(pod, "failure", word, said, end.at, end)
+
+
+def _engines_that_can_never_work(pods: Iterable[Pod]) -> Iterator[Cause]:
+    for pod in pods:
+        end = pod.exit
+        if pod.role == "inference" and pod.deleted_at is None and end is not None and end.code in PERMANENT:
+            yield _exit_cause(pod, end)
+
+
+def _missing(role: Role, name: str, message: str = "the pod was deleted") -> Cause:
+    return Cause("disruption", None, role, name, None, None, reasons.POD_DELETED, message)
+
+
+def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, end: Exit | None = None) -> Cause:
+    code = end.code if end is not None else None
+    when = at if at is not None or end is None else end.at
+    return Cause(kind, when, pod.role, pod.name, pod.node, code, reason, shorten(message, _MESSAGE_MAX))
+
+
+def _order(cause: Cause, now: float) -> tuple[float, int, int, str]:
+    """First in time; within one second (Kubernetes' resolution) what explains more comes first: peers of a dead process fail with it."""
+    explains = {"disruption": 0, "taken": 1, "permanent": 1, "failure": 3}[cause.kind]
+    if cause.reason in (reasons.OUT_OF_MEMORY, reasons.SIGNALLED, reasons.STORAGE_ERROR):
+        explains = 2
+    return (cause.at if cause.at is not None else now, explains, ROLES.index(cause.role), cause.pod)

@@ -1,0 +1,260 @@
+"""An attempt whose workloads exist: what can be said of it, and the little that is corrected while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rlrun.api.status import RLRunStatus, StorageStatus
+from rlrun_operator import build, diagnose, progress, reasons, report
+from rlrun_operator.case import Case, is_ending, replicas
+from rlrun_operator.conditions import Say, is_true, since
+from rlrun_operator.diagnose import Scene
+from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
+
+PATIENCE_SECONDS = 2.0
+"""A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
+EXPLAIN_SECONDS = (5.0, 60.0)
+"""How often a wait is explained anew: at first, and when it has lasted long. Events and nodes are not watched."""
+OVERDUE_INTERVALS = 3
+"""A newest complete checkpoint older than this many intervals is overdue."""
+
+
+def follow(
+    case: Case,
+    attempt: int,
+    *,
+    updates: Mapping[str, Any] | None = None,
+    create: Sequence[Manifest] = (),
+    apply: Sequence[Apply] = (),
+    dry_run: Sequence[Manifest] = (),
+    wake_in: float | None = None,
+) -> Decision:
+    """Tell how `attempt` does, and keep the number of engines as the specification says.
+
+    Args:
+        case: what is decided about.
+        attempt: the current one, or the one that begins now.
+        updates: more fields of the status.
+        create, apply, dry_run, wake_in: what beginning the attempt takes.
+    """
+    begins = case.past.attempt != attempt
+    heard = progress.read_lease(case.observed.lease, attempt)
+    training = progress.is_training(heard)
+    scene = _scene(case, attempt, heard)
+    waits = _Waits(case)
+    said = _of_pods(scene, waits)
+    said[reasons.CONFIGURATION_VALID] = configuration(case, pending=not begins)
+    said[reasons.PROGRESSING] = _progressing(case, heard, waits)
+    said |= _checkpoints(case, heard)
+    said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
+    if is_true(case.past.conditions, reasons.FAILED):  # by a specification that has been mended since
+        said[reasons.FAILED] = Say("False", reasons.NOT_FAILED, "the run has not failed")
+    fields: dict[str, Any] = {
+        **report.roles(case, attempt, heard),
+        "progress": progress.progressed(case.past, heard, case.total_steps, case.now),
+        "checkpoint": progress.checkpointed(case.past, heard, case.now),
+        "storage": storage_status(case),
+        **(updates or {}),
+    }
+    new = report.status(case, said, fields, training=training)
+    patient = [kind for kind in waits.kinds(said) if waits.patient(kind)]
+    unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
+    helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
+    explain = max((waits.explain_in(kind) for kind in unexplained), default=None) if helps else None
+    nodes = said[reasons.SCHEDULED].reason == reasons.UNSCHEDULABLE
+    wakes = [wake_in, PATIENCE_SECONDS if patient else None, explain, _until_silent(case, heard)]
+    return finish(
+        case,
+        new,
+        create=create,
+        apply=(*apply, *_lost_deployment(case, begins or bool(apply))),
+        dry_run=dry_run,
+        scale=() if begins else _scales(case),
+        delete=_zombies(case, attempt),
+        wake_in=min((w for w in wakes if w is not None), default=None),
+        look_up=frozenset(("events", "nodes") if nodes else ("events",)) if helps else frozenset(),
+    )
+
+
+def finish(
+    case: Case,
+    new: RLRunStatus,
+    *,
+    create: Sequence[Manifest] = (),
+    apply: Sequence[Apply] = (),
+    dry_run: Sequence[Manifest] = (),
+    scale: Sequence[Scale] = (),
+    delete: Sequence[Delete] = (),
+    wake_in: float | None = None,
+    look_up: frozenset[Literal["events", "nodes"]] = frozenset(),
+) -> Decision:
+    """The decision with its status, urgency and events."""
+    document, before = report.document(new), case.observed.run.get("status") or {}
+    return Decision(
+        status=document,
+        urgency=report.urgency(before, document),
+        dry_run=tuple(dry_run),
+        create=tuple(create),
+        apply=tuple(apply),
+        scale=tuple(scale),
+        delete=tuple(delete),
+        events=report.events(case.past, new) if document != before else (),
+        wake_in=wake_in,
+        look_up=look_up,
+    )
+
+
+def configuration(case: Case, *, pending: bool) -> Say:
+    """ConfigurationValid. `pending`: an attempt of an earlier specification may be running."""
+    if case.spec is None:
+        still = f"; attempt {case.past.attempt} goes on with the specification that it began with" if pending else ""
+        return Say("False", reasons.INVALID_CONFIGURATION, case.problems + still)
+    if pending and case.past.spec_hash is not None and case.spec_hash != case.past.spec_hash:
+        return Say(
+            "True",
+            reasons.CHANGE_PENDING,
+            "the specification was edited; the change takes effect when the next attempt begins",
+        )
+    if case.judgement.ignored:
+        message = f"ignored, because this operator does not know them: {case.judgement.ignored}; upgrade the operator"
+        return Say("True", reasons.FIELDS_IGNORED, message)
+    return Say("True", reasons.VALID, "the specification can be run")
+
+
+def of_inference(case: Case, attempt: int) -> dict[str, Say]:
+    """What is said of storage and engines while no attempt runs: engines stay through a restart."""
+    scene = _scene(case, attempt, None)
+    waits = _Waits(case)
+    return {
+        reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY)),
+        reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE)),
+    }
+
+
+def storage_status(case: Case) -> StorageStatus | None:
+    """The run's volume."""
+    if case.spec is None:
+        return case.past.storage
+    volume = ((case.claim or {}).get("spec") or {}).get("volumeName")
+    folder = case.context(case.spec, case.past.attempt).folder
+    return StorageStatus(claim_name=case.wanted.claim, path=folder, volume_name=volume)
+
+
+class _Waits:
+    """How long each condition has not been true, within this attempt."""
+
+    KINDS = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._begun = since(case.past.conditions, reasons.RESTARTING, true=False)
+
+    def seconds(self, kind: str) -> float:
+        waiting = since(self._case.past.conditions, kind, true=False)
+        if waiting is None or self._begun is None:
+            return 0.0
+        return self._case.now - max(waiting, self._begun)
+
+    def patient(self, kind: str) -> bool:
+        return self.seconds(kind) <= PATIENCE_SECONDS
+
+    def explain_in(self, kind: str) -> float:
+        """Seconds until the next look: a tenth of the wait so far, within bounds."""
+        least, most = EXPLAIN_SECONDS
+        return min(most, max(least, self.seconds(kind) / 10))
+
+    def kinds(self, said: Mapping[str, Say]) -> list[str]:
+        return [kind for kind in self.KINDS if said[kind].status != "True"]
+
+
+def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
+    return Scene(
+        names=case.names,
+        wanted=case.wanted,
+        pods=case.pods_of_attempt(attempt),
+        claim=case.claim,
+        events=case.observed.events,
+        nodes=case.observed.nodes,
+        waiting_on=heard.waiting_on if heard is not None else None,
+    )
+
+
+def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:
+    return {
+        reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY)),
+        reasons.SCHEDULED: diagnose.scheduled(scene, waits.patient(reasons.SCHEDULED)),
+        reasons.PODS_READY: diagnose.pods_ready(scene, waits.patient(reasons.PODS_READY)),
+        reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE)),
+    }
+
+
+def _progressing(case: Case, heard: progress.Report | None, waits: _Waits) -> Say:
+    silent = progress.silent_for(case.observed.lease_changed_at, case.now)
+    if heard is not None and silent >= progress.HEARTBEAT_SECONDS:
+        fix = "the run goes on; look at the orchestrator's log and its way to the API server"
+        message = f"Lease {case.names.progress} has not been renewed for {progress.HEARTBEAT_SECONDS:g} s; {fix}"
+        return Say("Unknown", reasons.HEARTBEAT_LOST, message)
+    if progress.is_training(heard):
+        return Say("True", reasons.TRAINING, "steps are trained")
+    waiting = heard.waiting_on if heard is not None else None
+    message = f"the first step waits for {waiting}" if waiting else "the attempt's first step is not done"
+    return Say("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
+
+
+def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
+    if case.spec is None:
+        return {}
+    kind, spec = reasons.CHECKPOINT_HEALTHY, case.spec.checkpoint
+    if not spec.enabled:
+        return {
+            kind: Say(
+                "Unknown", reasons.CHECKPOINTS_OFF, "checkpoint.enabled is false: a restart begins from the model"
+            )
+        }
+    if heard is None or heard.step is None:
+        return {}
+    newest = heard.checkpoint_step
+    if heard.step - (newest or 0) > OVERDUE_INTERVALS * spec.interval:
+        what = f"the newest complete checkpoint is of step {newest}" if newest else "no checkpoint is complete"
+        message = f"{what}, although checkpoint.interval is {spec.interval}; look at the log of the trainer's first pod"
+        return {kind: Say("False", reasons.CHECKPOINTS_OVERDUE, message)}
+    if newest is None:
+        return {kind: Say("Unknown", reasons.NO_CHECKPOINT_YET, f"the first one is due at step {spec.interval}")}
+    return {kind: Say("True", reasons.CHECKPOINTS_COMPLETE, f"one every {spec.interval} steps")}
+
+
+def _until_silent(case: Case, heard: progress.Report | None) -> float | None:
+    if heard is None or case.observed.lease_changed_at is None:
+        return None
+    left = progress.HEARTBEAT_SECONDS - progress.silent_for(case.observed.lease_changed_at, case.now)
+    return left if left > 0 else None
+
+
+def _scales(case: Case) -> list[Scale]:
+    """Engines follow the specification at once; a trainer that someone has scaled returns to what it was made with."""
+    if case.spec is None:
+        return []
+    result = []
+    if case.deployment is not None and not is_ending(case.deployment):
+        engines = case.spec.inference.replicas
+        if replicas(case.deployment) != engines:
+            result.append(Scale(case.inference_ref, engines))
+    if case.statefulset is not None and not is_ending(case.statefulset) and case.spec_hash == case.past.spec_hash:
+        trainers = case.spec.trainer.replicas
+        if case.past.launched_attempt == case.past.attempt and replicas(case.statefulset) != trainers:
+            result.append(Scale(case.trainer_ref, trainers))
+    return result
+
+
+def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
+    """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
+    if in_hand or case.spec is None or case.deployment is not None:
+        return []
+    made = build.workloads(case.context(case.spec, case.past.attempt)).inference
+    return [Apply(made, expect_absent=True)]
+
+
+def _zombies(case: Case, attempt: int) -> list[Delete]:
+    """Pods of an older attempt that appeared after all: a controller may act on a view of before."""
+    return [Delete(pod.ref, pod.uid) for pod in case.group if pod.attempt < attempt and pod.deleted_at is None]

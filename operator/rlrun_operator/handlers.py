@@ -1,0 +1,163 @@
+"""kopf's part: it watches, and puts what it sees into the store and the queue. The only module that imports kopf.
+
+Only `on.event` handlers are used: they need no finalizer, leave no annotation and keep nothing between events. Retries, timers,
+leadership and events are this package's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import kopf
+
+from rlrun_operator.logs import where
+from rlrun_operator.names import MANAGER, RUN_LABEL
+from rlrun_operator.resources import CLAIM, RLRUN, WATCHED, Resource
+
+LIST_PAGE = 250
+SERVER_TIMEOUT_SECONDS = 290
+"""The API server ends a watch after this long; kopf continues it from where it was."""
+INACTIVITY_SECONDS = 70.0
+"""A watch without even a bookmark for so long is opened anew (bookmarks come every 60 s)."""
+SELECTOR = RUN_LABEL
+"""Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
+
+RESTART_SECONDS = 2.0
+OnObject = Callable[[str | None, Mapping[str, Any]], None]
+"""(type, object) of one watch event; type None: from a list."""
+log = logging.getLogger(__name__)
+
+
+class Watcher:
+    """kopf in a thread and an event loop of its own: when it ends, it cancels every task of its loop.
+
+    It is started anew when it gives up: the CRD is gone for a while, or the API server says nonsense.
+
+    Args:
+        namespaces: to watch; none: all.
+        server: base URL of the API server.
+        session: makes the session for kopf's requests; called in kopf's loop.
+        on_object: gets every watched object, in the loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        namespaces: Sequence[str],
+        *,
+        server: str,
+        session: Callable[[], aiohttp.ClientSession],
+        on_object: OnObject,
+    ) -> None:
+        self._namespaces = list(namespaces)
+        self._server = server
+        self._session = session
+        self._on_object = on_object
+        self._stopping = False
+        self._stop: Callable[[], object] = lambda: None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        home = asyncio.get_running_loop()
+
+        def hand_over(event: str | None, found: Mapping[str, Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the home loop is closed: the process ends
+                home.call_soon_threadsafe(self._on_object, event, found)
+
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._supervise(hand_over)), name="watches", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end; the thread does not keep the process alive."""
+        self._stopping = True
+        with contextlib.suppress(RuntimeError):
+            self._stop()
+
+    async def _supervise(self, hand_over: OnObject) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        while not self._stopping:
+            try:
+                await self._kopf(hand_over, stop)
+            except Exception as error:
+                log.error("the watches ended and are started anew: %s", getattr(error, "message", None) or where(error))
+            if not self._stopping:
+                await asyncio.sleep(RESTART_SECONDS)
+
+    async def _kopf(self, hand_over: OnObject, stop: asyncio.Event) -> None:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry)
+        async def _login(**_: Any) -> kopf.AiohttpSession:
+            return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session())
+
+        for resource in WATCHED:
+            _spy(registry, resource, hand_over)
+        await kopf.operator(
+            registry=registry,
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=stop,
+        )
+
+
+def _spy(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
+    @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
+    async def _seen(event: Mapping[str, Any], **_: Any) -> None:
+        found = event["object"]
+        on_object(event["type"], {**found, "apiVersion": resource.api_version, "kind": resource.kind})
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # no rights on CRDs and namespaces of the cluster
+    settings.peering.standalone = True
+    settings.watching.server_timeout = SERVER_TIMEOUT_SECONDS
+    settings.watching.client_timeout = SERVER_TIMEOUT_SECONDS + 30
+    settings.watching.connect_timeout = 10.0
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.watching.chunk_size = LIST_PAGE
+    settings.watching.reconnect_backoff = 0.5
+    settings.networking.request_timeout = 60.0
+    settings.networking.connect_timeout = 10.0
+    settings.networking.error_backoffs = (1, 2, 5)
+    settings.queueing.idle_timeout = 0.5  # a task per object that has just changed is kept no longer
+    settings.queueing.exit_timeout = 0.5
+    settings.persistence.finalizer = f"{MANAGER}.rlrun.io/unused"
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = kopf.StatusProgressStorage(name=MANAGER, field=f"status.{MANAGER}")
+    for resource in WATCHED:
+        if resource not in (RLRUN, CLAIM):
+            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = SELECTOR
+    return settings
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf would copy every object at every event to find out what changed; nothing here asks it."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        return {}
+
+    def fetch(self, *, body: Any) -> Any:
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        return None
+
+
+def quiet(debug: bool) -> None:
+    """Let kopf speak only while debugging: it tells each retry of each watch, and what ends it is told by `Watcher` in one line."""
+    logging.getLogger("kopf").setLevel(logging.DEBUG if debug else logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.ERROR if debug else logging.CRITICAL)

@@ -1,0 +1,75 @@
+"""HTTP on one port: /livez, /readyz and /metrics. They tell the truth or nothing: no check is a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+AGE_SECONDS = 60.0
+"""A run that waits longer for a worker means that the workers hang."""
+WORK_SECONDS = 180.0
+"""So does a piece of work that takes longer: each of its requests has a deadline of seconds."""
+LAG_SECONDS = 5.0
+"""An event loop that came to its once-a-second beat so much later stands still too often. One that stands still altogether does not
+answer at all, which is red to the kubelet, too."""
+
+
+@dataclass
+class Health:
+    """What the answers are made of; the process fills it in."""
+
+    queue_age: Callable[[], float] = lambda: 0.0
+    """Seconds that the oldest ready run waits."""
+    longest_work: Callable[[], float] = lambda: 0.0
+    """Seconds that the oldest piece of work is under way."""
+    lag: Callable[[], float] = lambda: 0.0
+    """Greatest delay of the event loop in the last minute, in seconds."""
+    not_ready: Callable[[], list[str]] = lambda: ["starting"]
+    """What is missing until the store is a true picture of the cluster."""
+    before_scrape: list[Callable[[], None]] = field(default_factory=list)
+
+    def sick(self) -> list[str]:
+        """Why the process should be restarted; empty: it should not."""
+        problems = []
+        if self.queue_age() > AGE_SECONDS:
+            problems.append(
+                f"the oldest run waits for a worker for {self.queue_age():.0f} s (limit {AGE_SECONDS:.0f} s)"
+            )
+        if self.longest_work() > WORK_SECONDS:
+            problems.append(f"work on a run takes {self.longest_work():.0f} s (limit {WORK_SECONDS:.0f} s)")
+        if self.lag() > LAG_SECONDS:
+            problems.append(f"the event loop stood still for {self.lag():.1f} s (limit {LAG_SECONDS:g} s)")
+        return problems
+
+
+async def serve(health: Health, registry: CollectorRegistry, port: int) -> web.AppRunner:
+    """Begin to serve on all interfaces; `cleanup()` of the result ends it.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def verdict(problems: list[str]) -> web.Response:
+        return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
+
+    async def livez(_: web.Request) -> web.Response:
+        return verdict(health.sick())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return verdict(health.not_ready() + health.sick())
+
+    async def metrics(_: web.Request) -> web.Response:
+        for refresh in health.before_scrape:
+            refresh()
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner

@@ -1,0 +1,91 @@
+"""Can the manifest be run? The CRD has refused most mistakes already; this finds the rest, in the words of `rlrun validate`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import ValidationError
+
+from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.config.explain import validate
+from rlrun.config.layers import Reader
+from rlrun.config.problems import ConfigError
+from rlrun_operator.build import spec_hash
+from rlrun_operator.state import Manifest
+
+MESSAGE_MAX = 2000
+"""Characters of a message in the status."""
+
+
+REMEMBERED = 256
+"""Specifications whose judgement is kept: that of a running run is asked for again at every event."""
+_remembered: OrderedDict[str, tuple[Manifest, Judgement]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What can be said of a specification without the cluster."""
+
+    spec: RLRunSpec | None
+    """None: it is invalid."""
+    problems: str = ""
+    """Field, value and fix of everything that is wrong."""
+    ignored: str = ""
+    """Fields that this operator does not know: the CRD may be of a newer release."""
+
+    @cached_property
+    def spec_hash(self) -> str | None:
+        """See `build.spec_hash`."""
+        return spec_hash(self.spec) if self.spec is not None else None
+
+
+def judge(run: Manifest) -> Judgement:
+    """Read the specification of an RLRun.
+
+    The last answers are kept, each with the very document that it was for, so that the result is always that of a fresh reading.
+    """
+    document = {key: run[key] for key in ("apiVersion", "kind", "spec") if key in run}
+    document["metadata"] = {key: run["metadata"].get(key) for key in ("name", "uid", "generation")}
+    uid = str(run["metadata"].get("uid"))
+    known = _remembered.pop(uid, None)
+    result = known[1] if known is not None and known[0] == document else _read(document)
+    _remembered[uid] = (document, result)
+    if len(_remembered) > REMEMBERED:
+        _remembered.popitem(last=False)
+    return result
+
+
+def _read(document: Manifest) -> Judgement:
+    try:
+        return Judgement(RLRun.model_validate(document, strict=True).spec)
+    except ValidationError:
+        pass
+    layer = Reader(RLRun, "", camel_only=True).read(document)
+    ignored = _bounded(problem.path for problem in layer.problems)
+    layer.problems.clear()
+    try:
+        return Judgement(validate(RLRun, layer).spec, ignored=ignored)
+    except ConfigError as error:
+        return Judgement(None, problems=_bounded(str(problem) for problem in error.problems))
+
+
+def shorten(text: str, limit: int = MESSAGE_MAX) -> str:
+    """`text` on one line, of at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _bounded(parts: Iterable[str]) -> str:
+    shown: list[str] = []
+    left = MESSAGE_MAX
+    every = [shorten(part, 600) for part in parts]
+    for part in every:
+        left -= len(part) + 2
+        if left < 40 and shown:
+            break
+        shown.append(part)
+    more = len(every) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")

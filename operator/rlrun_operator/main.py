@@ -1,0 +1,56 @@
+"""`rlrun-operator`: settings from the environment, credentials, and then the process until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from rlrun_operator import logs
+from rlrun_operator.settings import SettingsError, from_environment
+
+LOST_LEADERSHIP = 1
+PROBLEM = 2
+log = logging.getLogger("rlrun_operator")
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this."""
+    try:
+        settings = from_environment(os.environ)
+    except SettingsError as error:
+        sys.exit(_say(error))
+    logs.set_up(settings.log_level, settings.log_format)
+
+    # Imported late: kopf takes most of a second, and wrong settings deserve an answer at once.
+    from rlrun_operator import handlers
+    from rlrun_operator.connection import ConnectionSetupError, connect
+    from rlrun_operator.decide import decide
+    from rlrun_operator.process import LeadershipLostError, Operator
+
+    handlers.quiet(debug=settings.log_level == "debug")
+    try:
+        connection = connect()
+    except ConnectionSetupError as error:
+        sys.exit(_say(error))
+
+    async def run() -> None:
+        where = ", ".join(settings.namespaces) or "all namespaces"
+        log.info("rlrun-operator %s looks after %s on %s", settings.pod_name, where, connection.server)
+        await Operator(settings, connection, decide).run()
+
+    try:
+        asyncio.run(run())
+    except LeadershipLostError as error:
+        log.error("%s", error)
+        sys.exit(LOST_LEADERSHIP)
+    except OSError as error:
+        log.error("port %d (RLRUN_HTTP_PORT) cannot be served: %s", settings.http_port, error)
+        sys.exit(PROBLEM)
+    log.info("stopped")
+
+
+def _say(error: Exception) -> int:
+    print(f"rlrun-operator: {error}", file=sys.stderr)
+    return PROBLEM

@@ -1,0 +1,109 @@
+"""Names, labels and annotations of everything that the operator makes. No other module spells one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+GROUP = "rlrun.io"
+VERSION = "v1alpha1"
+PLURAL = "rlruns"
+KIND = "RLRun"
+MANAGER = "rlrun-operator"
+"""Field manager of every write, and `app.kubernetes.io/managed-by`."""
+
+Role = Literal["trainer", "inference", "orchestrator"]
+ROLES: tuple[Role, ...] = ("trainer", "inference", "orchestrator")
+
+RUN_LABEL = f"{GROUP}/run"
+"""On every child; the operator's watches select by it."""
+ROLE_LABEL = f"{GROUP}/role"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
+"""On workloads and their pods: the attempt that they belong to, as a plain number. Inference carries that of its last rendering."""
+SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
+"""On workloads: the spec that they were rendered from (`build.spec_hash`). Same attempt and hash: not rendered again, so that another
+version of the operator touches nothing."""
+POOL_LABEL = f"{GROUP}/pool"
+"""Of nodes: `spec.placement.pool`."""
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+
+TRAINER_CHANNEL_PORT = 29600
+RENDEZVOUS_PORT = 29500
+INFERENCE_PORT = 8000
+METRICS_PORT = 9100
+
+
+@dataclass(frozen=True, order=True)
+class Ref:
+    """One object of the run's namespace."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a run's children."""
+
+    run: str
+
+    @property
+    def trainer(self) -> str:
+        """StatefulSet and its headless Service."""
+        return f"{self.run}-trainer"
+
+    @property
+    def inference(self) -> str:
+        """Deployment and its headless Service."""
+        return f"{self.run}-inference"
+
+    @property
+    def account(self) -> str:
+        """ServiceAccount, Role and RoleBinding of the orchestrator; ConfigMap, Secret and NetworkPolicy of the run."""
+        return f"{self.run}-rlrun"
+
+    @property
+    def api_access(self) -> str:
+        """NetworkPolicy that lets the orchestrator reach the API server."""
+        return f"{self.run}-api-server"
+
+    @property
+    def claim(self) -> str:
+        """PersistentVolumeClaim made from `storage.claimTemplate`."""
+        return f"{self.run}-data"
+
+    @property
+    def progress(self) -> str:
+        """Lease that the orchestrator renews."""
+        return f"{self.run}-progress"
+
+    def orchestrator(self, attempt: int) -> str:
+        """Pod; one per attempt, so that a new one never waits for the old one's name."""
+        return f"{self.run}-orchestrator-{attempt}"
+
+    def trainer_pod(self, ordinal: int) -> str:
+        """A pod of the StatefulSet."""
+        return f"{self.trainer}-{ordinal}"
+
+
+def labels(run: str, role: Role | None = None, attempt: int | None = None) -> dict[str, str]:
+    """Labels of a child."""
+    result = {
+        "app.kubernetes.io/name": "rlrun",
+        "app.kubernetes.io/instance": run,
+        "app.kubernetes.io/managed-by": MANAGER,
+        RUN_LABEL: run,
+    }
+    if role is not None:
+        result |= {"app.kubernetes.io/component": role, ROLE_LABEL: role}
+    if attempt is not None:
+        result[ATTEMPT_LABEL] = str(attempt)
+    return result
+
+
+def attempt_of(metadata: Mapping[str, object]) -> int | None:
+    """The attempt that an object belongs to, by its label; None when it has none."""
+    found = metadata.get("labels")
+    value = found.get(ATTEMPT_LABEL) if isinstance(found, Mapping) else None
+    return int(value) if isinstance(value, str) and value.isdecimal() else None

@@ -1,0 +1,127 @@
+"""From the store, and from a few live look-ups, to the frozen `Observed` that decisions are made of."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from rlrun_operator.client import ApiError, Client
+from rlrun_operator.names import KIND, Names, Ref
+from rlrun_operator.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, POD, RLRUN, STATEFUL_SET
+from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.store import Key, Store, claim_name
+
+LOOK_UP_SECONDS = 5.0
+"""Events of a namespace and nodes are asked for at most this often, however many runs wait."""
+FORBIDDEN_SECONDS = 300.0
+"""How long a refusal is taken for the answer."""
+
+Fact = Literal["events", "nodes"]
+_CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
+log = logging.getLogger(__name__)
+
+
+def observe(store: Store, key: Key, *, rejection: str | None = None) -> Observed | None:
+    """The run as the store knows it; None when it does not exist."""
+    run = store.get(RLRUN.kind, *key)
+    if run is None:
+        return None
+    namespace, name = key
+    found = store.children(key)
+    children = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in _CHILDREN}
+    claim = claim_name(run)
+    brought = store.get(CLAIM.kind, namespace, claim) if claim else None
+    if brought is not None:
+        children[Ref(CLAIM.kind, brought["metadata"]["name"])] = brought
+    lease = Names(name).progress
+    return Observed(
+        run=run,
+        children=children,
+        pods=tuple(child for child in found if child["kind"] == POD.kind),
+        lease=store.get(LEASE.kind, namespace, lease),
+        lease_changed_at=store.lease_changed_at(namespace, lease),
+        rejection=rejection,
+    )
+
+
+class LookUps:
+    """Warning events and nodes, asked for live, shared between the runs that wait.
+
+    Args:
+        read_nodes: whether to ask for nodes at all.
+    """
+
+    def __init__(self, client: Client, *, read_nodes: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._read_nodes = read_nodes
+        self._clock = clock
+        self._events: dict[str, tuple[float, list[Manifest]]] = {}
+        self._nodes: tuple[float, tuple[Manifest, ...] | None] = (float("-inf"), None)
+
+    async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
+        """`observed` with the facts that a decision asked for.
+
+        Args:
+            extra: events that the operator itself knows of.
+        """
+        events = list(extra)
+        if "events" in facts:
+            metadata = observed.run["metadata"]
+            mine = _names(observed)
+            found = await self._warnings(metadata["namespace"])
+            events += [event for event in found if _about(event, mine, metadata["name"])]
+        nodes = await self._all_nodes() if "nodes" in facts and self._read_nodes else None
+        return replace(observed, events=tuple(events), nodes=nodes)
+
+    async def _warnings(self, namespace: str) -> list[Manifest]:
+        asked, known = self._events.get(namespace, (float("-inf"), []))
+        if self._clock() - asked < LOOK_UP_SECONDS:
+            return known
+        found: list[Manifest] = []
+        try:
+            async for event in self._client.list(EVENT, namespace, fields="type=Warning"):
+                event["metadata"] = {k: v for k, v in event["metadata"].items() if k != "managedFields"}
+                found.append(event)
+        except ApiError as error:
+            log.warning("events of namespace %s cannot be read; messages explain less: %s", namespace, error)
+            self._events[namespace] = (self._clock() + FORBIDDEN_SECONDS, [])
+            return []
+        self._events = {k: v for k, v in self._events.items() if self._clock() - v[0] < LOOK_UP_SECONDS}
+        self._events[namespace] = (self._clock(), found)
+        return found
+
+    async def _all_nodes(self) -> tuple[Manifest, ...] | None:
+        asked, known = self._nodes
+        if self._clock() - asked < LOOK_UP_SECONDS:
+            return known
+        try:
+            found = tuple([_slim_node(node) async for node in self._client.list(NODE, None)])
+            self._nodes = (self._clock(), found)
+        except ApiError as error:
+            log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops asking): %s", error)
+            self._nodes = (self._clock() + FORBIDDEN_SECONDS, None)
+        return self._nodes[1]
+
+
+def _slim_node(node: Mapping[str, Any]) -> Manifest:
+    """Without images and managed fields, which are most of a node."""
+    metadata = {k: v for k, v in node["metadata"].items() if k != "managedFields"}
+    status = {k: v for k, v in (node.get("status") or {}).items() if k in ("capacity", "allocatable", "conditions")}
+    return {**node, "metadata": metadata, "status": status}
+
+
+def _names(observed: Observed) -> set[str]:
+    metadata = observed.run["metadata"]
+    names = {pod["metadata"]["name"] for pod in observed.pods} | {ref.name for ref in observed.children}
+    return names | {metadata["name"]}
+
+
+def _about(event: Manifest, names: set[str], run: str) -> bool:
+    """Whether an event is about one of these objects or about the run's ReplicaSet, whose name is not known."""
+    subject = event.get("involvedObject") or {}
+    if subject.get("kind") == "ReplicaSet":
+        return str(subject.get("name", "")).startswith(f"{Names(run).inference}-")
+    return subject.get("name") in names and subject.get("kind") != KIND

@@ -1,0 +1,121 @@
+"""Where a role's pods may run: node labels, tolerations and affinity from `spec.placement` and the role's block. Pure.
+
+What placement asks for is added to what the role's block says; where both name the same node label, the block is nearer and wins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.api.placement import RolePlacement
+from rlrun.api.pods import PodFields
+from rlrun.api.resource import RLRunSpec
+from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_LABEL, Role
+
+HOSTNAME = "kubernetes.io/hostname"
+PREFERRED_WEIGHT = 100
+"""Of `topology.preferred`; 100 is the most that Kubernetes knows."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def block(spec: RLRunSpec, role: Role) -> PodFields:
+    """The role's part of the manifest."""
+    blocks: dict[Role, PodFields] = {
+        "trainer": spec.trainer,
+        "inference": spec.inference,
+        "orchestrator": spec.orchestrator,
+    }
+    return blocks[role]
+
+
+def gpus(spec: RLRunSpec, role: Role) -> int:
+    """GPUs of each of the role's pods."""
+    each: dict[Role, int] = {
+        "trainer": spec.trainer.gpus_per_replica,
+        "inference": spec.inference.gpus_per_replica,
+        "orchestrator": 0,
+    }
+    return each[role]
+
+
+def node_selector(spec: RLRunSpec, role: Role) -> dict[str, str]:
+    """Labels that the role's nodes must have. The run's GPU product is meant for pods with GPUs, its pool for all."""
+    overrides: dict[Role, RolePlacement] = {
+        "trainer": spec.placement.trainer,
+        "inference": spec.placement.inference,
+        "orchestrator": spec.placement.orchestrator,
+    }
+    own = overrides[role]
+    product = own.gpu_product or (spec.placement.gpu_product if gpus(spec, role) else None)
+    pool = own.pool or spec.placement.pool
+    wanted = {GPU_PRODUCT_LABEL: product, POOL_LABEL: pool}
+    return {key: value for key, value in wanted.items() if value} | block(spec, role).node_selector
+
+
+def tolerations(spec: RLRunSpec, role: Role) -> list[dict[str, Any]]:
+    """Taints that the role's pods bear: GPU nodes are commonly tainted with the name of their resource."""
+    own = [{"key": spec.placement.gpu_resource, "operator": "Exists"}] if gpus(spec, role) else []
+    return own + [t.model_dump(by_alias=True, exclude_none=True) for t in block(spec, role).tolerations]
+
+
+def affinity(spec: RLRunSpec, run: str, role: Role) -> dict[str, Any]:
+    """The role's affinity: the block's own, and what topology, spread and a volume for one node add to it.
+
+    Args:
+        spec: the run's specification.
+        run: the run's name.
+        role: the role.
+    """
+    result = block(spec, role).affinity.model_dump(by_alias=True, exclude_none=True)
+    topology = spec.placement.topology
+    near: tuple[Role, ...] = ("trainer",) if topology and topology.scope == "Role" else ("trainer", "inference")
+    if topology is not None and role in near:
+        if topology.required:
+            _add(result, "podAffinity", _REQUIRED, _term(run, near, topology.required))
+        if topology.preferred:
+            term = _term(run, near, topology.preferred)
+            _add(result, "podAffinity", _PREFERRED, {"weight": PREFERRED_WEIGHT, "podAffinityTerm": term})
+    if one_node(spec):
+        # The trainer goes first: were the orchestrator to choose the node, it would choose one without GPUs. The
+        # trainer of a later attempt follows the engines, which have stayed with the volume.
+        first: tuple[Role, ...] = ("trainer", "inference") if role == "trainer" else ("trainer",)
+        _add(result, "podAffinity", _REQUIRED, _term(run, first, HOSTNAME))
+    if role == "inference" and spec.placement.spread_inference == "Required":
+        # Anti-affinity and not a spread constraint: that one allows two engines on one node when no other qualifies.
+        _add(result, "podAntiAffinity", _REQUIRED, _term(run, ("inference",), HOSTNAME))
+    return result
+
+
+def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, Any]]:
+    """Spread constraints of the role's pods: engines on different nodes where that is possible."""
+    if role != "inference" or spec.placement.spread_inference != "Preferred" or one_node(spec):
+        return []
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": HOSTNAME,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: role}},
+        }
+    ]
+
+
+def one_node(spec: RLRunSpec) -> bool:
+    """Whether the run's claim can be mounted on one node only, as far as the manifest tells."""
+    template = spec.storage.claim_template
+    return template is not None and "ReadWriteMany" not in template.access_modes
+
+
+def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, Any]:
+    """Pods of the run's roles on nodes that agree in the label `key`."""
+    if len(roles) == 1:
+        selector: dict[str, Any] = {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: roles[0]}}
+    else:
+        among = {"key": ROLE_LABEL, "operator": "In", "values": list(roles)}
+        selector = {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
+    return {"topologyKey": key, "labelSelector": selector}
+
+
+def _add(affinity: dict[str, Any], kind: str, strength: str, term: dict[str, Any]) -> None:
+    affinity.setdefault(kind, {}).setdefault(strength, []).append(term)

@@ -1,0 +1,167 @@
+"""A pod as the decisions see it: the API's nested JSON read once into plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rlrun_operator.names import ROLE_LABEL, ROLES, Ref, Role, attempt_of
+from rlrun_operator.state import Manifest
+from rlrun_operator.times import seconds_of
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container's process ended."""
+
+    code: int
+    reason: str
+    """Kubernetes' word, such as OOMKilled or Error."""
+    message: str
+    """The termination message that the role left."""
+    at: float | None
+    """Seconds since the epoch, by the node's clock."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container of a pod."""
+
+    name: str
+    init: bool
+    image: str
+    running: bool
+    ready: bool
+    restarts: int
+    waiting_reason: str
+    """Empty unless it waits."""
+    waiting_message: str
+    exit: Exit | None
+    """Its present end, or the end of its last start: the trainer's exit shim holds after a failure, so that the container runs again."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of a run."""
+
+    ref: Ref
+    uid: str
+    role: Role
+    attempt: int
+    node: str | None
+    phase: str
+    reason: str
+    """Of the pod's status, such as Evicted; mostly empty."""
+    message: str
+    created_at: float
+    deleted_at: float | None
+    """When its deletion was asked for."""
+    ready: bool
+    disruption: tuple[str, str] | None
+    """Reason and message of the condition DisruptionTarget, if true."""
+    unscheduled: tuple[str, str] | None
+    """Reason and message of the condition PodScheduled, if false."""
+    containers: tuple[Container, ...]
+    """Init containers first."""
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.ref.name
+
+    @property
+    def main(self) -> Container | None:
+        """The role's own container; it is called after the role."""
+        return next((c for c in self.containers if c.name == self.role and not c.init), None)
+
+    @property
+    def exit(self) -> Exit | None:
+        """How the role's own container ended."""
+        return self.main.exit if self.main else None
+
+
+def read_pods(manifests: Iterable[Manifest], *, born_after: float) -> tuple[list[Pod], list[Pod]]:
+    """The run's pods, and those that an earlier run of the same name has left.
+
+    Args:
+        manifests: all pods that carry the run's label.
+        born_after: when the run was created, in seconds since the epoch; no pod of it can be older.
+    """
+    pods = [pod for manifest in manifests if (pod := _read(manifest)) is not None]
+    return [p for p in pods if p.created_at >= born_after], [p for p in pods if p.created_at < born_after]
+
+
+def _read(manifest: Manifest) -> Pod | None:
+    metadata, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
+    role = (metadata.get("labels") or {}).get(ROLE_LABEL)
+    if role not in ROLES:
+        return None
+    conditions = {c.get("type"): c for c in status.get("conditions") or ()}
+    deleted = seconds_of(metadata.get("deletionTimestamp"))
+    if deleted is not None:  # the timestamp is when the grace period ends, not when someone asked
+        deleted -= metadata.get("deletionGracePeriodSeconds") or 0
+    images = {
+        c.get("name"): c.get("image", "") for part in ("initContainers", "containers") for c in spec.get(part) or ()
+    }
+    containers = [
+        _container(container, part.startswith("init"), images)
+        for part in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(part) or ()
+    ]
+    return Pod(
+        ref=Ref("Pod", str(metadata.get("name", ""))),
+        uid=str(metadata.get("uid", "")),
+        role=cast(Role, role),
+        attempt=attempt_of(metadata) or 0,
+        node=spec.get("nodeName"),
+        phase=str(status.get("phase", "Pending")),
+        reason=str(status.get("reason") or ""),
+        message=str(status.get("message") or ""),
+        created_at=seconds_of(metadata.get("creationTimestamp")) or 0.0,
+        deleted_at=deleted,
+        ready=_is(conditions, "Ready", "True"),
+        disruption=_words(conditions, "DisruptionTarget", "True"),
+        unscheduled=_words(conditions, "PodScheduled", "False"),
+        containers=tuple(containers),
+        manifest=manifest,
+    )
+
+
+def _container(status: Mapping[str, Any], init: bool, images: Mapping[str, str]) -> Container:
+    state, last = status.get("state") or {}, status.get("lastState") or {}
+    waiting = state.get("waiting") or {}
+    ends = [end for part in (state, last) if (end := part.get("terminated"))]
+    ended = next(
+        (end for end in ends if end.get("exitCode")), ends[0] if ends else None
+    )  # a later clean end hides no failure
+    name = str(status.get("name", ""))
+    return Container(
+        name=name,
+        init=init,
+        image=str(images.get(name) or status.get("image") or ""),
+        running="running" in state,
+        ready=bool(status.get("ready")),
+        restarts=int(status.get("restartCount") or 0),
+        waiting_reason=str(waiting.get("reason") or ""),
+        waiting_message=str(waiting.get("message") or ""),
+        exit=Exit(
+            int(ended.get("exitCode") or 0),
+            str(ended.get("reason") or ""),
+            str(ended.get("message") or "").strip(),
+            seconds_of(ended.get("finishedAt")),
+        )
+        if ended
+        else None,
+    )
+
+
+def _is(conditions: Mapping[Any, Any], kind: str, status: str) -> bool:
+    return bool((conditions.get(kind) or {}).get("status") == status)
+
+
+def _words(conditions: Mapping[Any, Any], kind: str, status: str) -> tuple[str, str] | None:
+    if not _is(conditions, kind, status):
+        return None
+    found = conditions[kind]
+    return str(found.get("reason") or ""), str(found.get("message") or "")

@@ -1,0 +1,295 @@
+"""The running operator: watches feed the store, the store's changes feed the queue, the leader's workers reconcile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from rlrun_operator import handlers, health, preflight
+from rlrun_operator.client import ApiError, Client, UnavailableError
+from rlrun_operator.connection import Connection
+from rlrun_operator.events import Poster
+from rlrun_operator.lease import Leader, LeadershipLostError, NotLeadingError
+from rlrun_operator.logs import where
+from rlrun_operator.metrics import Metrics
+from rlrun_operator.observe import LookUps
+from rlrun_operator.queue import Workers
+from rlrun_operator.reconcile import SETTLE_SECONDS, Decide, Reconciler
+from rlrun_operator.resources import CLAIM, LEASE, RLRUN, WATCHED
+from rlrun_operator.settings import OperatorSettings
+from rlrun_operator.store import Key, Store
+from rlrun_operator.watches import Stream, Watches
+
+PROGRESS_SETTLE_SECONDS = 5.0
+"""Of a run that is Running, a mere renewal of its Lease is looked at after this long; its status is written less often anyway."""
+PREFLIGHT_SECONDS = 5.0
+REMIND_SECONDS = 60.0
+RESTART_SECONDS = 2.0
+PRUNE_SECONDS = 600.0
+"""All kinds are compared with the cluster this often, in case a watch lost something."""
+STOP_SECONDS = 4.0
+BEAT_SECONDS = 1.0
+log = logging.getLogger(__name__)
+
+
+class Operator:
+    """One operator process.
+
+    Args:
+        decide: the brain.
+    """
+
+    def __init__(self, settings: OperatorSettings, connection: Connection, decide: Decide) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._store = Store()
+        self._metrics = Metrics(self._store)
+        self._session = connection.session()
+        self._client = Client(self._session, connection.server, self._metrics.count_request)
+        self._leader = Leader(
+            self._client,
+            settings.pod_namespace,
+            settings.pod_name,
+            on_start=self._begin,
+            on_pause=self._pause,
+        )
+        self._client.may_write = self._leader.check
+        self._workers: Workers[Key] = Workers(self._reconcile, self._failed)
+        self._reconciler = Reconciler(
+            decide=decide,
+            client=self._client,
+            store=self._store,
+            look_ups=LookUps(self._client, read_nodes=settings.read_nodes),
+            poster=Poster(self._client, settings.pod_name),
+            metrics=self._metrics,
+            settings=settings.render,
+            again=self._workers.add,
+        )
+        self._streams = [Stream(resource, ns) for resource in WATCHED for ns in settings.namespaces or (None,)]
+        self._watches = Watches(self._streams, on_listed=self._listed)
+        self._watcher = handlers.Watcher(
+            settings.namespaces,
+            server=connection.server,
+            session=lambda: connection.session([self._watches.middleware]),
+            on_object=self._on_object,
+        )
+        self._to_sync: set[Stream] = set(self._streams)
+        self._sync_wanted = asyncio.Event()
+        self._unsynced: set[Stream] = set(self._streams)
+        self._synced_before = False
+        self._waiting_for: list[str] = ["the API server was not asked yet"]
+        self._lags: deque[float] = deque(maxlen=60)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT.
+
+        Raises:
+            LeadershipLostError: another process leads.
+            OSError: the health port is taken.
+        """
+        self._take_signals()
+        runner = await health.serve(self._health(), self._metrics.registry, self._settings.http_port)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            tasks.append(asyncio.create_task(self._beat(), name="beat"))
+            if not await self._ready_to_start():
+                return
+            self._loop = asyncio.get_running_loop()
+            self._watcher.start()
+            tasks += [
+                asyncio.create_task(self._workers.run(), name="workers"),
+                asyncio.create_task(self._sync(), name="sync"),
+                asyncio.create_task(self._lead(), name="leader"),
+            ]
+            stopped = asyncio.create_task(self._stop.wait(), name="stop")
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            for task in done & set(tasks):
+                task.result()
+        finally:
+            await self._shut_down(tasks, runner.cleanup)
+
+    async def _shut_down(self, tasks: list[asyncio.Task[None]], close_http: Callable[[], Awaitable[None]]) -> None:
+        self._watcher.stop()
+        await self._workers.close()
+        await self._leader.release()  # after the last write
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        await close_http()
+        await self._session.close()
+
+    async def _ready_to_start(self) -> bool:
+        """Wait for the API server, the CRD and the rights; False when stopped meanwhile."""
+        reminded = float("-inf")
+        told: list[str] = []
+        while not self._stop.is_set():
+            try:
+                self._waiting_for = await preflight.problems(
+                    self._client, self._settings.namespaces, self._settings.pod_namespace
+                )
+            except (UnavailableError, ApiError) as error:
+                self._waiting_for = [f"the API server {self._connection.server} cannot be used: {error}"]
+            if not self._waiting_for:
+                return True
+            if self._waiting_for != told or time.monotonic() - reminded > REMIND_SECONDS:
+                for problem in self._waiting_for:
+                    log.error("cannot start yet: %s", problem)
+                told, reminded = self._waiting_for, time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), PREFLIGHT_SECONDS)
+        return False
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def _on_object(self, event: str | None, found: Mapping[str, Any]) -> None:
+        metadata = found["metadata"]
+        if event == "DELETED":
+            keys = self._store.remove(
+                str(found["kind"]), metadata.get("namespace", ""), metadata["name"], metadata["uid"]
+            )
+        else:
+            keys = self._store.put(found, time.time())
+        self._queue(str(found["kind"]), keys)
+
+    def _queue(self, kind: str, keys: set[Key]) -> None:
+        for key in keys:
+            delay = 0.0 if kind == RLRUN.kind else SETTLE_SECONDS
+            if kind == LEASE.kind:
+                run = self._store.get(RLRUN.kind, *key)
+                if run is not None and (run.get("status") or {}).get("phase") == "Running":
+                    delay = PROGRESS_SETTLE_SECONDS
+            self._workers.add(key, delay)
+
+    def _listed(self, stream: Stream) -> None:
+        """Called in the watches' thread."""
+        self._loop.call_soon_threadsafe(self._want_sync, stream)
+
+    def _want_sync(self, stream: Stream) -> None:
+        self._to_sync.add(stream)
+        self._sync_wanted.set()
+
+    async def _sync(self) -> None:
+        """Compare the store with the cluster after every list of kopf's, and now and then.
+
+        A list of kopf's says what exists, not what is gone, and nobody is told when it is complete. So each time that a watch opens
+        after one, everything is listed here: what that list lacks is gone, and what goes later is told by the watch, which is open.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(PRUNE_SECONDS):
+                    await self._sync_wanted.wait()
+            except TimeoutError:
+                self._to_sync = {s for s in self._streams if s not in self._unsynced}
+            self._sync_wanted.clear()
+            while self._to_sync:
+                ready = [stream for stream in self._to_sync if self._watches.age(stream) != float("inf")]
+                if not ready:
+                    break
+                for stream in ready:
+                    try:
+                        await self._compare(stream)
+                    except (ApiError, UnavailableError) as error:
+                        log.info("%s were not compared with the cluster: %s", stream, error)
+                        await asyncio.sleep(RESTART_SECONDS)
+                    else:
+                        self._to_sync.discard(stream)
+                        self._mark_synced(stream)
+
+    def _mark_synced(self, stream: Stream) -> None:
+        if stream in self._unsynced:
+            self._unsynced.discard(stream)
+            if not self._unsynced:
+                self._synced_before = True
+                counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._store.count().items()))
+                log.info("the store is complete: %s", counts or "nothing yet")
+                self._open_if_allowed()
+
+    async def _compare(self, stream: Stream) -> None:
+        kind, namespace = stream.resource.kind, stream.namespace
+        selector = "" if stream.resource in (RLRUN, CLAIM) else handlers.SELECTOR
+        before = self._store.idents(kind, namespace)
+        listed = set()
+        async for found in self._client.list(stream.resource, namespace, labels=selector):
+            metadata = found["metadata"]
+            listed.add((kind, metadata["namespace"], metadata["name"]))
+            self._queue(kind, self._store.put(found, time.time()))
+        self._queue(kind, self._store.prune(kind, namespace, before, listed))
+
+    async def _lead(self) -> None:
+        await self._leader.run()
+
+    async def _begin(self) -> None:
+        """This process leads, for the first time or again after an outage, in which anything may have happened unseen."""
+        if self._synced_before:
+            self._unsynced, self._to_sync = set(self._streams), set(self._streams)
+            self._sync_wanted.set()
+        self._store.rebase_leases(time.time())
+        self._open_if_allowed()
+
+    async def _pause(self) -> None:
+        await self._workers.close()
+
+    def _open_if_allowed(self) -> None:
+        """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing."""
+        if self._unsynced or not self._leader.is_leading() or self._workers.is_open:
+            return
+        for run in self._store.runs():
+            self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
+        self._workers.open()
+
+    async def _reconcile(self, key: Key) -> None:
+        await self._reconciler.reconcile(key)
+
+    def _failed(self, key: Key, error: Exception, pause: float) -> None:
+        if isinstance(error, NotLeadingError):
+            return
+        if isinstance(error, ApiError) and error.lacks_permission:
+            log.error("run %s/%s: the operator lacks a right: %s; retry in %g s", *key, error, pause)
+        elif isinstance(error, ApiError | UnavailableError):
+            log.warning("run %s/%s: %s; retry in %g s", *key, error, pause)
+        else:
+            log.error("run %s/%s: unexpected %s; retry in %g s", *key, where(error), pause)
+
+    async def _beat(self) -> None:
+        """Measure how late the event loop is."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+            self._lags.append(max(0.0, time.monotonic() - began - BEAT_SECONDS))
+
+    def _not_ready(self) -> list[str]:
+        if self._waiting_for:
+            return self._waiting_for
+        if self._unsynced:
+            return [f"the store is not filled yet: {', '.join(sorted(map(str, self._unsynced)))}"]
+        return [f"nothing heard for long from the watch of {stream}" for stream in self._watches.stale()]
+
+    def _health(self) -> health.Health:
+        self._metrics.observe_queue(
+            lambda: float(self._workers.depth()), self._workers.age, lambda: float(self._leader.is_leading())
+        )
+        for stream in self._streams:
+            self._metrics.observe_watch(stream.resource.plural, stream.namespace, partial(self._watches.age, stream))
+        return health.Health(
+            queue_age=self._workers.age,
+            longest_work=self._workers.longest_work,
+            lag=lambda: max(self._lags, default=0.0),
+            not_ready=self._not_ready,
+            before_scrape=[lambda: self._metrics.observe_objects(self._store.count())],
+        )
+
+
+__all__ = ["LeadershipLostError", "Operator"]

@@ -1,0 +1,223 @@
+"""A work queue of keys: each key at most once in the queue and at most once in work, errors retried with growing pauses.
+
+`WorkQueue` is plain data over a given time, so that tests need no clock. `Workers` runs a coroutine per key over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 60.0
+CONCURRENCY = 8
+"""Keys in work at a time. Work is mostly waiting for the API server."""
+
+
+class WorkQueue(Generic[K]):
+    """Which key comes next. All times are seconds of one monotonic clock, given by the caller.
+
+    Keys come out in the order in which they became ready, so a busy key cannot starve the others. A key that is added while it is in
+    work comes out once more afterwards. A key that failed does not come out before its pause is over, whatever adds it.
+    """
+
+    def __init__(self) -> None:
+        self._ready: OrderedDict[K, float] = OrderedDict()
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._sequence = 0
+        self._active: dict[K, float] = {}
+        self._again: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
+
+    def add(self, key: K, now: float, delay: float = 0.0) -> None:
+        """Let `key` come out after `delay` seconds; of several delays the shortest holds."""
+        at = max(now + delay, self._not_before.get(key, now))
+        if at > now:
+            if key not in self._ready and at < self._due.get(key, float("inf")):
+                self._due[key] = at
+                self._sequence += 1
+                heapq.heappush(self._heap, (at, self._sequence, key))
+            return
+        self._due.pop(key, None)
+        if key in self._active:
+            self._again.add(key)
+        else:
+            self._ready.setdefault(key, now)
+
+    def pop(self, now: float) -> K | None:
+        """The next key, which is in work from now on; None when none is ready."""
+        self._promote(now)
+        if not self._ready:
+            return None
+        key, _ = self._ready.popitem(last=False)
+        self._active[key] = now
+        return key
+
+    def done(self, key: K, now: float) -> None:
+        """Work on `key` succeeded."""
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+        self._finish(key, now)
+
+    def failed(self, key: K, now: float) -> float:
+        """Work on `key` failed; it comes out again after the returned number of seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        pause = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16), LONGEST_BACKOFF_SECONDS)
+        self._not_before[key] = now + pause
+        self._again.discard(key)
+        self._due.pop(key, None)  # wishes from before the failure
+        self._finish(key, now)
+        self.add(key, now)
+        return pause
+
+    def forget_failures(self, now: float) -> None:
+        """End all pauses: what made the keys fail (the API server was away) is over."""
+        waiting = list(self._not_before)
+        self._failures.clear()
+        self._not_before.clear()
+        for key in waiting:
+            self.add(key, now)
+
+    def next_due(self) -> float | None:
+        """When the earliest delayed key becomes ready; None without one."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def depth(self, now: float) -> int:
+        """Keys that could be worked on now and are not."""
+        self._promote(now)
+        return len(self._ready)
+
+    def age(self, now: float) -> float:
+        """Seconds since the oldest ready key became ready."""
+        self._promote(now)
+        return now - next(iter(self._ready.values())) if self._ready else 0.0
+
+    def longest_work(self, now: float) -> float:
+        """Seconds since the oldest key in work came out."""
+        return now - min(self._active.values()) if self._active else 0.0
+
+    def _finish(self, key: K, now: float) -> None:
+        self._active.pop(key, None)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key, now)
+
+    def _promote(self, now: float) -> None:
+        while (at := self.next_due()) is not None and at <= now:
+            key = heapq.heappop(self._heap)[2]
+            del self._due[key]
+            if key in self._active:
+                self._again.add(key)
+            else:
+                self._ready.setdefault(key, at)
+
+
+class Workers(Generic[K]):
+    """Works on the queue's keys, several at a time, while it is allowed to.
+
+    Args:
+        work: what to do with one key. An exception is a failure: the key is retried.
+        on_failure: told of each failure, with the pause in seconds until the retry.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[K], Awaitable[None]],
+        on_failure: Callable[[K, Exception, float], None],
+        *,
+        concurrency: int = CONCURRENCY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue: WorkQueue[K] = WorkQueue()
+        self._work = work
+        self._on_failure = on_failure
+        self._concurrency = concurrency
+        self._clock = clock
+        self._tasks: dict[asyncio.Task[None], K] = {}
+        self._wake = asyncio.Event()
+        self._open = False
+
+    def add(self, key: K, delay: float = 0.0) -> None:
+        """Queue `key`, after `delay` seconds."""
+        self.queue.add(key, self._clock(), delay)
+        self._wake.set()
+
+    def open(self) -> None:
+        """Work from now on, without pauses that earlier failures left."""
+        self.queue.forget_failures(self._clock())
+        self._open = True
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Work no more: what is under way is cancelled and its key queued again. Returns when nothing is under way."""
+        self._open = False
+        tasks = dict(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether keys are worked on."""
+        return self._open
+
+    def depth(self) -> int:
+        """Ready keys."""
+        return self.queue.depth(self._clock())
+
+    def age(self) -> float:
+        """Seconds that the oldest ready key waits; 0 while work is not allowed, when waiting is right."""
+        return self.queue.age(self._clock()) if self._open else 0.0
+
+    def longest_work(self) -> float:
+        """Seconds that the oldest piece of work is under way."""
+        return self.queue.longest_work(self._clock())
+
+    async def run(self) -> None:
+        """Start work on ready keys until cancelled."""
+        try:
+            while True:
+                self._wake.clear()
+                while self._open and len(self._tasks) < self._concurrency:
+                    key = self.queue.pop(self._clock())
+                    if key is None:
+                        break
+                    task = asyncio.create_task(self._one(key), name=f"reconcile {key}")
+                    self._tasks[task] = key
+                    task.add_done_callback(self._ended)
+                due = self.queue.next_due()
+                timeout = None if due is None or not self._open else max(0.0, due - self._clock())
+                if timeout is not None and len(self._tasks) >= self._concurrency:
+                    timeout = None  # a free place wakes us
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), timeout)
+        finally:
+            await self.close()
+
+    async def _one(self, key: K) -> None:
+        try:
+            await self._work(key)
+        except Exception as error:
+            self._on_failure(key, error, self.queue.failed(key, self._clock()))
+        else:
+            self.queue.done(key, self._clock())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        key = self._tasks.pop(task)
+        if task.cancelled():  # perhaps before its first line ran, so not a matter for `_one`
+            self.queue.done(key, self._clock())
+            self.queue.add(key, self._clock())
+        self._wake.set()

@@ -1,0 +1,202 @@
+"""Every condition type, reason and event reason, in one place. They are part of the interface: alerts and scripts match them.
+
+The tables give each a line of meaning; the documentation is made from them.
+"""
+
+from __future__ import annotations
+
+# Condition types
+CONFIGURATION_VALID = "ConfigurationValid"
+STORAGE_READY = "StorageReady"
+SCHEDULED = "Scheduled"
+PODS_READY = "PodsReady"
+INFERENCE_AVAILABLE = "InferenceAvailable"
+PROGRESSING = "Progressing"
+CHECKPOINT_HEALTHY = "CheckpointHealthy"
+RESTARTING = "Restarting"
+COMPLETE = "Complete"
+FAILED = "Failed"
+RECONCILING = "Reconciling"
+"""kstatus: the operator still has something to do."""
+STALLED = "Stalled"
+"""kstatus: permanent failure; nothing goes on without a person."""
+
+CONDITION_TYPES = {
+    CONFIGURATION_VALID: "The specification can be run.",
+    STORAGE_READY: "The run's claim is bound to a volume.",
+    SCHEDULED: "Every pod of the run has a node.",
+    PODS_READY: "The trainer's pods and the orchestrator are ready.",
+    INFERENCE_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
+    PROGRESSING: "Steps are trained. Unknown: not (or no longer) known.",
+    CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
+    RESTARTING: "An attempt has ended and the next one has not begun.",
+    COMPLETE: "All steps are trained. False with reason Completing: the pods are being removed.",
+    FAILED: "The run has ended without all its steps.",
+    RECONCILING: "The operator is bringing the run to training steps (kstatus).",
+    STALLED: "Nothing goes on without a person (kstatus).",
+}
+
+# Reasons of conditions
+VALID = "Valid"
+FIELDS_IGNORED = "FieldsIgnored"
+CHANGE_PENDING = "ChangePending"
+INVALID_CONFIGURATION = "InvalidConfiguration"
+CLAIM_BOUND = "ClaimBound"
+CLAIM_PENDING = "ClaimPending"
+CLAIM_WAITING = "ClaimWaiting"
+CLAIM_NOT_FOUND = "ClaimNotFound"
+CLAIM_LOST = "ClaimLost"
+ALL_SCHEDULED = "AllScheduled"
+SCHEDULING = "Scheduling"
+UNSCHEDULABLE = "Unschedulable"
+QUOTA_EXCEEDED = "QuotaExceeded"
+PODS_REFUSED = "PodsRefused"
+PREVIOUS_RUN_ENDING = "PreviousRunEnding"
+ALL_READY = "AllReady"
+PODS_STARTING = "PodsStarting"
+IMAGE_PULL_FAILED = "ImagePullFailed"
+CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
+CONTAINER_FAILING = "ContainerFailing"
+MOUNT_FAILED = "MountFailed"
+MODEL_PREPARING = "ModelPreparing"
+ENGINE_LOADING = "EngineLoading"
+WAITING_FOR_FIRST_STEP = "WaitingForFirstStep"
+TRAINING = "Training"
+HEARTBEAT_LOST = "HeartbeatLost"
+NO_CHECKPOINT_YET = "NoCheckpointYet"
+CHECKPOINTS_COMPLETE = "CheckpointsComplete"
+CHECKPOINTS_OVERDUE = "CheckpointsOverdue"
+CHECKPOINTS_OFF = "CheckpointsOff"
+NOT_RESTARTING = "NotRestarting"
+PODS_ENDING = "PodsEnding"
+BACK_OFF = "BackOff"
+COMPLETING = "Completing"
+COMPLETED = "Completed"
+NOT_FAILED = "NotFailed"
+RUN_OVER = "RunOver"
+PERMANENT_FAILURE = "PermanentFailure"
+MAX_RESTARTS_EXCEEDED = "MaxRestartsExceeded"
+
+CONDITION_REASONS = {
+    VALID: "Nothing is wrong with the specification.",
+    FIELDS_IGNORED: "The specification has fields of a newer release; this operator does not know them.",
+    CHANGE_PENDING: "The specification was edited; the change takes effect when the next attempt begins.",
+    INVALID_CONFIGURATION: "The specification, or a pod made from it, is refused; the message names field, value and fix.",
+    CLAIM_BOUND: "The claim has its volume.",
+    CLAIM_PENDING: "The claim gets no volume; the message says why.",
+    CLAIM_WAITING: "The claim's volume is being made, or waits for the first pod's node.",
+    CLAIM_NOT_FOUND: "`storage.claimName` names a claim that does not exist.",
+    CLAIM_LOST: "The volume behind the claim is gone.",
+    ALL_SCHEDULED: "Every pod has a node.",
+    SCHEDULING: "The pods are being created and given nodes.",
+    UNSCHEDULABLE: "No node can take a pod; the message says what it needs.",
+    QUOTA_EXCEEDED: "The namespace's quota does not allow the pods.",
+    PODS_REFUSED: "The API server refuses the pods, for example by Pod Security.",
+    PREVIOUS_RUN_ENDING: "Objects of a deleted run of the same name are still being removed.",
+    ALL_READY: "Every pod of the trainer and the orchestrator is ready.",
+    PODS_STARTING: "Containers are starting.",
+    IMAGE_PULL_FAILED: "A node cannot pull an image.",
+    CONTAINER_CONFIG_INVALID: "A container names a Secret, ConfigMap or key that does not exist.",
+    CONTAINER_FAILING: "A container ends again and again, or cannot be started.",
+    MOUNT_FAILED: "A node cannot mount a volume.",
+    MODEL_PREPARING: "The trainer's first pod makes the tiny model.",
+    ENGINE_LOADING: "The engines load the model or wait for weights.",
+    WAITING_FOR_FIRST_STEP: "The attempt's first step is not done; the message says what it waits for.",
+    TRAINING: "Steps are trained.",
+    HEARTBEAT_LOST: "The orchestrator has not renewed its Lease; reported only, the run goes on.",
+    NO_CHECKPOINT_YET: "No checkpoint is complete yet.",
+    CHECKPOINTS_COMPLETE: "Checkpoints are completed as the interval says.",
+    CHECKPOINTS_OVERDUE: "The newest complete checkpoint is older than three intervals.",
+    CHECKPOINTS_OFF: "`checkpoint.enabled` is false: an interrupted run starts again from the model.",
+    NOT_RESTARTING: "No restart is under way.",
+    RESTARTING: "The attempt has ended and the next one has not begun.",
+    PODS_ENDING: "The ended attempt's pods are being removed.",
+    BACK_OFF: "The next attempt begins at `status.nextRetryTime`.",
+    COMPLETING: "All steps are trained; the pods with GPUs are being removed.",
+    COMPLETED: "All steps are trained.",
+    NOT_FAILED: "The run has not failed.",
+    RUN_OVER: "The run has ended; its pods are removed, but for the orchestrator's finished one.",
+    PERMANENT_FAILURE: "A role ended with an exit code from 64 to 78: starting again cannot help.",
+    MAX_RESTARTS_EXCEEDED: "One more failure than `failurePolicy.maxRestarts`.",
+}
+
+PROBLEMS = frozenset(
+    {
+        CLAIM_PENDING,
+        CLAIM_NOT_FOUND,
+        CLAIM_LOST,
+        UNSCHEDULABLE,
+        QUOTA_EXCEEDED,
+        PODS_REFUSED,
+        IMAGE_PULL_FAILED,
+        CONTAINER_CONFIG_INVALID,
+        CONTAINER_FAILING,
+        MOUNT_FAILED,
+        CHECKPOINTS_OVERDUE,
+        HEARTBEAT_LOST,
+    }
+)
+"""Reasons that a person should hear of: each becomes a Warning event of the same name when it appears."""
+
+# Reasons of events that are not reasons of conditions
+ATTEMPT_STARTED = "AttemptStarted"
+RESUMED = "ResumedFromCheckpoint"
+ATTEMPT_FAILED = "AttemptFailed"
+DISRUPTED = "Disrupted"
+ATTEMPT_TAKEN = "AttemptNumberTaken"
+ENGINES_AVAILABLE = "EnginesAvailable"
+ENGINES_UNAVAILABLE = "EnginesUnavailable"
+INFERENCE_SCALED = "InferenceScaled"
+HEARTBEAT_RESUMED = "HeartbeatResumed"
+
+EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS)} | {
+    INVALID_CONFIGURATION: CONDITION_REASONS[INVALID_CONFIGURATION],
+    CHANGE_PENDING: CONDITION_REASONS[CHANGE_PENDING],
+    ATTEMPT_STARTED: "StatefulSet, Deployment and orchestrator pod of an attempt were applied.",
+    TRAINING: "The attempt's first step is done.",
+    RESUMED: "The attempt started from a checkpoint; the message says how many steps are trained again.",
+    ATTEMPT_FAILED: "A pod failed; the whole run restarts, and the restart counts.",
+    DISRUPTED: "A pod was deleted, preempted or lost its node; the whole run restarts, and the restart does not count.",
+    ATTEMPT_TAKEN: "The volume knows a newer attempt than the status does; the next free number is taken at once.",
+    MAX_RESTARTS_EXCEEDED: CONDITION_REASONS[MAX_RESTARTS_EXCEEDED],
+    PERMANENT_FAILURE: CONDITION_REASONS[PERMANENT_FAILURE],
+    ENGINES_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
+    ENGINES_UNAVAILABLE: "Fewer than `inference.minAvailable` engines are ready, after there were enough.",
+    INFERENCE_SCALED: "The number of engines follows an edit of `inference.replicas`.",
+    HEARTBEAT_RESUMED: "The orchestrator renews its Lease again.",
+    COMPLETED: CONDITION_REASONS[COMPLETED],
+}
+"""Every reason of an event, with its meaning."""
+
+# Reasons of `status.lastFailure`
+OUT_OF_MEMORY = "OOMKilled"
+SIGNALLED = "Killed"
+EXIT_CODE = "ExitCode"
+STORAGE_ERROR = "StorageError"
+NUMBER_TAKEN = "AttemptNumberTaken"
+DATA_ERROR = "DataError"
+CONFIGURATION_ERROR = "ConfigurationError"
+PERMANENT_ERROR = "PermanentError"
+POD_FAILED = "PodFailed"
+POD_DELETED = "PodDeleted"
+POD_REPLACED = "PodReplaced"
+POD_EVICTED = "PodEvicted"
+NODE_LOST = "NodeLost"
+SPEC_CHANGED = "SpecChanged"
+
+FAILURE_REASONS = {
+    OUT_OF_MEMORY: "The container used more memory than its limit. Counts.",
+    SIGNALLED: "A signal ended the process; 137 is SIGKILL. Counts.",
+    EXIT_CODE: "The process ended with an error. Counts.",
+    STORAGE_ERROR: "The volume refuses to write. Counts.",
+    POD_FAILED: "The pod failed without an exit code. Counts.",
+    DATA_ERROR: "Data is wrong (65); the run fails for good.",
+    CONFIGURATION_ERROR: "The configuration is wrong (78); the run fails for good.",
+    PERMANENT_ERROR: "Another exit code from 64 to 77; the run fails for good.",
+    NUMBER_TAKEN: "The attempt's number was used before on the volume. Does not count.",
+    POD_DELETED: "Someone deleted the pod. Does not count.",
+    POD_REPLACED: "The pod is a new one: its predecessor was deleted unseen. Does not count.",
+    POD_EVICTED: "The pod was evicted or preempted. Does not count.",
+    NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
+    SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
+}

@@ -1,0 +1,244 @@
+"""One pass over one run: observe, decide, apply, report."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from rlrun_operator.apply import Applier, OverQuotaError, RejectedError, StaleViewError
+from rlrun_operator.client import ApiError, Client, UnavailableError
+from rlrun_operator.events import Poster
+from rlrun_operator.metrics import Metrics
+from rlrun_operator.observe import LookUps, observe
+from rlrun_operator.resources import RLRUN
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import PROGRESS_SECONDS, SOON_SECONDS, Decision, EventRecord, Manifest, Observed, Urgency
+from rlrun_operator.store import Key, Store
+
+ROUNDS = 4
+"""Decisions in one pass, when the first ones turn out to rest on an old state."""
+QUOTA_SECONDS = 10.0
+"""Try again after this long when a quota leaves no room."""
+SETTLE_SECONDS = 0.2
+"""Look at the result of own writes, and at a burst of events of other controllers, after this long."""
+_PATIENCE: dict[Urgency, float] = {"now": 0.0, "soon": SOON_SECONDS, "progress": PROGRESS_SECONDS}
+log = logging.getLogger(__name__)
+
+
+class Decide(Protocol):
+    """`rlrun_operator.decide.decide`."""
+
+    def __call__(
+        self, observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float
+    ) -> Decision: ...
+
+
+@dataclass
+class _Memory:
+    """What the passes over one run leave for the next."""
+
+    rejection: tuple[str, int, str] | None = None
+    """UID, generation, message: what the API server refused."""
+    written_at: float = float("-inf")
+    """When the status was written last (steady clock)."""
+    over_quota: list[Manifest] = field(default_factory=list)
+    """Events about objects that a quota keeps out."""
+    sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
+
+
+class Reconciler:
+    """Passes over runs; one instance for all of them.
+
+    Args:
+        again: `again(key, seconds)` queues another pass.
+        now: seconds since the epoch.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        decide: Decide,
+        client: Client,
+        store: Store,
+        look_ups: LookUps,
+        poster: Poster,
+        metrics: Metrics,
+        settings: RenderSettings,
+        again: Callable[[Key, float], None],
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
+        self._decide = decide
+        self._client = client
+        self._store = store
+        self._look_ups = look_ups
+        self._poster = poster
+        self._metrics = metrics
+        self._settings = settings
+        self._again = again
+        self._now = now
+        self._clock = clock
+        self._random = random or Random()
+        self._applier = Applier(client, store, now)
+        self._memories: dict[Key, _Memory] = {}
+
+    async def reconcile(self, key: Key) -> None:
+        """One pass.
+
+        Raises:
+            Exception: to be retried later.
+        """
+        started = self._clock()
+        outcome = "error"
+        try:
+            await self._pass(key)
+            outcome = "ok"
+        finally:
+            self._metrics.reconcile_seconds.labels(outcome).observe(self._clock() - started)
+
+    async def _pass(self, key: Key) -> None:
+        memory = self._memories.setdefault(key, _Memory())
+        for _ in range(ROUNDS):
+            observed = self._observe(key, memory)
+            if observed is None:
+                self._memories.pop(key, None)
+                self._metrics.forget(key)
+                return
+            if "deletionTimestamp" in observed.run["metadata"]:
+                return  # the garbage collector does the rest
+            decision = await self._decided(observed, memory)
+            try:
+                await self._applier.act(key[0], decision)
+            except RejectedError as error:
+                metadata = observed.run["metadata"]
+                memory.rejection = (metadata["uid"], metadata.get("generation", 0), str(error))
+                continue
+            except OverQuotaError as error:
+                if not memory.over_quota:
+                    memory.over_quota = [_quota_event(error)]
+                    continue  # decide once more, to tell the user
+                decision = _waiting(decision, observed.run, rest_done=error.rest_done)
+                self._again(key, QUOTA_SECONDS)
+            except StaleViewError as error:
+                log.debug("run %s/%s: %s; deciding again", *key, error)
+                continue
+            else:
+                memory.over_quota = []
+            await self._report(key, observed.run, decision, memory)
+            if decision.wake_in is not None:
+                self._again(key, decision.wake_in)
+            if decision.create or decision.apply or decision.scale or decision.delete:
+                self._again(
+                    key, SETTLE_SECONDS
+                )  # the store knows the answers: no watch event is going to come for them
+            return
+        raise UnavailableError("the cluster changes faster than it can be read")
+
+    def _observe(self, key: Key, memory: _Memory) -> Observed | None:
+        rejection = None
+        run = self._store.get(RLRUN.kind, *key)
+        if run is not None and memory.rejection is not None:
+            uid, generation, message = memory.rejection
+            if (uid, generation) == (run["metadata"]["uid"], run["metadata"].get("generation", 0)):
+                rejection = message
+        return observe(self._store, key, rejection=rejection)
+
+    async def _decided(self, observed: Observed, memory: _Memory) -> Decision:
+        """A decision, made once more when it asks for facts that can be looked up."""
+        random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
+
+        def ask(given: Observed) -> Decision:
+            return self._decide(given, now, settings=self._settings, fresh_key=fresh_key, random=random)
+
+        decision = ask(observed)
+        if decision.look_up or memory.over_quota:
+            observed = await self._look_ups.complete(observed, decision.look_up, memory.over_quota)
+            if observed.events or observed.nodes is not None:
+                decision = ask(observed)
+        return decision
+
+    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: _Memory) -> None:
+        old: Mapping[str, Any] = run.get("status") or {}
+        if old == decision.status or memory.sent == (decision.status, old):
+            await self._post(run, decision.events)
+            return
+        wait = memory.written_at + _PATIENCE[decision.urgency] - self._clock()
+        if wait > 0:
+            self._again(key, wait)
+            return
+        patch = {
+            # Preconditions: a successor of the same name is not meant, and neither is a state that was not seen.
+            "metadata": {name: run["metadata"][name] for name in ("uid", "resourceVersion")},
+            "status": merge_patch(old, decision.status),
+        }
+        try:
+            written = await self._client.merge(RLRUN, *key, patch, subresource="status")
+        except ApiError as error:
+            if error.status == 404:
+                self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"])
+            elif error.status == 409:
+                await self._refresh(key)
+            else:
+                raise
+            self._again(key, 0.0)
+            return
+        memory.written_at = self._clock()
+        memory.sent = (decision.status, written.get("status") or {})
+        self._store.put({**written, "kind": RLRUN.kind}, self._now())
+        self._metrics.status_written(key, old, decision.status, self._clock())
+        await self._post(run, decision.events)
+
+    async def _refresh(self, key: Key) -> None:
+        """Somebody changed the run while this pass was under way; read it rather than wait for the watch."""
+        live = await self._client.get(RLRUN, *key)
+        if live is not None:
+            self._store.put({**live, "kind": RLRUN.kind}, self._now())
+
+    async def _post(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
+        for event in events:
+            await self._poster.post(run, event)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch (RFC 7386) that holds all of `new` and removes what only `old` has."""
+    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            patch[name] = merge_patch(before, value)
+        else:
+            patch[name] = value
+    return patch
+
+
+def _quota_event(error: OverQuotaError) -> Manifest:
+    metadata = error.manifest["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": str(error),
+        "involvedObject": {
+            "kind": error.manifest["kind"],
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+        },
+    }
+
+
+def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
+    """Only the report of a decision that waits for a quota. It must not record as done what was not done."""
+    status = decision.status
+    if not rest_done:
+        told = ("phase", "conditions", "reason", "message")
+        status = {**(run.get("status") or {}), **{name: status[name] for name in told if name in status}}
+    return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())

@@ -1,0 +1,194 @@
+"""From what was decided to what is told: the whole status, how urgent its writing is, and the events that a change is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlrun.api.status import RLRunStatus, RoleStatus
+from rlrun_operator import reasons
+from rlrun_operator.case import Case
+from rlrun_operator.conditions import Say, find, foremost, is_true, phase, write
+from rlrun_operator.judge import shorten
+from rlrun_operator.progress import Report
+from rlrun_operator.state import EventRecord, Urgency
+
+EVENT_MAX = 1000
+"""Characters of an event's message; the API's limit is 1024."""
+_AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "observedGeneration", "nextRetryTime")
+_MERE_PROGRESS = ("progress", "checkpoint", "steps")
+
+
+def status(case: Case, said: Mapping[str, Say], updates: Mapping[str, Any], *, training: bool) -> RLRunStatus:
+    """The new status.
+
+    Args:
+        case: what was decided about.
+        said: conditions that are spoken of; the others stay as they were.
+        updates: fields of the status that change.
+        training: whether the current attempt has trained a step.
+    """
+    past = case.past
+    conditions = write(past.conditions, said, generation=case.generation, now=case.now)
+    kstatus = _kstatus(conditions, training)
+    conditions = write(conditions, kstatus, generation=case.generation, now=case.now)
+    first = foremost(conditions)
+    new = past.model_copy(
+        update={
+            "observed_generation": case.generation,
+            "conditions": conditions,
+            "phase": phase(conditions),
+            "reason": first.reason if first else None,
+            "message": first.message if first else None,
+            **updates,
+        }
+    )
+    return new.model_copy(
+        update={
+            "steps": f"{new.progress.step}/{new.progress.total_steps}",
+            "trainer_ready": f"{new.trainer.ready}/{new.trainer.desired}",
+            "inference_ready": f"{new.inference.ready}/{new.inference.desired}",
+        }
+    )
+
+
+def _kstatus(conditions: list[Any], training: bool) -> dict[str, Say]:
+    failed, valid = find(conditions, reasons.FAILED), find(conditions, reasons.CONFIGURATION_VALID)
+    stuck = (
+        failed
+        if is_true(conditions, reasons.FAILED)
+        else valid
+        if valid is not None and valid.status == "False"
+        else None
+    )
+    first = foremost(conditions)
+    reason, message = (first.reason, first.message) if first is not None else (reasons.SCHEDULING, "")
+    over = is_true(conditions, reasons.COMPLETE) or is_true(conditions, reasons.FAILED)
+    steady = training and not is_true(conditions, reasons.RESTARTING) and find(conditions, reasons.COMPLETE) is None
+    return {
+        reasons.RECONCILING: Say("False" if over or steady else "True", reason, message),
+        reasons.STALLED: Say("True", stuck.reason, stuck.message)
+        if stuck is not None
+        else Say("False", reasons.NOT_FAILED, "nothing needs a person"),
+    }
+
+
+def document(new: RLRunStatus) -> dict[str, Any]:
+    """The status as it is written."""
+    result: dict[str, Any] = new.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return result
+
+
+def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False) -> dict[str, RoleStatus]:
+    """Desired and ready pods of each role; `over`: none is desired any more."""
+    wanted, pods = case.wanted, case.pods_of_attempt(attempt)
+    ready = {
+        role: sum(1 for p in pods if p.role == role and p.ready) for role in ("trainer", "inference", "orchestrator")
+    }
+    version = report.policy_version if report is not None else case.past.inference.weight_version
+    return {
+        "trainer": RoleStatus(desired=0 if over else wanted.trainers, ready=ready["trainer"]),
+        "inference": RoleStatus(
+            desired=0 if over else wanted.engines, ready=ready["inference"], weight_version=version
+        ),
+        "orchestrator": RoleStatus(desired=0 if over else 1, ready=ready["orchestrator"]),
+    }
+
+
+def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
+    """How long the change may wait to be written."""
+    changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
+    if not old or changed & set(_AT_ONCE) or _truth(old) != _truth(new):
+        return "now"
+    return "progress" if changed <= set(_MERE_PROGRESS) else "soon"
+
+
+def _truth(document: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The conditions that ask for action; readiness of pods is not among them and may wait a moment."""
+    acted_on = (reasons.CONFIGURATION_VALID, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED, reasons.STALLED)
+    return {c["type"]: (c["status"], c["reason"]) for c in document.get("conditions") or () if c["type"] in acted_on}
+
+
+def events(old: RLRunStatus, new: RLRunStatus) -> tuple[EventRecord, ...]:
+    """What is worth an event, by comparing two statuses. At most three from creation to the first step of a healthy run."""
+    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _events(old, new))
+
+
+def _events(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    yield from _of_failure(old, new)
+    if new.attempt > old.attempt:
+        what = f"{new.trainer.desired} trainer pods, {new.inference.desired} engines and the orchestrator"
+        yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
+    yield from _of_configuration(old, new)
+    yield from _of_inference(old, new)
+    resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
+    if resumed and before is None:
+        lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
+        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {lost} steps are trained again"
+        yield EventRecord("Normal", reasons.RESUMED, message)
+    if new.phase == "Running" and old.phase != "Running":
+        yield EventRecord("Normal", reasons.TRAINING, f"attempt {new.attempt} trains: step {new.progress.step} is done")
+    yield from _of_problems(old, new)
+    if new.phase == "Complete" and old.phase != "Complete":
+        yield EventRecord("Normal", reasons.COMPLETED, f"all {new.progress.total_steps} steps are trained")
+
+
+def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    failure, failed = new.last_failure, new.phase == "Failed" and old.phase != "Failed"
+    if failed:
+        reason, message = _said(new, reasons.FAILED)
+        yield EventRecord("Warning", reason, message)
+    elif failure is not None and failure != old.last_failure:
+        told = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
+        when = f"; next attempt not before {new.next_retry_time}" if new.next_retry_time else "; restarting at once"
+        if failure.reason == reasons.NUMBER_TAKEN:
+            yield EventRecord("Normal", reasons.ATTEMPT_TAKEN, told)
+        elif failure.counted:
+            count = f"; restart {new.restarts_counted_towards_max} that counts"
+            yield EventRecord("Warning", reasons.ATTEMPT_FAILED, told + count + when)
+        else:
+            yield EventRecord("Warning", reasons.DISRUPTED, f"{told}; the restart does not count{when}")
+
+
+def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    was, _ = _said(old, reasons.CONFIGURATION_VALID)
+    reason, message = _said(new, reasons.CONFIGURATION_VALID)
+    if reason == was:
+        return
+    if reason == reasons.CHANGE_PENDING:
+        yield EventRecord("Normal", reason, message)
+    elif reason == reasons.INVALID_CONFIGURATION and new.phase != "Failed":
+        yield EventRecord("Warning", reason, message)
+
+
+def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    if new.phase in ("Completing", "Complete", "Failed"):
+        return
+    was, now = (
+        is_true(old.conditions, reasons.INFERENCE_AVAILABLE),
+        is_true(new.conditions, reasons.INFERENCE_AVAILABLE),
+    )
+    if now and not was:
+        yield EventRecord("Normal", reasons.ENGINES_AVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+    elif was and not now:
+        yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+    before, after = old.inference.desired, new.inference.desired
+    if before and after != before:
+        yield EventRecord("Normal", reasons.INFERENCE_SCALED, f"inference.replicas: {before} to {after} engines")
+
+
+def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    """The problem that matters most, once it appears; of what a running run may have beside it, each."""
+    if new.reason in reasons.PROBLEMS and new.reason != old.reason:
+        yield EventRecord("Warning", str(new.reason), new.message or "")
+    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY):
+        was, (reason, message) = _said(old, kind)[0], _said(new, kind)
+        if reason in reasons.PROBLEMS and reason not in (was, new.reason):
+            yield EventRecord("Warning", reason, message)
+    if _said(old, reasons.PROGRESSING)[0] == reasons.HEARTBEAT_LOST and is_true(new.conditions, reasons.PROGRESSING):
+        yield EventRecord("Normal", reasons.HEARTBEAT_RESUMED, "the orchestrator renews its Lease again")
+
+
+def _said(status: RLRunStatus, kind: str) -> tuple[str, str]:
+    found = find(status.conditions, kind)
+    return (found.reason, found.message) if found is not None else ("", "")

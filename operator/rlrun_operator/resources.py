@@ -1,0 +1,57 @@
+"""Kinds that the operator reads or writes, and their places in the Kubernetes API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlrun_operator.names import GROUP, KIND, PLURAL, VERSION
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind of Kubernetes object."""
+
+    kind: str
+    group: str
+    """Empty: the core group."""
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As in manifests."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Path on the API server; without a namespace: of all namespaces."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if namespace is not None and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/" + "/".join(parts)
+
+
+RLRUN = Resource(KIND, GROUP, VERSION, PLURAL)
+POD = Resource("Pod", "", "v1", "pods")
+STATEFUL_SET = Resource("StatefulSet", "apps", "v1", "statefulsets")
+DEPLOYMENT = Resource("Deployment", "apps", "v1", "deployments")
+CLAIM = Resource("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
+LEASE = Resource("Lease", "coordination.k8s.io", "v1", "leases")
+EVENT = Resource("Event", "", "v1", "events")
+NODE = Resource("Node", "", "v1", "nodes", namespaced=False)
+
+WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE)
+"""What the watches deliver into the store."""
+
+_WRITTEN = (
+    Resource("Service", "", "v1", "services"),
+    Resource("ConfigMap", "", "v1", "configmaps"),
+    Resource("Secret", "", "v1", "secrets"),
+    Resource("ServiceAccount", "", "v1", "serviceaccounts"),
+    Resource("Role", "rbac.authorization.k8s.io", "v1", "roles"),
+    Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
+    Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+)
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, *_WRITTEN)}

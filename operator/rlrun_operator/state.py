@@ -1,0 +1,99 @@
+"""What `decide` is given and what it answers: values only, so that every case is a table row in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlrun_operator.names import Ref
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that is known about one run, as the API server told it."""
+
+    run: Manifest
+    """The RLRun."""
+    children: Mapping[Ref, Manifest]
+    """Its StatefulSet, Deployment and PersistentVolumeClaim (also one that `storage.claimName` names), from the watches."""
+    pods: tuple[Manifest, ...]
+    """All pods that carry its label, ending ones included."""
+    lease: Manifest | None
+    """The progress Lease."""
+    lease_changed_at: float | None
+    """When this operator saw the Lease's renewal change last, in seconds since the epoch; clocks of others are not compared."""
+    events: tuple[Manifest, ...] = ()
+    """Recent Warning events about its children; looked up only while something waits."""
+    nodes: tuple[Manifest, ...] | None = None
+    """The cluster's nodes; None: not allowed to read them, or not looked up."""
+    rejection: str | None = None
+    """Why the API server refused this spec's children (dry-run, quota or admission); None: it did not."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Server-side apply of one object."""
+
+    manifest: Manifest
+    expect_absent: bool = False
+    """The cache says that it does not exist; confirm with a live GET first and leave an existing one alone: the cache may lag."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Set the replicas of a StatefulSet or Deployment and nothing else."""
+
+    ref: Ref
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete one object, in the background."""
+
+    ref: Ref
+    uid: str
+    """Precondition: a successor of the same name is not meant."""
+    grace_seconds: int | None = None
+    """None: the pod's own."""
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """An event to post on the run."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+Urgency = Literal["now", "soon", "progress"]
+"""How long a status may wait to be written together with later changes: not at all, SOON_SECONDS, PROGRESS_SECONDS."""
+SOON_SECONDS = 2.0
+PROGRESS_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, in this order: dry-run, create, apply, scale, delete, status, events."""
+
+    status: Mapping[str, Any]
+    """The whole new status, camelCase, without nulls; written if it differs."""
+    urgency: Urgency = "now"
+    dry_run: tuple[Manifest, ...] = ()
+    """Apply these server-side with dryRun=All first; the first refusal stops everything else and comes back as `Observed.rejection`."""
+    create: tuple[Manifest, ...] = ()
+    """POST; one that exists is left as it is (claim, Secret, Lease)."""
+    apply: tuple[Apply, ...] = ()
+    scale: tuple[Scale, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    events: tuple[EventRecord, ...] = ()
+    """Posted after the status is written, so that a retry does not repeat them."""
+    wake_in: float | None = None
+    """Look again after this many seconds even if nothing happens."""
+    look_up: frozenset[Literal["events", "nodes"]] = field(default_factory=frozenset)
+    """Facts that would explain a wait better; the next observation should hold them."""

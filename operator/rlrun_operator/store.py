@@ -1,0 +1,287 @@
+"""The operator's memory of the cluster: plain dicts, fed by the watches, by list calls and by the answers to its own writes.
+
+The newest resourceVersion of an object wins, whichever way it came, so that the operator never decides on a state older than what it
+wrote itself. Only what decisions need is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rlrun_operator.names import RUN_LABEL
+from rlrun_operator.resources import CLAIM, LEASE, POD, RLRUN
+from rlrun_operator.state import Manifest
+
+Key = tuple[str, str]
+"""Namespace and name of a run."""
+Ident = tuple[str, str, str]
+"""Kind, namespace and name of an object."""
+TOMBSTONES = 4096
+"""Deleted objects whose late events are still recognised."""
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_CONTAINER = ("name", "image", "resources")
+_CONTAINER_STATUS = ("name", "image", "ready", "started", "restartCount", "state", "lastState")
+_CLAIM_SPEC = ("storageClassName", "volumeName", "accessModes", "resources", "volumeMode")
+
+
+class Store:
+    """All runs and their children."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Ident, Manifest] = {}
+        self._of_run: dict[Key, set[Ident]] = {}
+        self._users: dict[Ident, set[Key]] = {}
+        self._lease_changed: dict[Ident, float] = {}
+        self._dead: dict[str, None] = {}
+
+    def put(self, manifest: Mapping[str, Any], now: float) -> set[Key]:
+        """Take in one object.
+
+        Args:
+            manifest: the object as the API server sent it, with its kind.
+            now: seconds since the epoch; when the operator saw it.
+
+        Returns:
+            runs for which something changed; none for an old or an equal version.
+        """
+        metadata = manifest["metadata"]
+        ident = (sys.intern(manifest["kind"]), sys.intern(metadata.get("namespace", "")), metadata["name"])
+        if metadata["uid"] in self._dead:
+            return set()
+        slim = slimmed(manifest)
+        known = self._objects.get(ident)
+        if known is not None and not _newer(slim, known):
+            return set()
+        if ident[0] == LEASE.kind and (known is None or _renewal(known) != _renewal(slim)):
+            self._lease_changed[ident] = now
+        self._objects[ident] = slim
+        if ident[0] == RLRUN.kind:
+            self._remember_claim((ident[1], ident[2]), known, slim)
+        keys = self._keys(ident, slim)
+        if known is not None:
+            if _same(slim, known):
+                return set()
+            keys |= self._keys(ident, known)
+            self._disown(ident, known)
+        owner = _label(slim)
+        if owner is not None:
+            self._of_run.setdefault(owner, set()).add(ident)
+        return keys
+
+    def remove(self, kind: str, namespace: str, name: str, uid: str | None = None) -> set[Key]:
+        """Forget an object that no longer exists; a successor of the same name stays.
+
+        Returns:
+            runs for which something changed.
+        """
+        ident = (kind, namespace, name)
+        if uid is not None:
+            self._dead[uid] = None
+            while len(self._dead) > TOMBSTONES:
+                del self._dead[next(iter(self._dead))]
+        known = self._objects.get(ident)
+        if known is None or (uid is not None and known["metadata"]["uid"] != uid):
+            return set()
+        del self._objects[ident]
+        self._lease_changed.pop(ident, None)
+        keys = self._keys(ident, known)
+        if kind == RLRUN.kind:
+            self._remember_claim((namespace, name), known, None)
+        self._disown(ident, known)
+        return keys
+
+    def prune(self, kind: str, namespace: str | None, before: Iterable[Ident], listed: Iterable[Ident]) -> set[Key]:
+        """Forget what a complete list no longer has: deletions that happened while no watch was looking.
+
+        Args:
+            kind: of the list.
+            namespace: of the list; None: all.
+            before: `idents(kind, namespace)` taken before the list was asked for; younger objects are not judged by it.
+            listed: what the list has.
+        """
+        keys: set[Key] = set()
+        for ident in set(before) - set(listed):
+            known = self._objects.get(ident)
+            if known is not None:
+                keys |= self.remove(*ident, uid=known["metadata"]["uid"])
+        return keys
+
+    def idents(self, kind: str, namespace: str | None) -> set[Ident]:
+        """All objects of a kind."""
+        return {i for i in self._objects if i[0] == kind and namespace in (None, i[1])}
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object."""
+        return self._objects.get((kind, namespace, name))
+
+    def runs(self) -> list[Manifest]:
+        """All runs."""
+        return [found for ident, found in self._objects.items() if ident[0] == RLRUN.kind]
+
+    def children(self, key: Key) -> list[Manifest]:
+        """Everything that carries the run's label, pods included, sorted by kind and name."""
+        return [self._objects[ident] for ident in sorted(self._of_run.get(key, ()))]
+
+    def lease_changed_at(self, namespace: str, name: str) -> float | None:
+        """When a renewal of this Lease was seen last, in seconds since the epoch."""
+        return self._lease_changed.get((LEASE.kind, namespace, name))
+
+    def rebase_leases(self, now: float) -> None:
+        """Take all Leases for renewed now: the operator could not see renewals for a while, which says nothing about the runs."""
+        for ident in self._lease_changed:
+            self._lease_changed[ident] = now
+
+    def count(self) -> dict[str, int]:
+        """Number of objects by kind."""
+        counts: dict[str, int] = {}
+        for kind, _, _ in self._objects:
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
+
+    def _keys(self, ident: Ident, manifest: Manifest) -> set[Key]:
+        kind, namespace, name = ident
+        if kind == RLRUN.kind:
+            return {(namespace, name)}
+        keys = set(self._users.get(ident, ()))
+        owner = _label(manifest)
+        return keys if owner is None else keys | {owner}
+
+    def _disown(self, ident: Ident, manifest: Manifest) -> None:
+        owner = _label(manifest)
+        if owner is not None and owner in self._of_run:
+            self._of_run[owner].discard(ident)
+            if not self._of_run[owner]:
+                del self._of_run[owner]
+
+    def _remember_claim(self, key: Key, old: Manifest | None, new: Manifest | None) -> None:
+        before, after = claim_name(old), claim_name(new)
+        if before and before != after:
+            users = self._users.get((CLAIM.kind, key[0], before), set())
+            users.discard(key)
+            if not users:
+                self._users.pop((CLAIM.kind, key[0], before), None)
+        if after:
+            self._users.setdefault((CLAIM.kind, key[0], after), set()).add(key)
+
+
+def _label(manifest: Manifest) -> Key | None:
+    """The run whose child this is, by its label."""
+    if manifest["kind"] == RLRUN.kind:
+        return None
+    run = (manifest["metadata"].get("labels") or {}).get(RUN_LABEL)
+    return (manifest["metadata"].get("namespace", ""), run) if run else None
+
+
+def claim_name(run: Manifest | None) -> str | None:
+    """Name of the claim that a run brings along; the spec may be malformed."""
+    storage = (run or {}).get("spec", {}).get("storage")
+    name = storage.get("claimName") if isinstance(storage, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _newer(new: Manifest, old: Manifest) -> bool:
+    """Whether `new` is a later state than `old` of what has their name."""
+    if new["metadata"]["uid"] != old["metadata"]["uid"]:
+        return _version(new) > _version(old)
+    return _version(new) >= _version(old)
+
+
+def _version(manifest: Manifest) -> int:
+    """resourceVersion as a number: comparable for all objects of one API server."""
+    value = str(manifest["metadata"].get("resourceVersion", ""))
+    return int(value) if value.isdecimal() else sys.maxsize
+
+
+def _same(a: Manifest, b: Manifest) -> bool:
+    """Whether two slimmed objects differ in nothing but their version."""
+    return {**a, "metadata": {**a["metadata"], "resourceVersion": ""}} == {
+        **b,
+        "metadata": {**b["metadata"], "resourceVersion": ""},
+    }
+
+
+def _renewal(lease: Manifest) -> object:
+    spec = lease.get("spec") or {}
+    return spec.get("renewTime"), spec.get("holderIdentity")
+
+
+def slimmed(manifest: Mapping[str, Any]) -> Manifest:
+    """A copy of an object without what decisions never read; most of a pod, all managed fields."""
+    metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
+    annotations = metadata.get("annotations")
+    if annotations and _LAST_APPLIED in annotations:
+        metadata["annotations"] = {name: value for name, value in annotations.items() if name != _LAST_APPLIED}
+    slim: dict[str, Any] = {
+        "apiVersion": manifest.get("apiVersion"),
+        "kind": manifest["kind"],
+        "metadata": metadata,
+    }
+    select = _SPECS.get(manifest["kind"])
+    spec, status = manifest.get("spec"), manifest.get("status")
+    if spec is not None:
+        slim["spec"] = select(spec) if select else spec
+    if status is not None:
+        slim["status"] = _pod_status(status) if manifest["kind"] == POD.kind else status
+    result: Manifest = _interned(slim)
+    return result
+
+
+def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
+    for group in ("containers", "initContainers"):
+        if spec.get(group):
+            kept[group] = [{k: c[k] for k in _CONTAINER if k in c} for c in spec[group]]
+    return kept
+
+
+def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: status[name]
+        for name in ("phase", "conditions", "reason", "message", "podIP", "startTime")
+        if name in status
+    }
+    for group in ("containerStatuses", "initContainerStatuses"):
+        if status.get(group):
+            kept[group] = [{k: c[k] for k in _CONTAINER_STATUS if k in c} for c in status[group]]
+    return kept
+
+
+def _workload_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"replicas": spec["replicas"]} if "replicas" in spec else {}
+
+
+def _claim_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: spec[name] for name in _CLAIM_SPEC if name in spec}
+
+
+_SPECS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "Pod": _pod_spec,
+    "StatefulSet": _workload_spec,
+    "Deployment": _workload_spec,
+    "PersistentVolumeClaim": _claim_spec,
+}
+
+
+def _interned(value: Any) -> Any:
+    """The same JSON with shared strings: the objects of a thousand runs repeat a few hundred words."""
+    if isinstance(value, dict):
+        return {sys.intern(k): _interned(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_interned(v) for v in value]
+    return sys.intern(value) if type(value) is str and len(value) < 64 else value

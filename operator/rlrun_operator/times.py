@@ -1,0 +1,21 @@
+"""Kubernetes' notation of time: RFC 3339 in UTC, whole seconds."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+
+def rfc3339(seconds: float) -> str:
+    """`seconds` since the epoch, rounded down."""
+    return datetime.fromtimestamp(math.floor(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds_of(text: object) -> float | None:
+    """Seconds since the epoch; None where there is no readable time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

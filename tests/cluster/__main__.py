@@ -1,0 +1,146 @@
+"""`python -m tests.cluster`: the cluster by hand."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import api, binaries
+from .errors import ClusterError
+from .progress import Progress
+from .provider import PROVIDERS, detect_provider
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.add_argument("--name", default=api.DEFAULT_NAME, help="name of the cluster (default: %(default)s)")
+        return made
+
+    up = command("up", "Bring a cluster up; of one that is up, say so.")
+    up.add_argument("--nodes", type=int, default=2, help="nodes that run containers; 0 for fake nodes alone")
+    up.add_argument("--provider", choices=PROVIDERS, help="default: the first that works")
+    up.add_argument("--no-kwok", dest="kwok", action="store_false", help="without fake nodes")
+    up.add_argument("--image", type=Path, action="append", default=[], metavar="ARCHIVE", help="load before the start")
+    up.add_argument("--tie", action="store_true", help="stay, and end the cluster when this command is interrupted")
+    command("down", "Take a cluster down; of none, say so.")
+    command("status", "Show all clusters, and the nodes of one.")
+    command("kubeconfig", "Print the path of the kubeconfig.")
+    load = command("load-image", "Make docker archives usable in the cluster, or in the next one when it is not up.")
+    load.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
+    command("prepare", "Do the slow part of `up`: packages, binaries, the pause image.")
+    command("check-clean", "Fail when anything of any cluster is left on this machine.")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; errors are one message on stderr and exit status 1."""
+    options = parser().parse_args(arguments)
+    try:
+        return COMMANDS[options.command](options)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _up(options: argparse.Namespace) -> int:
+    progress = Progress()
+    cluster = api.up(
+        options.name,
+        nodes=options.nodes,
+        kwok=options.kwok,
+        images=options.image,
+        provider=options.provider,
+        tie=options.tie,
+        progress=progress,
+    )
+    progress(f"cluster {cluster.name} ({cluster.provider}) is ready. To use it:")
+    print(f"export KUBECONFIG={cluster.kubeconfig}\nexport PATH={cluster.bin}:$PATH")
+    if options.tie:
+        print("It ends with this command: press Ctrl-C.", flush=True)
+        try:
+            sys.stdin.read()
+        finally:
+            api.down(options.name, progress=progress)
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    if not api.down(options.name, progress=Progress()):
+        print(f"cluster {options.name} is not up: nothing to do")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    for name in api.names():
+        cluster = api.find(name)
+        print(f"{name:12} {api.recorded_provider(name):10} {'up' if cluster else 'down, remains on disk'}")
+    cluster = api.find(options.name)
+    if cluster is None:
+        print(f"cluster {options.name} is not up")
+        return 1
+    print(f"KUBECONFIG={cluster.kubeconfig}\n{cluster.kubectl('get', 'nodes', '-o', 'wide')}", end="")
+    return 0
+
+
+def _kubeconfig(options: argparse.Namespace) -> int:
+    print(api.attach(options.name).kubeconfig)
+    return 0
+
+
+def _load_image(options: argparse.Namespace) -> int:
+    progress = Progress()
+    cluster = api.find(options.name)
+    if cluster is not None:
+        cluster.load_image(*options.archives)
+        progress(f"loaded into cluster {cluster.name}")
+        return 0
+    if detect_provider(None) != "native":
+        raise ClusterError(f"cluster {options.name} is not up: bring it up first, only the native provider can wait")
+    from .native import golden
+
+    golden.add(options.archives, progress)
+    progress("in place for the next cluster")
+    return 0
+
+
+def _prepare(_: argparse.Namespace) -> int:
+    progress = Progress()
+    if detect_provider(None) == "native":
+        from .native import golden, lifecycle
+
+        lifecycle.prepare(progress)
+        golden.add([], progress)
+    else:
+        binaries.find("kube", "helm", progress=progress)
+    progress("everything that a cluster needs is in place")
+    return 0
+
+
+def _check_clean(_: argparse.Namespace) -> int:
+    from .native.leftovers import known_names, leftovers
+
+    found = [line for name in known_names() for line in leftovers(name)]
+    print(json.dumps(found, indent=1) if found else "nothing is left of any cluster")
+    return 1 if found else 0
+
+
+COMMANDS = {
+    "up": _up,
+    "down": _down,
+    "status": _status,
+    "kubeconfig": _kubeconfig,
+    "load-image": _load_image,
+    "prepare": _prepare,
+    "check-clean": _check_clean,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The binaries of a cluster and where they come from: a given folder, the cache, the official release, `go build`."""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .cache import cache_root, locked
+from .downloads import DownloadError, Release
+from .errors import ClusterError
+from .progress import Progress
+
+MODULES = Path(__file__).parent / "kube"  # one Go module for each tool, pinned by its go.mod and go.sum
+OLDEST_GO = (1, 24)
+BUILD_JOBS = 2  # a link of Kubernetes takes 2 GB: more jobs at a time help little and can exhaust a small machine
+ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+GITHUB = "https://github.com"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One Go module below `kube/` and the binaries that it makes.
+
+    Attributes:
+        name: the module's folder.
+        module: the upstream module; its version in go.mod is the tool's version.
+        package: what `go build` is told to build.
+        commands: the names under which the binary is called.
+        version_flags: linker flags that set the version the binary reports; `{version}` without the `v`, `{minor}` its second part.
+        releases: the official release of each command, if its project publishes checksums.
+    """
+
+    name: str
+    module: str = ""
+    package: str = "."
+    commands: tuple[str, ...] = ()
+    version_flags: str = ""
+    releases: dict[str, Release] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The Go module."""
+        return MODULES / self.name
+
+    @property
+    def version(self) -> str:
+        """The pinned version without its `v`; the tool that is only our own code has none."""
+        found = re.search(rf"{re.escape(self.module)} v(\S+)", (self.folder / "go.mod").read_text())
+        return found[1] if self.module and found else ""
+
+    @property
+    def version_text(self) -> str:
+        """Name and version, for messages."""
+        return f"{self.name} {self.version}".strip()
+
+
+def _kubernetes(command: str) -> Release:
+    url = f"https://dl.k8s.io/release/v{{version}}/bin/linux/{ARCH}/{command}"
+    return Release(url, url + ".sha256")
+
+
+KUBE_COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+_HELM = f"https://get.helm.sh/helm-v{{version}}-linux-{ARCH}.tar.gz"
+_ETCD = f"{GITHUB}/etcd-io/etcd/releases/download/v{{version}}"
+_COREDNS = f"{GITHUB}/coredns/coredns/releases/download/v{{version}}/coredns_{{version}}_linux_{ARCH}.tgz"
+_VERSION = "k8s.io/component-base/version"
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool(
+            "kube",
+            "k8s.io/kubernetes",
+            commands=KUBE_COMMANDS,
+            version_flags=f"-X {_VERSION}.gitVersion=v{{version}} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor={{minor}}",
+            releases={command: _kubernetes(command) for command in KUBE_COMMANDS},
+        ),
+        Tool(
+            "etcd",
+            "go.etcd.io/etcd/server/v3",
+            "go.etcd.io/etcd/server/v3",
+            ("etcd",),
+            releases={
+                "etcd": Release(
+                    f"{_ETCD}/etcd-v{{version}}-linux-{ARCH}.tar.gz",
+                    f"{_ETCD}/SHA256SUMS",
+                    f"etcd-v{{version}}-linux-{ARCH}/etcd",
+                )
+            },
+        ),
+        Tool(
+            "coredns",
+            "github.com/coredns/coredns",
+            commands=("coredns",),
+            releases={"coredns": Release(_COREDNS, _COREDNS + ".sha256", "coredns")},
+        ),
+        Tool("kwok", "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", ("kwok",)),
+        Tool(
+            "helm",
+            "helm.sh/helm/v3",
+            "helm.sh/helm/v3/cmd/helm",
+            ("helm",),
+            version_flags="-X helm.sh/helm/v3/internal/version.version=v{version}",
+            releases={"helm": Release(_HELM, _HELM + ".sha256sum", f"linux-{ARCH}/helm")},
+        ),
+        Tool("pause", commands=("pause",)),
+    )
+}
+
+
+def find(*names: str, progress: Progress) -> dict[str, Path]:
+    """Get the tools `names`, each from the first place that has it.
+
+    Returns:
+        The path of every command of these tools.
+
+    Raises:
+        ClusterError: a tool is in no place and cannot be built.
+    """
+    commands: dict[str, Path] = {}
+    for name in names:
+        tool = TOOLS[name]
+        with locked(f"binary-{name}"):
+            folder = _given(tool) or _cached(tool) or _downloaded(tool, progress) or _built(tool, progress)
+        commands |= {command: folder / command for command in tool.commands}
+    return commands
+
+
+def module_key(tool: Tool) -> str:
+    """Twelve hex digits over all that decides the binary but the compiler: go.mod, go.sum, the Go source, the flags."""
+    digest = hashlib.sha256(f"{tool.package} {tool.version_flags} {ARCH}".encode())
+    for path in sorted(tool.folder.iterdir()):
+        if path.suffix in (".mod", ".sum", ".go"):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _complete(tool: Tool, folder: Path) -> bool:
+    return all(os.access(folder / command, os.X_OK) for command in tool.commands)
+
+
+def _given(tool: Tool) -> Path | None:
+    given = os.environ.get("RLRUN_KUBE_BIN")
+    return Path(given).resolve() if given and _complete(tool, Path(given)) else None
+
+
+def _cache_folder(tool: Tool, origin: str) -> Path:
+    return cache_root() / "bin" / f"{tool.name}-{module_key(tool)}-{origin}"
+
+
+def _cached(tool: Tool) -> Path | None:
+    go = go_version()
+    folders = [_cache_folder(tool, "release"), *([_cache_folder(tool, f"go{go}")] if go else [])]
+    return next((folder for folder in folders if _complete(tool, folder)), None)
+
+
+def _downloaded(tool: Tool, progress: Progress) -> Path | None:
+    if not tool.releases:
+        return None
+    folder = _cache_folder(tool, "release")
+    try:
+        contents = {command: release.fetch(tool.version) for command, release in tool.releases.items()}
+    except DownloadError as reason:
+        progress(f"{tool.name}: no release download ({reason})")
+        return None
+    with _replacing(folder) as new:
+        for command, content in contents.items():
+            (new / command).write_bytes(content)
+            (new / command).chmod(0o755)
+    progress(f"{tool.name} {tool.version} downloaded")
+    return folder
+
+
+def go_version() -> str:
+    """The version of the Go on PATH ("1.26.8"); empty without one."""
+    if shutil.which("go") is None:
+        return ""
+    answer = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, env=_go_environment())
+    return answer.stdout.strip().removeprefix("go")
+
+
+def _go_environment() -> dict[str, str]:
+    return {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-trimpath -buildvcs=false", "CGO_ENABLED": "0"}
+
+
+def _built(tool: Tool, progress: Progress) -> Path:
+    version = go_version()
+    if not version or tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_GO:
+        needed = ".".join(map(str, OLDEST_GO))
+        raise ClusterError(
+            f"{tool.name} is neither in RLRUN_KUBE_BIN nor in {cache_root() / 'bin'}, cannot be downloaded, and "
+            f"{'Go ' + version if version else 'no Go'} is on PATH: install Go {needed} or later (https://go.dev/dl), "
+            f"or set RLRUN_KUBE_BIN to a folder that holds {', '.join(tool.commands)}"
+        )
+    progress(f"go build {tool.version_text} (the first time takes minutes)")
+    folder = _cache_folder(tool, f"go{version}")
+    minor = tool.version.split(".")[1] if tool.version else ""
+    flags = f"-s -w {tool.version_flags.format(version=tool.version, minor=minor)}".strip()
+    with _replacing(folder) as new:
+        command = ["go", "build", "-p", str(BUILD_JOBS), "-ldflags", flags, "-o", str(new / tool.name), tool.package]
+        environment = {**_go_environment(), "GOMAXPROCS": str(BUILD_JOBS)}
+        result = subprocess.run(command, cwd=tool.folder, env=environment, capture_output=True, text=True)
+        if result.returncode != 0:
+            tail = "\n".join(result.stderr.strip().splitlines()[-15:])
+            raise ClusterError(f"{' '.join(command)} failed in {tool.folder}:\n{tail}")
+        for name in tool.commands:
+            if name != tool.name:
+                (new / name).symlink_to(tool.name)
+    progress(f"{tool.version_text} built")
+    return folder
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` at the end, whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    new.chmod(0o755)
+    try:
+        yield new
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""Installs the product into a cluster as its documentation says: the two Helm charts, with images that were built from this checkout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.cluster.api import Cluster
+
+CHARTS = Path(__file__).resolve().parents[2] / "charts"
+SYSTEM = "rlrun-system"
+RELEASE = "rlrun-operator"
+INSTALL_SECONDS = 120.0
+
+
+def install(
+    cluster: Cluster,
+    images: Mapping[str, str],
+    *,
+    watch: Sequence[str] = ("default",),
+    values: Mapping[str, str] | None = None,
+) -> None:
+    """Install, or upgrade to, the CRD and the operator, and wait until it is ready.
+
+    Args:
+        cluster: where.
+        images: references of `operator`, `trainer`, `orchestrator` and `inference`.
+        watch: namespaces whose runs the operator serves.
+        values: more `--set` of the operator's chart.
+    """
+    cluster.helm("upgrade", "--install", "rlrun-crds", str(CHARTS / "rlrun-crds"), "--wait", timeout=INSTALL_SECONDS)
+    settings = {
+        "image": images["operator"],
+        "images.trainer": images["trainer"],
+        "images.orchestrator": images.get("orchestrator", images["trainer"]),
+        "images.inference": images["inference"],
+        "watchNamespaces": "{" + ",".join(watch) + "}",
+        "readNodes": "true",
+        **(values or {}),
+    }
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    cluster.helm(
+        "upgrade",
+        "--install",
+        RELEASE,
+        str(CHARTS / "rlrun-operator"),
+        "--namespace",
+        SYSTEM,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        f"{INSTALL_SECONDS:.0f}s",
+        *sets,
+        timeout=INSTALL_SECONDS + 30,  # helm's own limit first: killed, it would leave the release locked
+    )

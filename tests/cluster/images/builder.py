@@ -1,0 +1,124 @@
+"""From this checkout to image archives: builds what is missing, forgets what is old."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.cache import cache_root, locked
+from tests.cluster.errors import ClusterError
+from tests.cluster.progress import Say
+
+from .engines import Engine, choose, docker_works
+from .inputs import File, Ignore, arguments, copied, files, key, parse, read, write
+
+ROOT = Path(__file__).resolve().parents[3]
+IMAGES = ("trainer", "inference", "operator", "stub")
+CPU_ARGUMENTS = {"ACCELERATOR": "cpu"}
+KEPT = 2
+"""Archives of an image that stay: the present one and the one before it."""
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image that is there.
+
+    Attributes:
+        name: one of `IMAGES`.
+        reference: what a manifest calls it.
+        archive: the file to load it from, in docker's format; a changed image has another path.
+    """
+
+    name: str
+    reference: str
+    archive: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a build needs; made without building."""
+
+    image: BuiltImage
+    values: Mapping[str, str]
+    content: Mapping[str, File]
+
+
+def plan(name: str, base: Mapping[str, str], *, root: Path, archives: Path) -> Plan:
+    """Work out the key of the image that the checkout at `root` gives.
+
+    Args:
+        base: the build arguments of the base image.
+
+    Raises:
+        ClusterError: there is no such image, or a file that it needs is missing.
+    """
+    dockerfile = root / f"Dockerfile.{name}"
+    if not dockerfile.exists():
+        raise ClusterError(f"unknown image {name!r}; there are {', '.join(IMAGES)}")
+    text = dockerfile.read_text()
+    instructions = parse(text)
+    taken = arguments(instructions)
+    values = {argument: value for argument, value in {**base, **CPU_ARGUMENTS}.items() if argument in taken}
+    try:
+        names = files(root, copied(instructions, values), Ignore((root / ".dockerignore").read_text()))
+    except FileNotFoundError as error:
+        raise ClusterError(f"{dockerfile.name}: {error}") from None
+    content = {**read(root, names), "Dockerfile": File(text.encode(), executable=False)}
+    tag = key(values, content)
+    return Plan(BuiltImage(name, f"localhost/rlrun-{name}:{tag}", archives / f"{name}-{tag}.tar"), values, content)
+
+
+def build(names: Sequence[str] = IMAGES, *, say: Say = print) -> dict[str, BuiltImage]:
+    """Build the images that are not there as CPU images, the way the product's users build theirs.
+
+    Args:
+        names: some of `IMAGES`.
+
+    Raises:
+        ClusterError: no program to build with, or a build failed.
+    """
+    archives = cache_root() / "images"
+    archives.mkdir(parents=True, exist_ok=True)
+    with locked("images"):
+        for folder in archives.glob("context-*"):  # of a build that was killed
+            shutil.rmtree(folder)
+        return build_with(choose(docker_works, say), names, root=ROOT, archives=archives, say=say)
+
+
+def build_with(engine: Engine, names: Sequence[str], *, root: Path, archives: Path, say: Say) -> dict[str, BuiltImage]:
+    """`build` with a given engine, checkout and folder of archives."""
+    plans = [plan(name, engine.base(), root=root, archives=archives) for name in names]
+    missing = [each for each in plans if not each.image.archive.exists()]
+    if missing:
+        engine.prepare(say)
+    for each in missing:
+        began = time.monotonic()
+        _make(engine, each, archives)
+        size = each.image.archive.stat().st_size / 1e6
+        say(f"image {each.image.reference} built in {time.monotonic() - began:.1f} s, {size:.0f} MB")
+    for each in plans:
+        each.image.archive.touch()  # the newest stay
+        _forget_old(engine, each.image)
+    return {each.image.name: each.image for each in plans}
+
+
+def _make(engine: Engine, wanted: Plan, archives: Path) -> None:
+    image = wanted.image
+    log = archives / f"{image.name}.log"
+    log.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="context-", dir=archives) as folder:
+        write(wanted.content, Path(folder))
+        engine.build(Path(folder), image.reference, wanted.values, log)
+    unfinished = image.archive.with_suffix(".tmp")
+    unfinished.unlink(missing_ok=True)
+    engine.save(image.reference, unfinished, log)
+    unfinished.rename(image.archive)
+
+
+def _forget_old(engine: Engine, image: BuiltImage) -> None:
+    archives = sorted(image.archive.parent.glob(f"{image.name}-*.tar"), key=lambda file: file.stat().st_mtime)
+    for old in archives[:-KEPT]:
+        engine.remove(f"localhost/rlrun-{image.name}:{old.stem.removeprefix(f'{image.name}-')}")
+        old.unlink()

@@ -1,0 +1,3 @@
+module rlrun.io/testcluster/pause
+
+go 1.24.0

@@ -1,0 +1,67 @@
+"""Imports image archives into the golden root, by a containerd in namespaces of its own.
+
+Run as `python -I -S golden_import.py CONFIG LOG REQUEST` under unshare, as PID 1: whatever happens, no process or mount of it
+stays. REQUEST is the JSON of `golden.Request`. The exit status is 0 when every archive is imported and unpacked.
+
+Every layer carries a label that keeps it from containerd's garbage collection, which each import starts: nodes may have links
+to it, though its image's name has come to mean another image. `collect` takes the labels off before the import.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_TIMEOUT_S = 30.0
+CTR = ("ctr", "--namespace", "k8s.io")
+ROOT_LABEL = "containerd.io/gc.root"
+
+
+def ctr(*arguments: str) -> str:
+    """Run containerd's client; end with its message when it fails."""
+    result = subprocess.run([*CTR, *arguments], stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.exit(f"ctr {' '.join(arguments)} failed with {result.returncode}")
+    return result.stdout
+
+
+def label_layers(value: str) -> None:
+    """Keep all layers from collection, or with an empty value leave it to the images' names.
+
+    What is not committed is a half-unpacked layer of an import that was broken off: that may go at any time.
+    """
+    for line in ctr("snapshots", "ls").splitlines()[1:]:
+        if line.split()[-1] == "Committed":
+            ctr("snapshots", "label", line.split()[0], f"{ROOT_LABEL}={value}")
+
+
+def main() -> None:
+    """Start containerd, import, label, stop it in order: only then are its databases whole."""
+    config, log, request = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    text = Path(config).read_text()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
+    Path("/run/containerd.toml").write_text(text)
+    with Path(log).open("ab") as output:
+        daemon = subprocess.Popen(["containerd", "--config", "/run/containerd.toml"], stdout=output, stderr=output)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while subprocess.run([*CTR, "version"], capture_output=True).returncode != 0:
+        if time.monotonic() > deadline or daemon.poll() is not None:
+            sys.exit(f"containerd does not start: see {log}")
+        time.sleep(0.05)
+    if request["collect"]:
+        label_layers("")
+    for name in request["drop"]:
+        ctr("images", "rm", name)
+    for archive in request["archives"]:
+        ctr("images", "import", archive)
+    for name in ctr("images", "ls", "--quiet").split():
+        ctr("images", "label", name, "io.cri-containerd.image=managed")
+    label_layers("golden")
+    daemon.terminate()
+    daemon.wait()
+
+
+if __name__ == "__main__":
+    main()

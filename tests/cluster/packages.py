@@ -1,0 +1,74 @@
+"""The Debian packages of the native provider: found by a file each, installed by apt-get when that is possible."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from .errors import ClusterError
+from .progress import Say
+
+# A file that each package brings. The paths of programs are searched in PATH and the sbin folders.
+PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "iptables": "iptables",  # the portmap plugin and the kubelet call it
+    "nftables": "nft",
+    "conntrack": "conntrack",
+    "iproute2": "ip",
+    "util-linux": "unshare",
+    "procps": "sysctl",
+}
+SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
+APT_TRIES = 3  # another apt-get on the machine may clean the download folder under us
+
+
+def missing_packages() -> list[str]:
+    """The packages whose file is not on this machine."""
+    return [name for name, proof in PACKAGES.items() if not _there(proof)]
+
+
+def ensure_packages(say: Say) -> None:
+    """Install what is missing with apt-get, or say how.
+
+    Raises:
+        ClusterError: something is missing and this is no root on Debian, or apt-get failed.
+    """
+    missing = missing_packages()
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise ClusterError(missing_message(missing))
+    say(f"apt-get install {' '.join(missing)}")
+    install(missing)
+    if still := missing_packages():
+        raise ClusterError(f"apt-get installed {' '.join(missing)}, yet {still[0]} does not bring {PACKAGES[still[0]]}")
+
+
+def missing_message(missing: Iterable[str]) -> str:
+    """What to tell a user who has to install packages himself."""
+    names = " ".join(missing)
+    return f"the native cluster needs packages that are not installed. Install them: sudo apt-get install -y {names}"
+
+
+def install(packages: Iterable[str]) -> None:
+    """Run `apt-get install`; its package lists are fetched first when the first try fails.
+
+    Raises:
+        ClusterError: apt-get failed every time; its last lines are in the message.
+    """
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *packages]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for _ in range(APT_TRIES):
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if result.returncode == 0:
+            return
+        subprocess.run(["apt-get", "update", "-q"], env=environment, capture_output=True)
+    tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-5:])
+    raise ClusterError(f"{' '.join(command)} failed {APT_TRIES} times:\n{tail}")
+
+
+def _there(proof: str) -> bool:
+    return Path(proof).exists() if proof.startswith("/") else shutil.which(proof, path=SEARCH_PATH) is not None

@@ -1,0 +1,51 @@
+"""Which of the three ways gives the cluster: a kubeconfig that we are told to use, kind, or the native provider."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+
+from .errors import ClusterError
+
+PROVIDERS = ("kubeconfig", "kind", "native")
+DOCKER_TIMEOUT_S = 10.0
+
+
+def choose_provider(wanted: str | None, *, kubeconfig: str, kind_works: Callable[[], bool]) -> str:
+    """The provider to use.
+
+    Args:
+        wanted: what the caller insists on.
+        kubeconfig: the value of `RLRUN_KUBECONFIG`; empty when unset.
+        kind_works: asked only when its answer counts.
+
+    Raises:
+        ClusterError: the wanted provider is unknown or cannot work.
+    """
+    if wanted is None:
+        return "kubeconfig" if kubeconfig else "kind" if kind_works() else "native"
+    if wanted not in PROVIDERS:
+        raise ClusterError(f"provider {wanted!r}: use one of {', '.join(PROVIDERS)}")
+    if wanted == "kubeconfig" and not kubeconfig:
+        raise ClusterError("provider kubeconfig: set RLRUN_KUBECONFIG to the path of the cluster's kubeconfig")
+    if wanted == "kind" and not kind_works():
+        raise ClusterError(
+            "provider kind: `kind` is not on PATH or Docker does not answer: install kind "
+            "(https://kind.sigs.k8s.io), start Docker and see that `docker info` works"
+        )
+    return wanted
+
+
+def detect_provider(wanted: str | None) -> str:
+    """`choose_provider` for this machine."""
+    return choose_provider(wanted, kubeconfig=os.environ.get("RLRUN_KUBECONFIG", ""), kind_works=kind_works)
+
+
+def kind_works() -> bool:
+    """Whether kind is there and the Docker daemon answers."""
+    if shutil.which("kind") is None or shutil.which("docker") is None:
+        return False
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=DOCKER_TIMEOUT_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False

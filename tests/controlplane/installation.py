@@ -1,0 +1,30 @@
+"""What every test of the control plane sets up in the cluster."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def install_crds(cluster: Cluster) -> None:
+    """The first step of the installation; repeated, it updates."""
+    chart = str(ROOT / "charts" / "rlrun-crds")
+    cluster.helm("upgrade", "--install", "rlrun-crds", chart, "--namespace", "kube-system")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/rlruns.rlrun.io", "--timeout=30s")
+
+
+@contextmanager
+def fresh_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace that nobody else uses; its deletion is not waited for."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    try:
+        yield name
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,72 @@
+"""`kubectl apply` of malformed manifests: the API server alone, without an operator, names field, value and fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, ClusterError
+from tests.controlplane.corpus import MALFORMED, Malformed
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+STRICT = ("--validate=strict",)
+UNCHECKED = ("--validate=ignore",)
+SERVER_SIDE = ("--server-side", "--validate=strict")
+
+
+def apply(cluster: Cluster, namespace: str, paths: Sequence[Path], *options: str) -> None:
+    files = [word for path in paths for word in ("-f", str(path))]
+    cluster.kubectl("apply", "-n", namespace, *files, *options)
+
+
+def refusal(cluster: Cluster, paths: Sequence[Path], *options: str) -> str:
+    with pytest.raises(ClusterError) as error:
+        apply(cluster, "default", paths, *options)
+    return str(error.value)
+
+
+def of_stage(*stages: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "case", [case for case in MALFORMED if case.stage in stages], ids=lambda case: case.name
+    )
+
+
+@of_stage("strict", "apply")
+def test_apply_refuses_it_with_field_value_and_fix(cluster: Cluster, case: Malformed) -> None:
+    message = refusal(cluster, [case.path], *STRICT)
+    assert re.search(case.expect, message), message
+    assert case.field in message
+    assert "evaluating rule" not in message, "a rule broke instead of judging"
+
+
+def test_it_is_refused_without_kubectls_validation_too(cluster: Cluster) -> None:
+    refused = [case for case in MALFORMED if case.stage == "apply"]
+    message = refusal(cluster, [case.path for case in refused], *UNCHECKED)
+    assert [case.name for case in refused if not re.search(case.expect, message)] == [], message
+    assert cluster.kubectl("get", "rlr", "-n", "default", "-o", "name") == ""
+
+
+def test_server_side_apply_refuses_it(cluster: Cluster) -> None:
+    refused = [case for case in MALFORMED if case.stage != "operator"]
+    message = refusal(cluster, [case.path for case in refused], *SERVER_SIDE)
+    named = [case.field.rpartition(".")[2].partition("[")[0] for case in refused]
+    assert [field for field in named if field not in message] == [], message
+    assert cluster.kubectl("get", "rlr", "-n", "default", "-o", "name") == ""
+
+
+@of_stage("operator")
+def test_what_only_the_operator_sees_is_accepted(cluster: Cluster, case: Malformed) -> None:
+    apply(cluster, "default", [case.path], *STRICT, "--dry-run=server")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_accepted(cluster: Cluster, namespace: str, path: Path) -> None:
+    apply(cluster, namespace, [path], *STRICT, "--dry-run=server")
+    apply(cluster, namespace, [path], *SERVER_SIDE)
+    generation = cluster.kubectl("get", "rlr", path.stem, "-n", namespace, "-o", "jsonpath={.metadata.generation}")
+    apply(cluster, namespace, [path], *SERVER_SIDE)
+    again = cluster.kubectl("get", "rlr", path.stem, "-n", namespace, "-o", "jsonpath={.metadata.generation}")
+    assert generation == again, "applying the same manifest again is a change: Argo CD would never be in sync"

@@ -1,0 +1,281 @@
+"""The operator on a real control plane: a run's whole life, told by its status, its conditions, its events."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.corpus import MALFORMED, Malformed
+from tests.controlplane.harness import APPS, CORE, OperatorProcess, World, wait_for
+
+GPU = "nvidia.com/gpu"
+PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H200"}
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes with GPUs."""
+    names = cluster.add_fake_nodes(4, gpus=8, labels=PRODUCT, prefix="life")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces; at the end its log is judged, too."""
+    with OperatorProcess(cluster, tmp_path_factory.mktemp("operator")) as operator:
+        yield operator
+        log = operator.log()
+        code, seconds = operator.stop()
+    assert "Traceback" not in log, log
+    assert "unexpected" not in log, log
+    assert (code, seconds < 5) == (0, True), (code, seconds)
+
+
+@pytest.fixture
+def world(cluster: Cluster, operator: OperatorProcess, namespace: str) -> World:
+    """A namespace of this test, under the operator."""
+    return World(cluster, namespace)
+
+
+def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) -> None:
+    world.create("a")
+    world.wait_phase("a", "Starting")
+    world.wait_pods_ready("a", 2)
+    world.renew("a", 1)
+    world.wait_phase("a", "Running")
+    world.renew("a", 42, total_steps=100, policy_version=41, checkpoint_step=40)
+    status = wait_for(lambda: world.status("a"), lambda s: s["steps"] == "42/100", "the step is told", timeout=25)
+    assert status["progress"]["reward"] == pytest.approx(0.542)
+    assert status["checkpoint"]["latestCompleteStep"] == 40
+    assert (status["trainerReady"], status["inferenceReady"]) == ("1/1", "1/1")
+    line = cluster.kubectl("get", "rlr", "a", "-n", world.namespace)
+    assert re.search(r"a\s+Running\s+42/100\s+0\.542\s+1/1\s+1/1\s+0\s+40", line), line
+    world.renew("a", 100)
+    world.end_pod("a-orchestrator-1", 0)
+    cluster.kubectl("wait", "rlr/a", "-n", world.namespace, "--for=condition=Complete", "--timeout=30s")
+    status = world.wait_phase("a", "Complete")
+    assert status["steps"] == "100/100"
+    assert status["completionTime"]
+    assert world.kube.items(world.path(APPS, "statefulsets")) == [], "its GPUs are free"
+    assert world.kube.items(world.path(APPS, "deployments")) == []
+    assert world.kube.get(world.path(CORE, "pods", "a-orchestrator-1")), "its log stays"
+    assert world.events("a")[0] == "AttemptStarted"
+    assert world.events("a")[-1] == "Completed"
+    assert len(world.events("a")) <= 7, world.events("a")
+
+
+def test_a_deleted_trainer_pod_restarts_the_run_uncounted(world: World) -> None:
+    world.start("a", step=7, checkpoint={"interval": 5})
+    world.renew("a", 7, checkpoint_step=5)
+    wait_for(
+        lambda: world.status("a"), lambda s: s["checkpoint"].get("latestCompleteStep") == 5, "checkpoint", timeout=25
+    )
+    inference = {
+        p["metadata"]["uid"] for p in world.pods("a") if p["metadata"]["labels"]["rlrun.io/role"] == "inference"
+    }
+    world.delete("pods", "a-trainer-0")
+    status = world.wait_phase("a", "Starting", attempt=2)
+    assert (status["restarts"], status["restartsCountedTowardsMax"]) == (1, 0)
+    assert status["lastFailure"]["podName"] == "a-trainer-0"
+    assert status["lastFailure"]["counted"] is False
+    wait_for(
+        lambda: sorted(
+            p["metadata"]["name"] for p in world.pods("a") if p["metadata"]["labels"]["rlrun.io/role"] != "inference"
+        ),
+        lambda names: names == ["a-orchestrator-2", "a-trainer-0"],
+        "the pods of attempt 2",
+    )
+    assert inference == {
+        p["metadata"]["uid"] for p in world.pods("a") if p["metadata"]["labels"]["rlrun.io/role"] == "inference"
+    }, "the engines stay warm"
+    world.wait_pods_ready("a", 2)
+    world.renew("a", 6, attempt=2, resumed_from_step=5, checkpoint_step=5)
+    status = world.wait_phase("a", "Running", attempt=2)
+    assert status["checkpoint"]["resumedFromStep"] == 5
+    assert status["checkpoint"]["stepsLostTotal"] == 2
+
+
+def test_more_failures_than_allowed_end_the_run(world: World, cluster: Cluster) -> None:
+    backoff = {"initialSeconds": 0.1, "maxSeconds": 0.2}
+    world.start("a", failurePolicy={"maxRestarts": 3, "backoff": backoff})
+    for attempt in (1, 2, 3, 4):
+        world.wait_pods_ready("a", 2)
+        pod = world.kube("GET", world.path(CORE, "pods", "a-trainer-0"))
+        assert pod["metadata"]["labels"]["rlrun.io/attempt"] == str(attempt)
+        world.end_container("a-trainer-0", 1, "CUDA error: device-side assert")
+        if attempt < 4:
+            world.wait_phase("a", "Starting", attempt=attempt + 1)
+    status = world.wait_phase("a", "Failed")
+    assert (status["restarts"], status["restartsCountedTowardsMax"]) == (3, 3)
+    assert status["lastFailure"]["exitCode"] == 1
+    failed = world.condition("a", "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "MaxRestartsExceeded")
+    assert "device-side assert" in failed["message"]
+    cluster.kubectl("wait", "rlr/a", "-n", world.namespace, "--for=condition=Failed", "--timeout=5s")
+    wait_for(lambda: world.kube.items(world.path(APPS, "statefulsets")), lambda found: not found, "no trainer is left")
+
+
+def test_a_wrong_configuration_ends_the_run_at_once(world: World) -> None:
+    world.start("a")
+    world.end_pod("a-orchestrator-1", 78, "environments[0].id 'reverse-text' has no task for letters=0")
+    status = world.wait_phase("a", "Failed")
+    assert status["restarts"] == 0
+    assert "letters=0" in status["message"]
+    assert status["lastFailure"]["exitCode"] == 78
+    assert world.condition("a", "Stalled")["status"] == "True"
+
+
+def test_a_label_that_no_node_has_is_named_with_the_role(world: World) -> None:
+    world.create("a", trainer={"gpusPerReplica": 8}, placement={"gpuProduct": "NVIDIA-B300"})
+    status = world.wait_told("a", "NVIDIA-B300")
+    assert status["phase"] == "Starting"
+    assert re.search(r"trainer needs 1 pod .*8 nvidia.com/gpu", status["message"]), status["message"]
+    assert world.condition("a", "Scheduled")["reason"] == "Unschedulable"
+    assert "Unschedulable" in world.events("a")
+
+
+def test_too_many_gpus_for_any_node_are_told(world: World) -> None:
+    world.create("a", trainer={"replicas": 40, "gpusPerReplica": 8})
+    status = world.wait_told("a", "trainer needs")
+    assert "8 nvidia.com/gpu" in status["message"]
+
+
+def test_a_claim_that_cannot_be_bound_is_told(world: World) -> None:
+    world.create("a", storage={"claimTemplate": {"storageClassName": "broken", "size": "1Gi"}})
+    status = world.wait_told("a", "broken")
+    assert "a-data" in status["message"]
+    assert world.condition("a", "StorageReady")["status"] == "False"
+
+
+def test_a_claim_that_does_not_exist_is_told_and_followed_once_it_does(world: World) -> None:
+    world.create("a", storage={"claimName": "mine"})
+    world.wait_told("a", "mine")
+    claim = {
+        "metadata": {"name": "mine"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "shared",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    world.kube("POST", world.path(CORE, "persistentvolumeclaims"), claim)
+    wait_for(lambda: world.condition("a", "StorageReady"), lambda c: c.get("status") == "True", "the claim is seen")
+    world.wait_pods_ready("a", 2)
+
+
+def test_a_full_quota_is_told_and_overcome(world: World) -> None:
+    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"count/pods": "0"}}}
+    world.kube("POST", world.path(CORE, "resourcequotas"), quota)
+    wait_for(
+        lambda: world.kube("GET", world.path(CORE, "resourcequotas", "small")),
+        lambda found: bool(found["status"].get("hard")),
+        "the quota counts",
+    )
+    world.create("a")
+    world.wait_told("a", "quota")
+    world.kube("PATCH", world.path(CORE, "resourcequotas", "small"), {"spec": {"hard": {"count/pods": "10"}}})
+    world.wait_pods_ready("a", 2, timeout=60)
+
+
+def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cluster) -> None:
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    cluster.kubectl("label", "namespace", world.namespace, label)
+    world.create("good")
+    world.wait_pods_ready("good", 2)
+    world.create("bad", orchestrator={"batchSize": 16, "podTemplate": {"spec": {"hostNetwork": True}}})
+    status = world.wait_phase("bad", "Failed")
+    assert "PodSecurity" in status["message"]
+    assert "hostNetwork" in status["message"]
+    assert world.condition("bad", "ConfigurationValid")["status"] == "False"
+    assert world.pods("bad") == []
+
+
+def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World) -> None:
+    world.start("a")
+    before = world.versions("a", leave_out=("pods", "deployments", "leases"))
+    world.edit("a", {"inference": {"replicas": 3}})
+    wait_for(lambda: world.status("a"), lambda s: s["inferenceReady"] == "3/3", "three engines")
+    assert world.versions("a", leave_out=("pods", "deployments", "leases")) == before
+    assert world.status("a")["attempt"] == 1
+
+
+def test_deleting_a_run_removes_all_but_its_data(world: World) -> None:
+    world.start("keeps")
+    world.start("drops", storage={"claimTemplate": {"size": "1Gi"}, "whenDeleted": "Delete"})
+    for name in ("keeps", "drops"):
+        world.delete("rlruns", name, api="/apis/rlrun.io/v1alpha1")
+    wait_for(lambda: world.versions("drops"), lambda left: not left, "everything of `drops` is gone", timeout=60)
+    left = wait_for(
+        lambda: world.versions("keeps"), lambda left: len(left) <= 1, "everything of `keeps` but the claim", timeout=60
+    )
+    assert list(left) == ["persistentvolumeclaims/keeps-data"]
+
+
+def test_a_run_created_again_under_the_same_name_waits_for_the_old_one_and_runs(world: World) -> None:
+    world.start("a")
+    uid = world.run("a")["metadata"]["uid"]
+    world.delete("rlruns", "a", api="/apis/rlrun.io/v1alpha1")
+    world.create("a")
+    assert world.run("a")["metadata"]["uid"] != uid
+    world.wait_pods_ready("a", 2, timeout=60)
+    status = world.status("a")
+    assert (status["attempt"], status["restarts"]) == (1, 0), "the old run's ending pods are no failure of the new one"
+    owners = {s["metadata"]["ownerReferences"][0]["uid"] for s in world.kube.items(world.path(APPS, "statefulsets"))}
+    assert owners == {world.run("a")["metadata"]["uid"]}
+
+
+@pytest.mark.parametrize("case", [c for c in MALFORMED if c.stage == "operator"], ids=lambda case: case.name)
+def test_what_only_the_operator_sees_is_told_and_makes_nothing(world: World, cluster: Cluster, case: Malformed) -> None:
+    cluster.kubectl("apply", "-n", world.namespace, "-f", str(case.path))
+    (item,) = world.kube.items(world.path("/apis/rlrun.io/v1alpha1", "rlruns"))
+    name = item["metadata"]["name"]
+    status = world.wait_phase(name, "Failed")
+    valid = world.condition(name, "ConfigurationValid")
+    assert (valid["status"], status["observedGeneration"]) == ("False", 1)
+    assert re.search(case.expect, valid["message"]), valid["message"]
+    assert world.kube.items(world.path(APPS, "statefulsets")) == []
+    assert world.pods(name) == []
+
+
+def test_a_mended_run_starts(world: World) -> None:
+    world.create("a", trainer={"podTemplate": {"spec": {"terminationGracePeriodSeconds": "soon"}}})
+    assert "terminationGracePeriodSeconds" in world.wait_phase("a", "Failed")["message"]
+    world.edit("a", {"trainer": {"podTemplate": None}})
+    world.wait_pods_ready("a", 2)
+
+
+def test_metrics_follow_the_runs(world: World, operator: OperatorProcess) -> None:
+    world.start("seen", step=3)
+    mine = f'namespace="{world.namespace}"'
+
+    def series() -> dict[str, float]:
+        return {k: v for k, v in operator.metrics().items() if mine in k}
+
+    wait_for(
+        series,
+        lambda found: (
+            found.get(f'rlrun_phase{{{mine},phase="Running",run="seen"}}') == 1.0
+            and found.get(f'rlrun_step{{{mine},run="seen"}}') == 3.0
+        ),
+        "the run is measured",
+        timeout=25,
+    )
+    world.delete("rlruns", "seen", api="/apis/rlrun.io/v1alpha1")
+    wait_for(series, lambda found: not found, "its series are gone")
+
+
+def test_describe_says_what_is_wrong_in_words(world: World, cluster: Cluster) -> None:
+    world.create("a", trainer={"nodeSelector": {"disk": "ssd"}})
+    world.wait_told("a", "disk")
+    text = cluster.kubectl("describe", "rlr", "a", "-n", world.namespace)
+    assert "trainer" in text
+    assert "disk=ssd" in text
+    assert re.search(r"Warning\s+Unschedulable", text)
+    assert json.loads(cluster.kubectl("get", "rlr", "a", "-n", world.namespace, "-o", "json"))["status"]["message"]

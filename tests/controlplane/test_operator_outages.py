@@ -1,0 +1,258 @@
+"""What must not matter to a run: the operator killed, upgraded, frozen or doubled; the API server away; rights that come late."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import CORE, OperatorProcess, World, wait_for
+
+AWAY_SECONDS = 20.0
+"""Longer than a leader may go without renewing its Lease."""
+CHART = Path(__file__).parents[2] / "charts" / "rlrun-operator"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Where the pods run."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="outage")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture
+def world(cluster: Cluster, namespace: str) -> World:
+    """The test's namespace."""
+    return World(cluster, namespace)
+
+
+def operator_of(world: World, folder: Path, name: str = "operator-0", **environment: str) -> OperatorProcess:
+    """An operator for the test's namespace alone."""
+    own = {"RLRUN_WATCH_NAMESPACES": world.namespace, "POD_NAMESPACE": world.namespace}
+    return OperatorProcess(world.cluster, folder, name, **own, **environment)
+
+
+class Started:
+    """An operator that is started and not waited for, and killed at the end."""
+
+    def __init__(self, operator: OperatorProcess) -> None:
+        self._operator = operator
+
+    def __enter__(self) -> OperatorProcess:
+        return self._operator.start(ready=False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._operator.running:
+            self._operator.kill()
+
+
+def wait_stand_by(operator: OperatorProcess) -> None:
+    """Wait until it would act if it led."""
+    wait_for(lambda: operator.http("/readyz")[0], lambda code: code == 200, "the stand-by is ready")
+
+
+def settled(world: World, name: str) -> dict[str, tuple[str, int]]:
+    """Versions of the children, once nothing changes any more by itself."""
+    previous: dict[str, tuple[str, int]] = {}
+
+    def look() -> dict[str, tuple[str, int]]:
+        nonlocal previous
+        before, previous = previous, world.versions(name, leave_out=("leases",))
+        return previous if previous == before else {}
+
+    return wait_for(look, bool, f"the children of {name} rest", pause=1.0)
+
+
+def rendered(world: World, name: str) -> dict[str, int]:
+    """Generations of the children: they change with what is wanted, not with what other controllers say of it."""
+    return {child: version[1] for child, version in world.versions(name, leave_out=("leases", "pods")).items()}
+
+
+def uids(world: World, name: str) -> set[str]:
+    """The run's pods."""
+    return {pod["metadata"]["uid"] for pod in world.pods(name)}
+
+
+def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
+    """Renew with this step until the status tells it: the operator works."""
+
+    def look() -> dict[str, object]:
+        world.renew(name, step, **renewal)  # type: ignore[arg-type]
+        return world.status(name)
+
+    wait_for(look, lambda s: str(s.get("steps")).startswith(f"{step}/"), f"step {step} is seen", timeout=60, pause=1.0)
+
+
+def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: World, tmp_path: Path) -> None:
+    with operator_of(world, tmp_path) as operator:
+        world.start("a")
+        before = settled(world, "a")
+        operator.kill()
+        world.renew("a", 5)
+        operator.start()
+        wait_seen(world, "a", 9)
+        assert world.versions("a", leave_out=("leases",)) == before
+        assert world.status("a")["attempt"] == 1
+        written = {key: count for key, count in operator.writes().items() if key[1] != "rlruns/status"}
+        assert written == {}, "a restarted operator has nothing to write but the status"
+        assert "Traceback" not in operator.log()
+
+
+def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: World, tmp_path: Path) -> None:
+    with operator_of(world, tmp_path, RLRUN_TRAINER_IMAGE="reg/trainer:1"):
+        world.start("a")
+        before = settled(world, "a")
+    with operator_of(
+        world, tmp_path, "operator-1", RLRUN_TRAINER_IMAGE="reg/trainer:2", RLRUN_CLUSTER_DOMAIN="other.local"
+    ):
+        wait_seen(world, "a", 9)
+        assert world.versions("a", leave_out=("leases",)) == before
+        world.delete("pods", "a-trainer-0")
+        world.wait_phase("a", "Starting", attempt=2)
+        pod = wait_for(
+            lambda: world.kube.get(world.path(CORE, "pods", "a-trainer-0")) or {},
+            lambda found: found.get("metadata", {}).get("labels", {}).get("rlrun.io/attempt") == "2",
+            "the trainer's pod of attempt 2",
+        )
+        assert pod["spec"]["containers"][0]["image"] == "reg/trainer:2"
+
+
+def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_path: Path) -> None:
+    with operator_of(world, tmp_path) as operator:
+        world.start("restarts")
+        world.start("goes")
+        operator.kill()
+        world.end_container("restarts-trainer-0", 1, "out of memory")
+        world.delete("rlruns", "goes", api="/apis/rlrun.io/v1alpha1")
+        operator.start()
+        status = world.wait_phase("restarts", "Starting", attempt=2)
+        assert status["lastFailure"]["message"] == "out of memory"
+        assert status["restartsCountedTowardsMax"] == 1
+        wait_for(lambda: world.versions("goes"), lambda left: len(left) <= 1, "the other run is gone", timeout=60)
+        assert not [sample for sample in operator.metrics() if 'run="goes"' in sample]
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World, tmp_path: Path, how: str) -> None:
+    # Without the API server no node can renew its Lease: the pods must bear nodes that are called dead for a while.
+    stays = {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}
+    with operator_of(world, tmp_path) as operator:
+        world.start("a", trainer=stays, inference=stays, orchestrator={"batchSize": 16, **stays})
+        before, pods = rendered(world, "a"), uids(world, "a")
+        server = world.cluster.api_server
+        began = time.monotonic()
+        (server.stop if how == "refuses" else server.freeze)()
+        try:
+            wait_for(
+                lambda: operator.metric("rlrun_operator_leader"),
+                lambda leads: leads == 0.0,
+                "it stops acting",
+                timeout=20,
+            )
+            while time.monotonic() - began < AWAY_SECONDS:  # the outage's own length, nothing is waited for
+                assert operator.http("/livez")[0] == 200, "a restart would not bring the API server back"
+                time.sleep(0.5)
+        finally:
+            (server.start if how == "refuses" else server.thaw)()
+        operator.wait_ready(timeout=60)
+        wait_seen(world, "a", 9)
+        status = world.status("a")
+        assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
+        assert "HeartbeatLost" not in world.events("a"), "that no renewal was seen was not the run's doing"
+        assert (rendered(world, "a"), uids(world, "a")) == (before, pods)
+        world.delete("pods", "a-trainer-0")
+        world.wait_phase("a", "Starting", attempt=2, timeout=60)
+        assert "Traceback" not in operator.log()
+    world.cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=60s", timeout=70)
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over(world: World, tmp_path: Path) -> None:
+    with operator_of(world, tmp_path) as first, Started(operator_of(world, tmp_path, "operator-1")) as second:
+        wait_stand_by(second)
+        world.start("a")
+        assert second.metric("rlrun_operator_leader") == 0.0
+        assert second.writes() == {}
+        before = settled(world, "a")
+        first.freeze()
+        second.wait_ready(timeout=40)
+        wait_seen(world, "a", 9)
+        first.thaw()
+        assert first.wait_exit(timeout=15) == 1, "it must not act on what it knew"
+        assert "operator-1 leads now" in first.log()
+        assert world.versions("a", leave_out=("leases",)) == before
+
+
+def test_a_stopped_operator_hands_over_at_once(world: World, tmp_path: Path) -> None:
+    with operator_of(world, tmp_path) as first, Started(operator_of(world, tmp_path, "operator-1")) as second:
+        wait_stand_by(second)
+        code, seconds = first.stop()
+        assert (code, seconds < 5.0) == (0, True), (code, seconds)
+        second.wait_ready(timeout=8)  # the Lease would have lasted 15 s
+
+
+def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp_path: Path) -> None:
+    cluster, ns = world.cluster, world.namespace
+    cluster.kubectl("create", "serviceaccount", "weak", "-n", ns)
+    kubeconfig = as_account(cluster, ns, "weak", tmp_path)
+    with Started(operator_of(world, tmp_path, KUBECONFIG=str(kubeconfig))) as operator:
+        log = wait_for(operator.log, lambda text: "may not" in text, "the log names what is missing")
+        assert f"get, list, watch rlruns.rlrun.io in namespace {ns}" in log
+        assert "create, patch, delete pods" in log or "get, list, watch, create, patch, delete pods" in log
+        assert "watchNamespaces" in log
+        assert operator.http("/livez")[0] == 200
+        status, text = operator.http("/readyz")
+        assert (status, "rlruns.rlrun.io" in text) == (503, True)
+        cluster.helm("install", "op", str(CHART), "-n", ns, "--set", f"watchNamespaces={{{ns}}}", "--set", "replicas=0")
+        rules = json.loads(
+            cluster.kubectl("get", "role,clusterrole", "-n", ns, "-l", "app.kubernetes.io/instance=op", "-o", "json")
+        )
+        for role in rules["items"]:
+            if role["kind"] == "Role":
+                cluster.kubectl(
+                    "create", "rolebinding", f"weak-{role['metadata']['name']}", "-n", ns,
+                    f"--role={role['metadata']['name']}", f"--serviceaccount={ns}:weak",
+                )  # fmt: skip
+        operator.wait_ready(timeout=60)
+        world.start("a")
+        world.delete("pods", "a-trainer-0")
+        world.wait_phase("a", "Starting", attempt=2)
+        world.end_pod("a-orchestrator-2", 0)
+        world.wait_phase("a", "Complete")
+        assert "lacks a right" not in operator.log()
+        assert "Traceback" not in operator.log()
+
+
+def as_account(cluster: Cluster, namespace: str, account: str, folder: Path) -> Path:
+    """A kubeconfig that is this ServiceAccount."""
+    admin = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
+    token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration=1h").strip()
+    admin["users"] = [{"name": user["name"], "user": {"token": token}} for user in admin["users"]]
+    path = folder / f"{account}.kubeconfig"
+    path.write_text(json.dumps(admin))
+    return path
+
+
+def test_a_crd_that_comes_late_is_waited_for(world: World, tmp_path: Path) -> None:
+    """The installation's two commands in the wrong order. Last: it takes every run of the cluster away."""
+    cluster = world.cluster
+    kept = json.loads(cluster.kubectl("get", "crd", "rlruns.rlrun.io", "-o", "json"))
+    kept["metadata"] = {k: v for k, v in kept["metadata"].items() if k in ("name", "labels", "annotations")}
+    del kept["status"]
+    cluster.kubectl("delete", "crd", "rlruns.rlrun.io")
+    with Started(operator_of(world, tmp_path)) as operator:
+        try:
+            log = wait_for(operator.log, lambda text: "cannot start yet" in text, "the log says what is missing")
+            assert "helm install rlrun-crds charts/rlrun-crds" in log
+            assert "helm install rlrun-crds" in operator.http("/readyz")[1]
+            assert operator.http("/livez")[0] == 200
+        finally:
+            cluster.kubectl("create", "-f", "-", stdin=json.dumps(kept))
+            cluster.kubectl("wait", "--for=condition=Established", "crd/rlruns.rlrun.io", "--timeout=30s")
+        operator.wait_ready()
+        world.start("a")
+        assert "Traceback" not in operator.log()

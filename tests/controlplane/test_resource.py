@@ -1,0 +1,140 @@
+"""The installed resource: what kubectl shows and explains, what is filled in, and what may change once a run has begun."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from tests.cluster import Cluster, ClusterError
+from tests.controlplane.installation import fresh_namespace
+
+SMALLEST = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: frozen}
+spec:
+  model: {path: /models/tiny}
+  environments:
+  - {id: reverse-text}
+"""
+STATUS = {
+    "phase": "Running",
+    "reason": "Stepping",
+    "attempt": 2,
+    "steps": "412/1000",
+    "trainerReady": "2/2",
+    "inferenceReady": "4/4",
+    "restarts": 1,
+    "progress": {"step": 412, "reward": 0.7123, "policyVersion": 411, "stalenessMean": 1.5, "tokensPerSecond": 51200},
+    "checkpoint": {"latestCompleteStep": 400},
+}
+
+
+@pytest.fixture(scope="module")
+def begun(cluster: Cluster) -> Iterator[str]:
+    """The namespace of a run whose first attempt has begun, and that no test changes."""
+    with fresh_namespace(cluster) as namespace:
+        cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=SMALLEST)
+        begin(cluster, namespace, "frozen")
+        yield namespace
+
+
+@pytest.fixture
+def run(cluster: Cluster, namespace: str) -> str:
+    """A run of that namespace that nobody operates; its name."""
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=SMALLEST)
+    return "frozen"
+
+
+def patch(cluster: Cluster, namespace: str, run: str, changes: dict[str, Any], *options: str) -> None:
+    cluster.kubectl("patch", "rlr", run, "-n", namespace, "--type=merge", "-p", json.dumps(changes), *options)
+
+
+def refusal(cluster: Cluster, namespace: str, run: str, spec: dict[str, Any]) -> str:
+    with pytest.raises(ClusterError) as error:
+        patch(cluster, namespace, run, {"spec": spec})
+    return str(error.value)
+
+
+def begin(cluster: Cluster, namespace: str, run: str) -> None:
+    patch(cluster, namespace, run, {"status": {"attempt": 1}}, "--subresource=status")
+
+
+def test_the_stored_object_says_what_runs(cluster: Cluster, namespace: str, run: str) -> None:
+    spec = json.loads(cluster.kubectl("get", "rlr", run, "-n", namespace, "-o", "json"))["spec"]
+    assert (spec["maxSteps"], spec["trainer"]["optimizer"]["lr"], spec["inference"]["replicas"]) == (100, 1e-6, 1)
+    assert RLRunSpec.model_validate(spec) == RLRunSpec(
+        model={"path": "/models/tiny"}, environments=[{"id": "reverse-text"}]
+    )
+
+
+def test_what_kubectl_shows(cluster: Cluster, namespace: str, run: str) -> None:
+    patch(cluster, namespace, run, {"status": STATUS}, "--subresource=status")
+    head, line = cluster.kubectl("get", "rlr", "-n", namespace).splitlines()
+    assert head.split() == ["NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE"]
+    assert line.split()[:-1] == ["frozen", "Running", "412/1000", "0.7123", "2/2", "4/4", "1", "400"]
+    head, line = cluster.kubectl("get", "rl", "-n", namespace, "-o", "wide").splitlines()
+    assert head.split()[9:] == ["REASON", "ATTEMPT", "VERSION", "STALENESS", "TOK/S"]
+    assert line.split()[9:] == ["Stepping", "2", "411", "1.5", "51200"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("rlrun", "reinforcement-learning"),
+        ("rlrun.spec.trainer", "processesPerReplica.*Ranks per replica"),
+        ("rlrun.spec.algorithm.maxAsyncLevel", "Depth of the pipeline"),
+        ("rlrun.spec.storage", "ReadWriteMany|existing PersistentVolumeClaim"),
+        ("rlrun.spec.trainer.affinity.nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
+        ("rlrun.status.checkpoint", "latestCompleteStep"),
+    ],
+)
+def test_kubectl_explain_teaches(cluster: Cluster, path: str, words: str) -> None:
+    assert re.search(words, cluster.kubectl("explain", path), re.DOTALL)
+
+
+def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, namespace: str, run: str) -> None:
+    patch(cluster, namespace, run, {"spec": {"maxSteps": 7, "trainer": {"replicas": 2}, "storage": {"claimName": "a"}}})
+    begin(cluster, namespace, run)
+    assert "frozen at 7" in refusal(cluster, namespace, run, {"maxSteps": 8})
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"maxSteps": 200}, r"spec.maxSteps \(200\) is frozen at 100"),
+        ({"seqLen": 4096}, r"spec.seqLen \(4096\) is frozen at 2048"),
+        ({"model": {"path": "/other"}}, r'spec.model \(changed: \["path"\]\)'),
+        ({"environments": [{"id": "arithmetic"}]}, "spec.environments is frozen"),
+        ({"evaluation": {"interval": 5}}, "spec.evaluation is frozen"),
+        ({"storage": {"claimName": "other"}}, "spec.storage is frozen"),
+        ({"trainer": {"optimizer": {"lr": 0.1}}}, r'spec.trainer \(changed: \["optimizer"\]\)'),
+        ({"trainer": {"image": "x", "env": [{"name": "A"}]}}, r'spec.trainer \(changed: \["image", "env"\]\)'),
+        ({"orchestrator": {"podTemplate": {"spec": {"hostNetwork": True}}}}, r'\(changed: \["podTemplate"\]\)'),
+        ({"inference": {"replicas": 2, "extraArgs": ["--x"]}}, r'spec.inference \(changed: \["extraArgs"\]\)'),
+        ({"placement": {"pool": "b"}}, r'spec.placement \(changed: \["pool"\]\)'),
+        ({"networkPolicy": {"mode": "None"}}, r'spec.networkPolicy \(changed: \["mode"\]\)'),
+        ({"checkpoint": {"interval": 5}}, r'spec.checkpoint \(changed: \["interval"\]\)'),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_running_run_is_frozen(cluster: Cluster, begun: str, spec: dict[str, Any], words: str) -> None:
+    message = refusal(cluster, begun, "frozen", spec)
+    assert re.search(words, message), message
+    assert "since attempt 1 began; delete the run and apply it again" in message
+
+
+def test_what_stays_live(cluster: Cluster, namespace: str, run: str) -> None:
+    begin(cluster, namespace, run)
+    patch(cluster, namespace, run, {"spec": {"inference": {"replicas": 4, "minAvailable": 2}}})
+    patch(cluster, namespace, run, {"spec": {"failurePolicy": {"maxRestarts": 9}}})
+    patch(cluster, namespace, run, {"metadata": {"labels": {"team": "a"}}})
+    patch(cluster, namespace, run, {"status": {"attempt": 2}}, "--subresource=status")
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=SMALLEST)
+    message = refusal(cluster, namespace, run, {"inference": {"minAvailable": 5}})
+    assert "minAvailable (5) must be at most replicas (4)" in message

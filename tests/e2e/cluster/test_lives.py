@@ -1,0 +1,100 @@
+"""A run from `kubectl apply` to Complete, as its user sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.api import Cluster
+from tests.e2e.cluster.kube_run import KubeRun
+
+Manifest = Callable[..., dict[str, Any]]
+NewRun = Callable[[dict[str, Any]], KubeRun]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
+    run = new_run(stub_manifest("plain", steps=30))
+    run.apply()
+    watch = subprocess.Popen(
+        [str(cluster.bin / "kubectl"), "get", "rlr", "plain", "-n", run.namespace, "-w", "--no-headers"],
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        run.kubectl("wait", "--for=condition=Complete", "rlr/plain", "--timeout=180s", timeout=200)
+    finally:
+        watch.terminate()
+        seen, _ = watch.communicate(timeout=10)
+    phases = list(dict.fromkeys(re.findall(r"\b(Starting|Running|Completing|Complete|Restarting|Failed)\b", seen)))
+    assert phases == ["Starting", "Running", "Completing", "Complete"], seen
+    assert len(set(re.findall(r"\b\d+/30\b", seen))) >= 3, f"the step moves\n{seen}"
+    assert seen.splitlines()[-1].split()[2] == "30/30", seen
+    assert {"0/1", "1/1"} <= set(seen.split()), "ready counts move"
+    rewards = [float(reward) for reward in re.findall(r"\b0\.\d+\b", seen)]
+    assert len(set(rewards)) >= 2, f"the reward moves\n{seen}"
+    assert rewards[-1] > rewards[0], seen
+
+    events = json.loads(run.kubectl("get", "events", "-o", "json"))["items"]
+    reasons = {e["reason"] for e in events if e["involvedObject"]["name"] == "plain"}
+    assert {"AttemptStarted", "Completed"} <= reasons, reasons
+    assert not run.pods("trainer"), "a complete run holds no GPU"
+    assert not run.pods("inference")
+    assert "step 30: reward" in run.kubectl("logs", "plain-orchestrator-1")
+
+
+def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
+    run = new_run(stub_manifest("short-lived"))
+    run.apply()
+    run.wait_step(1)
+    run.delete()
+    kinds = "sts,deploy,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies"
+    label = "rlrun.io/run=short-lived"
+    run.wait("children gone", lambda: not run.kubectl("get", kinds, "-l", label, "-o", "name").split(), 60)
+    assert "short-lived-data" in run.kubectl("get", "pvc")
+
+
+def test_only_the_run_reaches_its_engine(new_run: NewRun, stub_manifest: Manifest) -> None:
+    document = stub_manifest("guarded", steps=200)
+    run = new_run(document)
+    other = new_run(stub_manifest("neighbour", steps=200))
+    run.apply()
+    other.apply()
+    run.wait_step(1)
+    other.wait_step(1)
+    script = (
+        "import sys, urllib.request\n"
+        "try: print(urllib.request.urlopen(sys.argv[1], timeout=5).status)\n"
+        "except Exception as error: print(type(error).__name__, getattr(error, 'code', ''), error)\n"
+    )
+    address = run.pods("inference")[0]["status"]["podIP"]
+    url = f"http://{address}:8000/health"
+
+    def ask(pod: str) -> str:
+        return run.kubectl("exec", pod, "--", "python3", "-c", script, url)
+
+    assert ask("guarded-orchestrator-1").startswith("200")
+    assert "timed out" in ask("neighbour-orchestrator-1")
+
+
+def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
+    new_run: NewRun, stub_manifest: Manifest, cluster: Cluster
+) -> None:
+    run = new_run(stub_manifest("done", steps=10))
+    run.apply()
+    run.wait_phase("Complete")
+    before = run.get()["metadata"]["resourceVersion"]
+    cluster.kubectl("rollout", "restart", "-n", "rlrun-system", "deploy/rlrun-operator")
+    cluster.kubectl("rollout", "status", "-n", "rlrun-system", "deploy/rlrun-operator", "--timeout=60s", timeout=70)
+    second = new_run(stub_manifest("after", steps=5))
+    second.apply()
+    second.wait_phase("Complete")
+    assert run.get()["metadata"]["resourceVersion"] == before
+    assert not run.pods("trainer")

@@ -1,0 +1,62 @@
+"""Real torchrun groups and a real vLLM in restricted pods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.api import Cluster
+from tests.cluster.demo import GAIN
+from tests.cluster.follow import follow
+from tests.e2e.cluster.kube_run import KubeRun, example
+
+NewRun = Callable[[dict[str, Any]], KubeRun]
+START_AT_MOST = 0.6
+
+pytestmark = pytest.mark.timeout(1500)
+
+
+def test_the_quickstart_learns_on_the_cluster(new_run: NewRun, cluster: Cluster) -> None:
+    run = new_run(example("quickstart"))
+    run.apply()
+    outcome = follow(cluster, run.name, namespace=run.namespace, timeout=900)
+    assert outcome.phase == "Complete", run.explain()
+    assert len(outcome.rewards) == 120
+    assert outcome.start <= START_AT_MOST
+    assert outcome.end >= outcome.start + GAIN
+    assert outcome.held_out[0][0] == 0
+    assert outcome.held_out[-1][1] >= outcome.held_out[0][1] + GAIN
+
+
+def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRun) -> None:
+    document = example(
+        "quickstart",
+        maxSteps=24,
+        trainer={"replicas": 2, "processesPerReplica": 1},
+        orchestrator={"batchSize": 64},
+        checkpoint={"interval": 6},
+    )
+    document["metadata"]["name"] = "two-pods"
+    del document["spec"]["evaluation"]
+    run = new_run(document)
+    run.apply()
+    run.wait_checkpoint(6, 400)
+    nodes = {pod["spec"]["nodeName"] for pod in run.pods("trainer")}
+    script = (
+        "import os, pathlib, signal\n"
+        "for p in pathlib.Path('/proc').iterdir():\n"
+        "    if p.name.isdigit() and b'rlrun.trainer\\0--config' in (p / 'cmdline').read_bytes(): os.kill(int(p.name), signal.SIGKILL)\n"
+    )
+    run.kubectl("exec", "two-pods-trainer-1", "-c", "trainer", "--", "python3", "-c", script, check=False)
+    began = time.monotonic()
+    run.wait("attempt 2", lambda: run.attempt() == 2, 120)
+    assert time.monotonic() - began < 60
+    final = run.wait_phase("Complete", 500)
+    assert final["restarts"] == 1
+    assert final["checkpoint"]["resumedFromStep"] >= 6
+    assert final["checkpoint"]["stepsLostTotal"] <= 6
+    assert final["progress"]["step"] == 24
+    assert len(nodes) >= 1

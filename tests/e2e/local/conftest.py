@@ -1,0 +1,40 @@
+"""Whole runs on real parts: real torchrun ranks, a real vLLM, the real command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
+
+
+@pytest.fixture(scope="session")
+def new_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalRun]]:
+    """Makes runs from a manifest; whatever they leave running fails the test session."""
+    made: list[LocalRun] = []
+
+    def make(document: dict[str, Any], folder: Path | None = None) -> LocalRun:
+        where = tmp_path_factory.mktemp("run")
+        manifest = where / "run.yaml"
+        manifest.write_text(yaml.safe_dump(document))
+        run = LocalRun(manifest, folder or where / "out")
+        made.append(run)
+        return run
+
+    yield make
+    for run in made:
+        run.stop()
+        left = processes_of(run.folder)
+        assert left == [], f"still running: {left}"
+
+
+@pytest.fixture(scope="session")
+def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
+    """The quickstart, run once for all tests that look at what it learned."""
+    run = new_run(quickstart())
+    run.run()
+    return run

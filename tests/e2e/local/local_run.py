@@ -1,0 +1,147 @@
+"""One `rlrun local` under test, and its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN_SECONDS = 600.0
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Pids of live processes whose command line or environment names `folder`."""
+    mark = str(folder).encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@dataclass
+class LocalRun:
+    """One `rlrun local` and its folder."""
+
+    manifest: Path
+    folder: Path
+    output: str = ""
+    process: subprocess.Popen[str] | None = None
+    _options: list[str] = field(default_factory=list)
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Start it in the background."""
+        command = [
+            sys.executable,
+            "-m",
+            "rlrun.cli.main",
+            "local",
+            str(self.manifest),
+            "--output-dir",
+            str(self.folder),
+            "--plain",
+        ]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        self.process = subprocess.Popen(
+            [*command, *options], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return self.process
+
+    def wait(self, seconds: float = RUN_SECONDS) -> int:
+        """Wait for its end; the exit code."""
+        assert self.process is not None
+        try:
+            self.output, _ = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            pytest.fail(f"the run did not end within {seconds} s:\n{self.output}\n{self.tails()}")
+        return self.process.returncode
+
+    def run(self, *options: str) -> None:
+        """Run to the end and demand success."""
+        self.start(*options)
+        code = self.wait()
+        assert code == 0, f"exit code {code}:\n{self.output}\n{self.tails()}"
+
+    def stop(self) -> None:
+        """End it if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.output, _ = self.process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.output, _ = self.process.communicate()
+
+    def tails(self) -> str:
+        """The last lines of every log."""
+        logs = sorted(self.folder.glob("logs/*/*/*.log"))
+        return "\n".join(f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]) for log in logs)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of trained steps."""
+        return [line for line in self.metrics() if line["step"] > 0]
+
+    def rewards(self) -> list[float]:
+        """Mean reward of every step."""
+        return [line["reward/mean"] for line in self.steps()]
+
+    def held_out(self, environment: str = "reverse-text") -> list[tuple[int, float]]:
+        """Policy version and mean held-out reward."""
+        key = f"eval/{environment}/reward/mean"
+        return [(line["step"], line[key]) for line in self.metrics() if key in line]
+
+    def traces(self) -> list[dict[str, Any]]:
+        """All rollouts that were trained on."""
+        return [
+            json.loads(line)
+            for path in sorted(self.folder.glob("traces/step_*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
+
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+        """Wait while the run goes on."""
+        assert self.process is not None
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None:
+                self.wait()
+                pytest.fail(f"the run ended before: {what}\n{self.output}\n{self.tails()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                pytest.fail(f"not within {seconds} s: {what}\n{self.output}\n{self.tails()}")
+            time.sleep(0.02)
+
+
+def mean(values: list[float]) -> float:
+    """Arithmetic mean."""
+    return sum(values) / len(values)
+
+
+def quickstart(**changes: Any) -> dict[str, Any]:
+    """The quickstart's manifest with top-level fields of its spec replaced, or merged where both are mappings."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
+    spec = document["spec"]
+    for key, value in changes.items():
+        spec[key] = {**spec[key], **value} if isinstance(value, dict) and isinstance(spec.get(key), dict) else value
+    return document

@@ -1,0 +1,68 @@
+"""The quickstart learns, and it is the advantage that makes it learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.local.local_run import LocalRun, mean, quickstart
+
+START_AT_MOST = 0.6
+GAIN = 0.2
+FLIPPED_STEPS = 60
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_the_quickstart_learns_and_stays_there(learned: LocalRun) -> None:
+    rewards = learned.rewards()
+    start, last_third = mean(rewards[:5]), rewards[-len(rewards) // 3 :]
+    assert start <= START_AT_MOST, rewards
+    windows = [mean(last_third[i : i + 10]) for i in range(0, len(last_third) - 9, 10)]
+    assert min(windows) >= start + GAIN, rewards
+
+
+def test_held_out_prompts_are_learned_too(learned: LocalRun) -> None:
+    held_out = learned.held_out()
+    assert held_out[0][0] == 0
+    assert held_out[0][1] <= START_AT_MOST
+    assert held_out[-1][0] == 120
+    assert held_out[-1][1] >= held_out[0][1] + GAIN, held_out
+
+
+def test_it_is_asynchronous_and_within_its_bound(learned: LocalRun) -> None:
+    lines = learned.steps()
+    assert max(line["off_policy/max"] for line in lines) >= 1
+    for rollout, step in ((r, r["step"]) for r in learned.traces()):
+        assert rollout["dispatch_version"] >= step - 1 - 8
+
+
+def test_trainer_and_engine_agree_about_the_tokens(learned: LocalRun) -> None:
+    first = learned.steps()[0]
+    assert first["off_policy/max"] == 0  # the same weights on both sides
+    assert first["mismatch_kl"] <= 1e-3
+
+
+def test_the_summary_shows_the_curve_and_where_things_are(learned: LocalRun) -> None:
+    assert "learning curve" in learned.output
+    assert "held-out reward" in learned.output
+    assert "weights/v00000120.a0001" in learned.output
+
+
+def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(new_run: Callable[..., LocalRun]) -> None:
+    run = new_run(
+        quickstart(
+            maxSteps=FLIPPED_STEPS,
+            sampling={"temperature": 0.7},
+            algorithm={"advantage": {"name": "tests.e2e.local.flipped:advantages"}},
+            evaluation={"interval": FLIPPED_STEPS},
+        )
+    )
+    run.run()
+    rewards = run.rewards()
+    assert mean(rewards[-10:]) < mean(rewards[:3]), rewards
+    assert run.held_out()[-1][1] < run.held_out()[0][1]
+    # The same run samples at temperature 0.7: trainer and engine must agree about that distribution, not about the raw one.
+    assert run.steps()[0]["off_policy/max"] == 0
+    assert run.steps()[0]["mismatch_kl"] <= 1e-3

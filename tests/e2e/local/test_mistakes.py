@@ -1,0 +1,107 @@
+"""Every mistake gives one clear message and an exit code, and leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.protocol import exit_codes
+from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def refused(run: LocalRun, *options: str) -> tuple[int, str]:
+    """Start a run that must not start; its exit code and what it said."""
+    run.start(*options)
+    code = run.wait(90)
+    assert "Traceback" not in run.output
+    assert processes_of(run.folder) == []
+    return code, run.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainer": {"optmizer": {"lr": 1}}}, "optmizer"),
+        ({"maxSteps": "many"}, "maxSteps"),
+        ({"environments": [{"id": "revrse-text"}]}, "did you mean reverse-text?"),
+        ({"environments": [{"id": "reverse-text", "args": {"lenght": 3}}]}, "lenght"),
+        ({"orchestrator": {"batchSize": 100}}, "set batchSize to 96 or 104"),
+    ],
+)
+def test_a_wrong_manifest_is_refused_with_the_field(
+    new_run: Callable[..., LocalRun], change: dict[str, Any], message: str
+) -> None:
+    code, output = refused(new_run(quickstart(**change)))
+    assert code == exit_codes.CONFIGURATION
+    assert message in output
+    assert len(output.splitlines()) <= 4
+
+
+def test_a_port_in_use_is_refused(new_run: Callable[..., LocalRun]) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        code, output = refused(new_run(quickstart()), "--inference-port", str(port))
+    assert code == exit_codes.UNAVAILABLE
+    assert f"port {port} (inference)" in output
+
+
+def test_a_model_folder_without_weights_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    document = quickstart()
+    document["spec"]["model"] = {"path": str(tmp_path)}
+    code, output = refused(new_run(document))
+    assert code == exit_codes.DATA
+    assert f"{tmp_path} holds no weights" in output
+
+
+def test_a_folder_with_something_in_it_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    code, output = refused(new_run(quickstart(), folder=tmp_path))
+    assert code == exit_codes.CONFIGURATION
+    assert "is not empty: add --resume" in output
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    """A volume of 160 MiB."""
+    if os.geteuid() != 0:
+        pytest.fail("a small volume needs root to be mounted; run the tests as root, or deselect this one")
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until the volume is full."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 65536)
+
+
+def test_a_full_disk_ends_the_run_with_its_name(new_run: Callable[..., LocalRun], small_volume: Path) -> None:
+    run = new_run(quickstart(maxSteps=1000), folder=small_volume / "out")
+    run.start()
+    run.wait_until(lambda: (run.folder / "metrics.jsonl").exists() and len(run.steps()) > 1, "two steps")
+    fill(small_volume / "ballast")
+    code = run.wait(120)
+    assert code == exit_codes.STORAGE, run.output + run.tails()
+    assert "No space left on device" in run.output
+    assert str(run.folder) in run.output
+    assert "Traceback" not in run.output
+    assert processes_of(run.folder) == []

@@ -1,0 +1,40 @@
+"""Weights arrive in mid-answer, and every token knows which version sampled it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.local.local_run import LocalRun, quickstart
+
+STEPS = 10
+ASYNC_LEVEL = 3
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRun]) -> None:
+    run = new_run(
+        quickstart(
+            maxSteps=STEPS,
+            seqLen=448,
+            model={"tiny": {"maxLength": 448}, "dtype": "float32"},  # random weights: answers end late, by chance
+            sampling={"maxTokens": 400},
+            algorithm={"maxAsyncLevel": ASYNC_LEVEL, "maxOffPolicySteps": ASYNC_LEVEL + 1},
+            orchestrator={"batchSize": 32},
+            evaluation=None,
+            checkpoint={"enabled": False},
+        )
+    )
+    run.run()
+    rollouts = run.traces()
+    assert len(rollouts) == STEPS * 32
+    spans = [[span["version"] for sequence in rollout["versions"] for span in sequence] for rollout in rollouts]
+    assert all(versions == sorted(set(versions)) for versions in spans)
+    assert any(len(versions) >= 2 for versions in spans), "no answer spans two versions"
+    for rollout, versions in zip(rollouts, spans, strict=True):
+        step = rollout["step"]
+        assert versions[0] >= rollout["dispatch_version"]
+        assert versions[-1] <= step - 1
+        assert rollout["dispatch_version"] >= step - 1 - (ASYNC_LEVEL + 1)

@@ -1,0 +1,55 @@
+"""The operator's chart, rendered by Helm as `helm template` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import binaries
+from tests.cluster.progress import Progress
+from tests.unit.chart.rendering import CHART, KUBE_VERSION, SECONDS, RefusedError, Render
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """Helm: that of the test clusters, or one on PATH. Only in CI it is built when there is none, which takes a minute."""
+    tool = binaries.TOOLS["helm"]
+    folder = binaries._given(tool) or binaries._cached(tool)
+    if folder is not None:
+        return folder / "helm"
+    if on_path := shutil.which("helm"):
+        return Path(on_path)
+    if os.environ.get("CI"):
+        return binaries.find("helm", progress=Progress(print))["helm"]
+    pytest.skip("no helm: python -m tests.cluster prepare")
+
+
+@pytest.fixture(scope="session")
+def render(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """Renders the chart with values; raises `RefusedError` as Helm does."""
+    home = tmp_path_factory.mktemp("helm")
+    env = os.environ | {f"HELM_{name}_HOME": str(home / name) for name in ("CACHE", "CONFIG", "DATA")}
+
+    def run(values: dict[str, Any] | None = None, *, release: str = "rlrun-operator") -> list[dict[str, Any]]:
+        command = [str(helm), "template", release, str(CHART), "--namespace", "rlrun-system", "--values", "-"]
+        command += ["--kube-version", KUBE_VERSION]
+        answer = subprocess.run(
+            command,
+            input=yaml.safe_dump(values or {}),
+            text=True,
+            capture_output=True,
+            env=env,
+            timeout=SECONDS,
+            check=False,
+        )
+        if answer.returncode:
+            raise RefusedError(answer.stderr)
+        return [document for document in yaml.safe_load_all(answer.stdout) if document]
+
+    return run

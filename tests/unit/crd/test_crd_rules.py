@@ -1,0 +1,89 @@
+"""Every rule of the models is a rule of the CRD, in the same words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from pydantic import BaseModel
+
+from rlrun.api.crd import spec_schema
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resource import LIVE_FIELDS, RLRun, RLRunSpec
+from rlrun.api.rules import ROOT_RULES, RULES, Rule, always_there, frozen_rules, quoted
+from rlrun.config.problems import ConfigError
+from rlrun.config.schema import fields, walk
+from tests.controlplane.corpus import MALFORMED
+
+EVERY_RULE = [
+    pytest.param(rule, id=f"{model.__name__}-{i}") for model, rules in RULES.items() for i, rule in enumerate(rules)
+]
+
+
+def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for shape in fields(model).values():
+        inner = shape.parts[0] if shape.kind == "list" else shape
+        if inner.model is not None:
+            yield from models(inner.model)
+
+
+@cache
+def messages() -> str:
+    said = []
+    for case in MALFORMED:
+        try:
+            parse_manifest(case.path.read_text(), case.path.name)
+        except ConfigError as error:
+            said.append(str(error))
+    return "\n".join(said)
+
+
+def test_a_model_with_a_validator_has_rules() -> None:
+    judging = {model for model in models(RLRunSpec) if model.__pydantic_decorators__.model_validators}
+    assert judging == set(RULES)
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE)
+def test_a_malformed_manifest_breaks_it_and_the_model_says_the_same(rule: Rule) -> None:
+    fixed = [part.strip("'; ()") for part in re.split(r"\{[^{}]*\}", rule.message)]
+    assert [part for part in fixed if part not in messages()] == []
+
+
+def test_the_rules_stand_in_the_schema() -> None:
+    schema = spec_schema()
+    assert [rule.as_json() for rule in RULES[RLRunSpec]] == schema["x-kubernetes-validations"]
+    inference = schema["properties"]["inference"]
+    assert "minAvailable" in inference["x-kubernetes-validations"][0]["rule"]
+
+
+def test_a_message_becomes_an_expression_with_its_values() -> None:
+    rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a", forbidden=True)
+    assert rule.as_json() == {
+        "rule": "self.a < self.b",
+        "messageExpression": r"'a (%s) is 100%% \'too\' large for %s'.format([self.a, self.b])",
+        "fieldPath": ".a",
+        "reason": "FieldValueForbidden",
+    }
+    assert Rule("self.a", "write a").as_json() == {"rule": "self.a", "message": "write a"}
+    assert quoted("it's \\d") == r"'it\'s \\d'"
+
+
+def test_everything_is_frozen_but_what_is_live() -> None:
+    paths = {".".join(path) for path, _ in walk(RLRunSpec, "camel")}
+    assert set(LIVE_FIELDS) <= paths
+    frozen = {rule.field for rule in frozen_rules()}
+    assert frozen == {f".spec.{path}" for path in paths if "." not in path} - {".spec.failurePolicy"}
+    (inference,) = [rule for rule in frozen_rules() if rule.field == ".spec.inference"]
+    assert "maxModelLen" in inference.holds
+    assert "minAvailable" not in inference.holds
+    assert set(ROOT_RULES) == {RLRun}
+
+
+def test_a_block_that_a_frozen_rule_takes_for_there_is_always_there() -> None:
+    schema = spec_schema()
+    for name, info in RLRunSpec.model_fields.items():
+        if fields(RLRunSpec)[name].model is not None and always_there(info):
+            assert info.alias in schema["required"] or "default" in schema["properties"][info.alias]

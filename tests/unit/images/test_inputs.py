@@ -1,0 +1,150 @@
+"""The key of an image: it changes with what the build reads, and with nothing else."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.errors import ClusterError
+from tests.cluster.images import IMAGES
+from tests.cluster.images.builder import ROOT, plan
+from tests.cluster.images.inputs import Ignore, arguments, copied, parse, read, write
+
+BASE = {"BASE_IMAGE": "localhost/base:1", "SYSTEM_PACKAGES": ""}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in [".dockerignore", "pyproject.toml", "LICENSE", *(f"Dockerfile.{image}" for image in IMAGES)]:
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    for file in (
+        "workloads/rlrun/a.py",
+        "operator/rlrun_operator/b.py",
+        "tests/cluster/images/cuda_stubs.py",
+        "docs/c.md",
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("x = 1\n")
+    return tmp_path
+
+
+def keys(root: Path, base: dict[str, str] | None = None) -> dict[str, str]:
+    return {name: plan(name, base or BASE, root=root, archives=root).image.reference for name in IMAGES}
+
+
+def changed(root: Path, change: Callable[[], object]) -> set[str]:
+    before = keys(root)
+    change()
+    after = keys(root)
+    return {name for name in IMAGES if before[name] != after[name]}
+
+
+EVERY = set(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("workloads/rlrun/a.py", EVERY),
+        ("workloads/rlrun/new.py", EVERY),
+        ("pyproject.toml", EVERY),
+        ("requirements/uv.txt", EVERY),
+        ("operator/rlrun_operator/b.py", {"operator"}),
+        ("requirements/operator.txt", {"operator"}),
+        ("requirements/images/stub.txt", {"stub"}),
+        ("requirements/images/common-cpu.txt", {"trainer", "inference"}),
+        ("requirements/images/inference-cpu.txt", {"inference"}),
+        ("tests/cluster/images/cuda_stubs.py", {"trainer", "inference"}),
+        ("Dockerfile.stub", {"stub"}),
+        ("requirements/images/inference-gpu.txt", set()),
+        ("requirements/cpu.txt", set()),
+        ("docs/c.md", set()),
+        ("README.md", set()),
+        ("tests/cluster/images/builder.py", set()),
+        ("workloads/rlrun/__pycache__/a.cpython-311.pyc", set()),
+        ("workloads/rlrun.egg-info/PKG-INFO", set()),
+    ],
+)
+def test_a_changed_file_changes_the_images_that_hold_it(checkout: Path, file: str, expected: set[str]) -> None:
+    def change() -> None:
+        (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+        with (checkout / file).open("a") as handle:
+            handle.write("# changed\n")
+
+    assert changed(checkout, change) == expected
+
+
+def test_a_removed_file_and_a_changed_mode_change_the_key(checkout: Path) -> None:
+    assert changed(checkout, lambda: (checkout / "workloads/rlrun/a.py").chmod(0o755)) == EVERY
+    (checkout / "workloads/rlrun/other.py").write_text("")
+    assert changed(checkout, lambda: (checkout / "workloads/rlrun/a.py").unlink()) == EVERY
+
+
+def test_times_of_files_do_not_matter(checkout: Path) -> None:
+    assert changed(checkout, lambda: os.utime(checkout / "workloads/rlrun/a.py", (1, 1))) == set()
+
+
+def test_another_base_is_another_image(checkout: Path) -> None:
+    other = keys(checkout, {**BASE, "BASE_IMAGE": "localhost/base:2"})
+    assert all(other[name] != reference for name, reference in keys(checkout).items())
+
+
+def test_an_image_that_does_not_exist_is_named_with_those_that_do(checkout: Path) -> None:
+    with pytest.raises(ClusterError, match="unknown image 'trainr'; there are trainer, inference, operator, stub"):
+        plan("trainr", BASE, root=checkout, archives=checkout)
+
+
+def test_a_copied_file_that_is_ignored_is_an_error_before_the_build(checkout: Path) -> None:
+    with (checkout / ".dockerignore").open("a") as handle:
+        handle.write("LICENSE\n")
+    with pytest.raises(ClusterError, match=r"Dockerfile\.trainer: LICENSE is not there"):
+        plan("trainer", BASE, root=checkout, archives=checkout)
+
+
+def test_a_dockerfile_is_read_with_its_continued_lines_and_arguments() -> None:
+    instructions = parse(
+        '# COPY not this\nARG KIND="gpu"\nARG INDEX\nCOPY a-${KIND}.txt b \\\n    /there/\nCOPY --from=other c /c\n'
+        "COPY --chown=1:1 d /d\n"
+    )
+    assert arguments(instructions) == {"KIND": "gpu", "INDEX": ""}
+    assert copied(instructions, {}) == ["a-gpu.txt", "b", "d"]
+    assert copied(instructions, {"KIND": "cpu"})[0] == "a-cpu.txt"
+
+
+@pytest.mark.parametrize(
+    ("path", "excluded"),
+    [
+        ("README.md", True),
+        ("src/a.py", False),
+        ("src/deep/er/a.py", False),
+        ("src/deep/__pycache__/a.pyc", True),
+        ("__pycache__/a", True),
+        ("tools/one.py", False),
+        ("tools/two.py", True),
+        ("srcs/a.py", True),
+    ],
+)
+def test_the_last_rule_of_the_ignore_file_that_matches_counts(path: str, excluded: bool) -> None:
+    rules = Ignore("# nothing but\n*\n!src\n!tools/one.py\n\n**/__pycache__\n")
+    assert rules.excludes(path) is excluded
+
+
+def test_a_build_gets_its_files_with_equal_times_and_modes(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    names = ["LICENSE", "workloads/rlrun/a.py", "requirements/images/uv.sh"]
+    folders = [tmp_path_factory.mktemp("context") for _ in range(2)]
+    write(read(checkout, names), folders[0])
+    os.utime(checkout / "LICENSE")
+    (checkout / "LICENSE").chmod(0o640)
+    write(read(checkout, names), folders[1])
+
+    def look(folder: Path) -> dict[str, tuple[int, float]]:
+        found = {path: path.stat() for path in folder.rglob("*")}
+        return {path.relative_to(folder).as_posix(): (state.st_mode, state.st_mtime) for path, state in found.items()}
+
+    assert look(folders[0]) == look(folders[1])
+    assert os.access(folders[0] / "requirements/images/uv.sh", os.X_OK)

@@ -1,0 +1,84 @@
+"""Runs whose manifests are looked at, and short ways to their parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun_operator.build import RunContext, api_key_secret, prerequisites, workloads
+from rlrun_operator.settings import RenderSettings
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+MANIFESTS = {
+    "quickstart": ROOT / "examples" / "quickstart.yaml",
+    "gpu": HERE / "runs" / "gpu.yaml",
+    "pod-template": HERE / "runs" / "pod-template.yaml",
+}
+KEY = "the-key-of-the-run"
+SETTINGS = RenderSettings()
+
+
+def example(name: str, attempt: int = 1) -> RunContext:
+    """A run of `MANIFESTS`."""
+    run = read_manifest(MANIFESTS[name])
+    return RunContext(run.metadata.name, "team-a", "11111111-2222-3333-4444-555555555555", run.spec, attempt, SETTINGS)
+
+
+def context(blocks: dict[str, Any] | None = None, *, attempt: int = 1, name: str = "run") -> RunContext:
+    """A smallest run with some blocks of its spec set, camelCase as in YAML."""
+    return RunContext(name, "team-a", "uid-1", spec(blocks), attempt, SETTINGS)
+
+
+def spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
+    """The spec of `context`."""
+    smallest = {"model": {"path": "/models/a"}, "environments": [{"id": "reverse-text"}]}
+    return RLRunSpec.model_validate(smallest | (blocks or {}))
+
+
+def everything(ctx: RunContext) -> list[dict[str, Any]]:
+    """All children, in the order in which they are made."""
+    create, apply = prerequisites(ctx)
+    found = [*create, api_key_secret(ctx, KEY), *apply, *workloads(ctx)]
+    return [dict(manifest) for manifest in found]
+
+
+def of_kind(ctx: RunContext, kind: str, name: str | None = None) -> dict[str, Any]:
+    """The only child of a kind (and name)."""
+    found = [m for m in everything(ctx) if m["kind"] == kind and name in (None, m["metadata"]["name"])]
+    assert len(found) == 1, [m["metadata"]["name"] for m in found]
+    return found[0]
+
+
+def pods(ctx: RunContext) -> dict[str, dict[str, Any]]:
+    """Metadata and spec of each role's pods."""
+    trainer, inference, orchestrator = workloads(ctx)
+    return {
+        "trainer": trainer["spec"]["template"],
+        "inference": inference["spec"]["template"],
+        "orchestrator": dict(orchestrator),
+    }
+
+
+def container(ctx: RunContext, role: str) -> dict[str, Any]:
+    """The role's container."""
+    return next(c for c in pods(ctx)[role]["spec"]["containers"] if c["name"] == role)
+
+
+def environment(ctx: RunContext, role: str, pod: str) -> dict[str, str]:
+    """The environment of a role's container as the kubelet would make it for `pod`."""
+    fields = {"metadata.namespace": ctx.namespace, "metadata.name": pod, "status.podIP": "10.0.0.9"}
+    result = {}
+    for variable in container(ctx, role)["env"]:
+        source = variable.get("valueFrom", {})
+        if "fieldRef" in source:
+            result[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" in source:
+            secret = api_key_secret(ctx, KEY)
+            assert source["secretKeyRef"]["name"] == secret["metadata"]["name"]
+            result[variable["name"]] = secret["stringData"][source["secretKeyRef"]["key"]]
+        else:
+            result[variable["name"]] = variable["value"]
+    return result

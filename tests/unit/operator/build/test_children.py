@@ -1,0 +1,264 @@
+"""What holds for the children of every run: whose they are, how little they may, and that they fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.loader import load_file
+from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
+from rlrun.config.run import RunConfig
+from rlrun.orchestrator.lease import CREDENTIALS, lease_from_environment
+from rlrun.pod.settings import PodSettings, settings_from_environment
+from rlrun_operator.build import prerequisites, spec_hash, workloads
+from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, ROLES, RUN_LABEL, SPEC_HASH_ANNOTATION
+from tests.unit.operator.build.examples import (
+    KEY,
+    MANIFESTS,
+    container,
+    context,
+    environment,
+    everything,
+    example,
+    of_kind,
+    pods,
+    spec,
+)
+
+every_example = pytest.mark.parametrize("name", MANIFESTS)
+
+
+@every_example
+def test_every_child_is_labelled_owned_and_has_no_finalizer(name: str) -> None:
+    ctx = example(name)
+    for child in everything(ctx):
+        metadata = child["metadata"]
+        assert metadata["labels"][RUN_LABEL] == ctx.name
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "rlrun-operator"
+        assert metadata["namespace"] == ctx.namespace
+        assert "finalizers" not in metadata
+        if child["kind"] == "PersistentVolumeClaim" and ctx.spec.storage.when_deleted == "Retain":
+            continue
+        (owner,) = metadata["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (ctx.uid, True, False)
+
+
+def test_names_of_children_are_unique_and_short_enough_for_labels() -> None:
+    ctx = context(name="r" * 40)
+    names = [(child["kind"], child["metadata"]["name"]) for child in everything(ctx)]
+    assert len(set(names)) == len(names)
+    revision = 11  # of a controller, with its dash: it becomes a label of the pods
+    assert all(len(name) + revision <= 63 for kind, name in names if kind != "Pod")
+
+
+@pytest.mark.parametrize(("when_deleted", "owned"), [("Retain", False), ("Delete", True)])
+def test_claim_goes_with_the_run_only_if_that_is_wanted(when_deleted: str, owned: bool) -> None:
+    ctx = context({"storage": {"claimTemplate": {"size": "5Gi"}, "whenDeleted": when_deleted}})
+    assert ("ownerReferences" in of_kind(ctx, "PersistentVolumeClaim")["metadata"]) == owned
+
+
+def test_an_existing_claim_is_used_and_none_is_made() -> None:
+    ctx = context({"storage": {"claimName": "shared"}})
+    assert "PersistentVolumeClaim" not in {child["kind"] for child in everything(ctx)}
+    for pod in pods(ctx).values():
+        assert {"name": "data", "persistentVolumeClaim": {"claimName": "shared"}} in pod["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gpu"])
+def test_every_pod_meets_the_restricted_standard(name: str) -> None:
+    for role, pod in pods(example(name)).items():
+        pod_spec = pod["spec"]
+        security = pod_spec["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] == security["runAsGroup"] == security["fsGroup"] == 1000
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & set(pod_spec)
+        kinds = {source for volume in pod_spec["volumes"] for source in volume if source != "name"}
+        assert kinds <= {"persistentVolumeClaim", "configMap", "emptyDir", "projected"}
+        for one in [*pod_spec["containers"], *pod_spec.get("initContainers", [])]:
+            own = one["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in own, role
+
+
+@every_example
+def test_only_the_orchestrator_has_a_token(name: str) -> None:
+    for role, pod in pods(example(name)).items():
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        tokens = [
+            source
+            for volume in pod["spec"]["volumes"]
+            for source in volume.get("projected", {}).get("sources", [])
+            if "serviceAccountToken" in source
+        ]
+        assert len(tokens) == (role == "orchestrator")
+
+
+def test_orchestrator_may_renew_its_lease_and_nothing_else() -> None:
+    ctx = example("quickstart")
+    rules = of_kind(ctx, "Role")["rules"]
+    assert rules == [
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [of_kind(ctx, "Lease")["metadata"]["name"]],
+            "verbs": ["get", "patch"],
+        }
+    ]
+    account = of_kind(ctx, "ServiceAccount")["metadata"]["name"]
+    binding = of_kind(ctx, "RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "team-a"}]
+    assert of_kind(ctx, "Pod")["spec"]["serviceAccountName"] == account
+
+
+@every_example
+def test_key_is_in_the_secret_alone(name: str) -> None:
+    holders = [child["kind"] for child in everything(example(name)) if KEY in json.dumps(child)]
+    assert holders == ["Secret"]
+
+
+@every_example
+def test_every_mount_has_its_volume_and_every_volume_is_mounted(name: str) -> None:
+    for pod in pods(example(name)).values():
+        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+        mounted = {mount["name"] for one in pod["spec"]["containers"] for mount in one.get("volumeMounts", [])}
+        assert mounted == volumes
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gpu"])
+def test_services_probes_and_containers_agree_on_ports(name: str) -> None:
+    ctx = example(name)
+    for role in ROLES:
+        one = container(ctx, role)
+        open_ports = {port["containerPort"] for port in one["ports"]}
+        probed = {one[probe]["httpGet"]["port"] for probe in one if probe.endswith("Probe")}
+        assert probed <= open_ports
+        services = [
+            child
+            for child in everything(ctx)
+            if child["kind"] == "Service" and child["spec"]["selector"][ROLE_LABEL] == role
+        ]
+        assert {port["port"] for service in services for port in service["spec"]["ports"]} <= open_ports
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gpu"])
+def test_configuration_names_the_addresses_that_the_services_give(name: str, tmp_path: Path) -> None:
+    ctx = example(name)
+    text = of_kind(ctx, "ConfigMap")["data"]["run.json"]
+    run = RunConfig.model_validate_json(text)
+    trainer, inference = (of_kind(ctx, "Service", f"{ctx.name}-{role}") for role in ("trainer", "inference"))
+    host = f"{ctx.name}-trainer-0.{trainer['metadata']['name']}.team-a.svc.cluster.local"
+    assert run.orchestrator.trainer_url == f"http://{host}:{run.trainer.port}"
+    assert environment(ctx, "trainer", f"{ctx.name}-trainer-0")["RLRUN_MASTER_ADDR"] == host
+    engines = f"http://{inference['metadata']['name']}.team-a.svc.cluster.local:{run.inference.port}"
+    assert run.orchestrator.inference_service == engines
+    assert {run.trainer.host, run.inference.host, run.orchestrator.host} == {"0.0.0.0"}
+    assert of_kind(ctx, "StatefulSet")["spec"]["serviceName"] == trainer["metadata"]["name"]
+    for service in (trainer, inference):
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"] is True
+    # The roles read it as they read every run.json.
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    assert load_file(TrainerConfig, file, section="trainer").uid == ctx.uid
+    assert load_file(InferenceConfig, file, section="inference") == run.inference
+    assert load_file(OrchestratorConfig, file, section="orchestrator") == run.orchestrator
+
+
+@every_example
+def test_selectors_find_the_pods_and_no_label_is_taken_away(name: str) -> None:
+    ctx = example(name)
+    found = pods(ctx)
+    for role, pod in found.items():
+        assert pod["metadata"]["labels"][RUN_LABEL] == ctx.name
+        assert pod["metadata"]["labels"][ROLE_LABEL] == role
+    trainer, inference, _ = workloads(ctx)
+    for workload, role in ((trainer, "trainer"), (inference, "inference")):
+        assert workload["spec"]["selector"]["matchLabels"].items() <= found[role]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gpu"])
+@pytest.mark.parametrize("role", ROLES)
+def test_container_understands_what_it_is_told(name: str, role: str) -> None:
+    ctx = example(name, attempt=3)
+    pod = f"{ctx.name}-trainer-1" if role == "trainer" else f"{ctx.name}-{role}-abc"
+    env = environment(ctx, role, pod)
+    told = settings_from_environment(env)
+    assert (told.pod_name, told.api_key, told.pod_ip) == (pod, KEY, "10.0.0.9")
+    assert str(told.config) == "/etc/rlrun/run.json"
+    mounts = {mount["mountPath"]: mount for mount in container(ctx, role)["volumeMounts"]}
+    assert {"/etc/rlrun", "/dev/shm", "/tmp", env["HOME"], str(PodSettings.state)} <= set(mounts)
+    assert ctx.folder.startswith(ctx.spec.storage.mount_path)
+    assert ctx.spec.storage.mount_path in mounts
+    if role == "trainer":
+        assert (told.attempt, told.ordinal, told.nodes) == (3, 1, ctx.spec.trainer.replicas)
+    if role == "orchestrator":
+        cluster = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+        assert env["RLRUN_PROGRESS_LEASE"] == of_kind(ctx, "Lease")["metadata"]["name"]
+        assert lease_from_environment(env | cluster, attempt=3, look=lambda: None) is not None  # type: ignore[arg-type, return-value]
+        assert str(CREDENTIALS) in mounts
+
+
+@every_example
+def test_an_attempt_changes_trainer_and_orchestrator_but_no_engine(name: str) -> None:
+    first, second = workloads(example(name, attempt=1)), workloads(example(name, attempt=2))
+    assert first.inference["spec"] == second.inference["spec"]
+    assert second.inference["metadata"]["labels"][ATTEMPT_LABEL] == "2"
+    for workload in (second.trainer["spec"]["template"], second.orchestrator):
+        assert workload["metadata"]["labels"][ATTEMPT_LABEL] == "2"
+    assert first.orchestrator["metadata"]["name"] != second.orchestrator["metadata"]["name"]
+    assert first.trainer["metadata"]["name"] == second.trainer["metadata"]["name"]
+    assert prerequisites(example(name, attempt=1)) == prerequisites(example(name, attempt=2))
+
+
+@every_example
+def test_workloads_carry_the_hash_of_what_they_were_rendered_from(name: str) -> None:
+    ctx = example(name)
+    hashes = {workload["metadata"]["annotations"][SPEC_HASH_ANNOTATION] for workload in workloads(ctx)}
+    assert hashes == {ctx.spec_hash}
+
+
+EDITS: list[tuple[dict[str, Any], bool]] = [
+    ({"inference": {"replicas": 3}}, False),
+    ({"inference": {"replicas": 3, "minAvailable": 2}}, False),
+    ({"failurePolicy": {"maxRestarts": 9}}, False),
+    ({"inference": {"replicas": 3, "maxNumSeqs": 7}}, True),
+    ({"maxSteps": 5}, True),
+    ({"trainer": {"env": [{"name": "A", "value": "b"}]}}, True),
+    ({"placement": {"pool": "a"}}, True),
+    ({"checkpoint": {"resume": {"policy": "Never"}}}, True),
+    ({"networkPolicy": {"mode": "None"}}, True),
+]
+
+
+@pytest.mark.parametrize(("edit", "counts"), EDITS, ids=[str(edit) for edit, _ in EDITS])
+def test_only_edits_of_what_is_rendered_change_the_hash(edit: dict[str, Any], counts: bool) -> None:
+    assert (context(edit).spec_hash != context().spec_hash) == counts
+
+
+def test_defaults_that_a_schema_fills_in_do_not_change_the_hash() -> None:
+    filled = spec().model_dump(mode="json", by_alias=True)
+    assert context({**filled}).spec_hash == context().spec_hash
+    assert context({"storage": {"claimTemplate": {}}}).spec_hash == context().spec_hash
+
+
+def test_a_later_release_with_more_fields_does_not_make_a_run_look_edited() -> None:
+    class LaterSpec(RLRunSpec):
+        new_field: int = 3
+
+    later = LaterSpec.model_validate(spec().model_dump(by_alias=True, exclude_unset=True))
+    assert spec_hash(later) == spec_hash(spec())
+
+
+def test_configuration_follows_the_number_of_engines_but_workloads_do_not() -> None:
+    one, three = workloads(context()), workloads(context({"inference": {"replicas": 3}}))
+    assert one.trainer == three.trainer
+    assert one.orchestrator == three.orchestrator
+    assert one.inference["spec"]["template"] == three.inference["spec"]["template"]
+    assert three.inference["spec"]["replicas"] == 3

@@ -1,0 +1,131 @@
+"""Where pods may run, for each role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator.names import ROLES, Role
+from rlrun_operator.placement import HOSTNAME, affinity, node_selector, tolerations, topology_spread
+from tests.unit.operator.build.examples import spec
+
+GPUS = {"trainer": {"gpusPerReplica": 8}, "inference": {"gpusPerReplica": 1}}
+PRODUCT, POOL = "nvidia.com/gpu.product", "rlrun.io/pool"
+REQUIRED, PREFERRED = (
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    "preferredDuringSchedulingIgnoredDuringExecution",
+)
+
+SELECTORS: list[tuple[dict[str, Any], dict[Role, dict[str, str]]]] = [
+    ({}, {"trainer": {}, "inference": {}, "orchestrator": {}}),
+    (
+        {"placement": {"gpuProduct": "H200", "pool": "a"}} | GPUS,
+        {
+            "trainer": {PRODUCT: "H200", POOL: "a"},
+            "inference": {PRODUCT: "H200", POOL: "a"},
+            "orchestrator": {POOL: "a"},
+        },
+    ),
+    (
+        {
+            "placement": {
+                "gpuProduct": "H200",
+                "pool": "a",
+                "inference": {"gpuProduct": "L4"},
+                "orchestrator": {"pool": "b"},
+            }
+        }
+        | GPUS,
+        {"trainer": {PRODUCT: "H200", POOL: "a"}, "inference": {PRODUCT: "L4", POOL: "a"}, "orchestrator": {POOL: "b"}},
+    ),
+    (  # the product is meant for pods with GPUs
+        {"placement": {"gpuProduct": "H200"}, "trainer": {"gpusPerReplica": 8}},
+        {"trainer": {PRODUCT: "H200"}, "inference": {}, "orchestrator": {}},
+    ),
+    (  # the block is nearer
+        {"placement": {"pool": "a"}, "trainer": {"nodeSelector": {POOL: "mine", "zone": "z"}}},
+        {"trainer": {POOL: "mine", "zone": "z"}, "inference": {POOL: "a"}, "orchestrator": {POOL: "a"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("blocks", "expected"), SELECTORS)
+def test_node_labels(blocks: dict[str, Any], expected: dict[Role, dict[str, str]]) -> None:
+    assert {role: node_selector(spec(blocks), role) for role in ROLES} == expected
+
+
+def test_gpu_taint_is_borne_by_pods_with_gpus_and_own_tolerations_by_their_role() -> None:
+    blocks = spec({"trainer": {"gpusPerReplica": 1, "tolerations": [{"key": "t", "operator": "Exists"}]}})
+    assert tolerations(blocks, "trainer") == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "t", "operator": "Exists"},
+    ]
+    assert tolerations(blocks, "inference") == []
+
+
+def near(blocks: dict[str, Any], strength: str) -> dict[Role, list[Any]]:
+    return {role: affinity(spec(blocks), "run", role).get("podAffinity", {}).get(strength, []) for role in ROLES}
+
+
+def test_required_topology_of_the_trainer() -> None:
+    terms = near({"placement": {"topology": {"required": "rack"}}}, REQUIRED)
+    selector = {"matchLabels": {"rlrun.io/run": "run", "rlrun.io/role": "trainer"}}
+    assert terms == {
+        "trainer": [{"topologyKey": "rack", "labelSelector": selector}],
+        "inference": [],
+        "orchestrator": [],
+    }
+
+
+def test_preferred_topology_of_the_whole_run() -> None:
+    terms = near({"placement": {"topology": {"preferred": "rack", "scope": "Run"}}}, PREFERRED)
+    (term,) = terms["trainer"]
+    assert term["weight"] == 100
+    assert term["podAffinityTerm"]["topologyKey"] == "rack"
+    (among,) = term["podAffinityTerm"]["labelSelector"]["matchExpressions"]
+    assert among["values"] == ["trainer", "inference"]
+    assert terms["inference"] == terms["trainer"]
+    assert terms["orchestrator"] == []
+
+
+def test_own_affinity_is_kept_and_added_to() -> None:
+    node = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "fabric", "operator": "Exists"}]}]}}
+    own: dict[str, Any] = {
+        "podAffinity": {REQUIRED: [{"topologyKey": "zone", "labelSelector": {}}]},
+        "nodeAffinity": node,
+    }
+    blocks = spec({"trainer": {"affinity": own}, "placement": {"topology": {"required": "rack"}}})
+    found = affinity(blocks, "run", "trainer")
+    assert found["podAffinity"][REQUIRED][0] == own["podAffinity"][REQUIRED][0]
+    assert [term["topologyKey"] for term in found["podAffinity"][REQUIRED]] == ["zone", "rack"]
+    assert found["nodeAffinity"] == node
+
+
+def spread(how: str | None) -> tuple[list[Any], list[Any]]:
+    blocks = spec({"placement": {"spreadInference": how}} if how else {})
+    anti = affinity(blocks, "run", "inference").get("podAntiAffinity", {}).get(REQUIRED, [])
+    return topology_spread(blocks, "run", "inference"), anti
+
+
+def test_engines_are_spread_if_possible_always_or_not_at_all() -> None:
+    soft, hard = spread(None)
+    assert [constraint["whenUnsatisfiable"] for constraint in soft] == ["ScheduleAnyway"]
+    assert hard == []
+    soft, hard = spread("Required")
+    assert soft == []
+    assert [term["topologyKey"] for term in hard] == [HOSTNAME]
+    assert spread("None") == ([], [])
+    assert topology_spread(spec(), "run", "trainer") == []
+
+
+def test_a_volume_for_one_node_puts_all_pods_on_the_trainers_node() -> None:
+    storage = {"storage": {"claimTemplate": {"accessModes": ["ReadWriteOnce"]}}}
+    terms = near(storage, REQUIRED)
+    assert all(len(found) == 1 and found[0]["topologyKey"] == HOSTNAME for found in terms.values())
+    for role in ("inference", "orchestrator"):
+        assert terms[role][0]["labelSelector"]["matchLabels"]["rlrun.io/role"] == "trainer"
+    # Engines that have stayed hold the volume on their node: the next attempt's trainer follows them.
+    assert "inference" in terms["trainer"][0]["labelSelector"]["matchExpressions"][0]["values"]
+    assert topology_spread(spec(storage), "run", "inference") == []
+    assert near({"storage": {"claimTemplate": {}}}, REQUIRED)["trainer"] == []

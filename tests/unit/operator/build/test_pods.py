@@ -1,0 +1,138 @@
+"""From the manifest's fields to the pods: resources, images, variables, storage, probes, network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator.build import RunContext, workloads
+from rlrun_operator.settings import RenderSettings
+from tests.unit.operator.build.examples import container, context, everything, example, of_kind, pods, spec
+
+
+def test_gpus_are_requested_and_limited_beside_the_own_resources() -> None:
+    ctx = context(
+        {"trainer": {"gpusPerReplica": 8, "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "8Gi"}}}}
+    )
+    assert container(ctx, "trainer")["resources"] == {
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "8"},
+        "requests": {"cpu": "4", "nvidia.com/gpu": "8"},
+    }
+    assert "resources" not in container(ctx, "inference")
+
+
+def test_another_gpu_resource_is_requested_and_its_taint_tolerated() -> None:
+    ctx = context({"inference": {"gpusPerReplica": 1}, "placement": {"gpuResource": "amd.com/gpu"}})
+    assert container(ctx, "inference")["resources"]["limits"] == {"amd.com/gpu": "1"}
+    assert pods(ctx)["inference"]["spec"]["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
+    assert "tolerations" not in pods(ctx)["trainer"]["spec"]
+
+
+def test_the_model_is_made_only_where_the_manifest_asks_for_a_tiny_one() -> None:
+    tiny = context(
+        {"model": {"tiny": {}}, "trainer": {"gpusPerReplica": 2, "resources": {"requests": {"cpu": "2"}}}},
+    )
+    (init,) = pods(tiny)["trainer"]["spec"]["initContainers"]
+    assert init["command"] == ["rlrun-pod", "model"]
+    assert init["resources"] == {"requests": {"cpu": "2"}}, "an init container needs no GPU"
+    assert "initContainers" not in pods(context())["trainer"]["spec"]
+    assert "initContainers" not in pods(tiny)["inference"]["spec"]
+
+
+def test_a_pod_without_gpus_sees_none_and_one_with_gpus_is_left_alone() -> None:
+    ctx = context({"trainer": {"gpusPerReplica": 1}})
+    hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    assert hidden in container(ctx, "orchestrator")["env"]
+    assert hidden not in container(ctx, "trainer")["env"]
+
+
+def test_image_and_pull_policy_of_the_operator_unless_the_block_names_an_image() -> None:
+    images: dict[Any, str] = {"trainer": "t:1", "orchestrator": "o:1", "inference": "i:1"}
+    settings = RenderSettings(images=images, image_pull_policy="Never")
+    blocks = {"trainer": {"image": "own:2"}, "orchestrator": {"imagePullPolicy": "Always"}}
+    ctx = RunContext("run", "team-a", "uid-1", spec(blocks), 1, settings)
+    seen = {role: (container(ctx, role)["image"], container(ctx, role).get("imagePullPolicy")) for role in pods(ctx)}
+    assert seen == {"trainer": ("own:2", None), "inference": ("i:1", "Never"), "orchestrator": ("o:1", "Always")}
+
+
+def test_a_variable_of_the_block_replaces_ours_and_comes_once() -> None:
+    ctx = context({"trainer": {"env": [{"name": "HF_HOME", "value": "/x"}, {"name": "A", "value": "1"}]}})
+    env = [(variable["name"], variable.get("value")) for variable in container(ctx, "trainer")["env"]]
+    assert ("HF_HOME", "/x") in env
+    assert ("A", "1") in env
+    assert len({name for name, _ in env}) == len(env)
+
+
+def test_the_hub_cache_is_on_the_volume_where_no_run_can_have_its_folder() -> None:
+    ctx = context({"storage": {"claimName": "c", "mountPath": "/mnt"}})
+    for role in pods(ctx):
+        assert {"name": "HF_HOME", "value": "/mnt/.huggingface"} in container(ctx, role)["env"]
+
+
+def test_folder_of_the_volume_and_size_of_shared_memory() -> None:
+    ctx = context({"storage": {"claimName": "c", "subPath": "a/b"}, "trainer": {"sharedMemory": "2Gi"}})
+    assert {"name": "data", "mountPath": "/data", "subPath": "a/b"} in container(ctx, "trainer")["volumeMounts"]
+    volumes = pods(ctx)["trainer"]["spec"]["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in volumes
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pods(ctx)["inference"]["spec"]["volumes"]
+
+
+def test_a_big_model_may_take_an_hour_and_an_unready_engine_is_not_restarted() -> None:
+    engine = container(context(), "inference")
+    startup, ready, live = (engine[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness"))
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 3600
+    assert ready["httpGet"]["path"] != live["httpGet"]["path"]
+    assert live["periodSeconds"] * live["failureThreshold"] >= 120
+    assert "livenessProbe" not in container(context(), "trainer")
+
+
+def test_workloads_restart_as_their_role_demands() -> None:
+    trainer, inference, orchestrator = workloads(context({"trainer": {"replicas": 2}}))
+    assert (trainer["spec"]["podManagementPolicy"], trainer["spec"]["updateStrategy"]) == (
+        "Parallel",
+        {"type": "OnDelete"},
+    )
+    assert trainer["spec"]["replicas"] == 2
+    assert inference["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0, (
+        "the GPUs of a new engine are those of an old one"
+    )
+    assert trainer["spec"]["template"]["spec"]["restartPolicy"] == "Always"
+    assert orchestrator["spec"]["restartPolicy"] == "Never"
+
+
+def policies(ctx: RunContext) -> list[dict[str, Any]]:
+    return [child["spec"] for child in everything(ctx) if child["kind"] == "NetworkPolicy"]
+
+
+def test_pods_talk_to_each_other_and_the_orchestrator_alone_to_the_api_server() -> None:
+    own = {"podSelector": {"matchLabels": {"rlrun.io/run": "run"}}}
+    everyone, orchestrator = policies(context())
+    assert everyone["podSelector"] == own["podSelector"]
+    assert everyone["ingress"] == [{"from": [own]}]
+    assert everyone["egress"] == [{"to": [own]}, {"ports": [{"protocol": p, "port": 53} for p in ("UDP", "TCP")]}]
+    assert orchestrator["podSelector"]["matchLabels"]["rlrun.io/role"] == "orchestrator"
+    assert [port["port"] for port in orchestrator["egress"][0]["ports"]] == [443, 6443]
+    assert "ingress" not in orchestrator
+
+
+def test_the_hub_and_extra_egress_are_allowed_where_asked_for() -> None:
+    extra = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}
+    everyone, _ = policies(context({"model": {"name": "a/b"}, "networkPolicy": {"extraEgress": [extra]}}))
+    assert everyone["egress"][2:] == [{"ports": [{"protocol": "TCP", "port": 443}]}, extra]
+    assert policies(context({"networkPolicy": {"mode": "None"}})) == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gpu"])
+def test_a_run_needs_few_objects(name: str) -> None:
+    assert len(everything(example(name))) <= 15
+
+
+def test_claim_asks_for_what_the_template_says() -> None:
+    template = {"storageClassName": "fast", "size": "5Gi", "accessModes": ["ReadWriteOnce"]}
+    claim = of_kind(context({"storage": {"claimTemplate": template}}), "PersistentVolumeClaim")
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "5Gi"}},
+        "storageClassName": "fast",
+    }

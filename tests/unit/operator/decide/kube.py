@@ -1,0 +1,337 @@
+"""A small Kubernetes in memory: enough of its API and controllers that `decide` can live a run's whole life against it.
+
+Time passes only in `tick`. What the operator sees may lag behind (`lag`), and a decision may be carried out in part
+(`do(..., stop_after)`), as when the operator is killed between two requests.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from rlrun.protocol import annotations as keys
+from rlrun_operator.decide import decide
+from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import Decision, Observed
+from rlrun_operator.times import rfc3339
+
+NAME, UID = "run", "uid-of-run"
+EPOCH = 1_700_000_000.0
+GRACE_SECONDS = 30
+SMALLEST: dict[str, Any] = {"model": {"path": "/models/a"}, "environments": [{"id": "reverse-text"}]}
+MAX_PASSES = 30
+Object = dict[str, Any]
+
+
+class Kube:
+    """One RLRun in its namespace.
+
+    Args:
+        spec: blocks of the specification beside the smallest one, camelCase.
+    """
+
+    def __init__(self, spec: dict[str, Any] | None = None) -> None:
+        self.now = EPOCH
+        self._uids = 0
+        self.run: Object = {
+            "apiVersion": "rlrun.io/v1alpha1",
+            "kind": "RLRun",
+            "metadata": {
+                "name": NAME,
+                "namespace": "team-a",
+                "uid": UID,
+                "generation": 1,
+                "creationTimestamp": rfc3339(EPOCH),
+            },
+            "spec": SMALLEST | (spec or {}),
+        }
+        self.objects: dict[Ref, Object] = {}
+        self._seen: dict[str, dict[Ref, Object]] = {"workloads": {}, "pods": {}, "lease": {}}
+        self._views: dict[Ref, Object] = {}
+        """What the controllers saw last."""
+        self.lease_changed_at: float | None = None
+        self.events: list[Object] = []
+        self.nodes: list[Object] | None = None
+        self.rejection: str | None = None
+        self.told: list[tuple[str, str]] = []
+        """Type and reason of every event posted."""
+        self.messages: list[str] = []
+        self.writes: list[str] = []
+        """Every request that changed something."""
+        self.applied: list[tuple[str, int]] = []
+        """Kind and attempt of every StatefulSet and Pod that was rendered onto the API."""
+        self.rendered_again: list[Ref] = []
+        """Those that existed already, of the same attempt."""
+        self.bind_claims = self.schedule = self.make_ready = True
+        self.lingering: set[str] = set()
+        """Roles whose deleted pods do not end: a dead node, or a process that takes its grace period."""
+        self.random = 0.5
+
+    # ---- the operator's side
+
+    def edit(self, **blocks: Any) -> None:
+        """Somebody edits the specification."""
+        self.run["spec"] = copy.deepcopy(self.run["spec"]) | blocks
+        self.run["metadata"]["generation"] += 1
+
+    @property
+    def status(self) -> Object:
+        return self.run.get("status") or {}
+
+    def condition(self, kind: str) -> Object:
+        found: Object = next((c for c in self.status.get("conditions", ()) if c["type"] == kind), {})
+        return found
+
+    def look(self, lag: frozenset[str] = frozenset()) -> Observed:
+        """What the operator sees; the parts in `lag` (workloads, pods, lease) as when it looked last."""
+        fresh = copy.deepcopy(self.objects)
+        kinds = {
+            "workloads": ("StatefulSet", "Deployment", "PersistentVolumeClaim"),
+            "pods": ("Pod",),
+            "lease": ("Lease",),
+        }
+        for part, names in kinds.items():
+            if part not in lag:
+                self._seen[part] = {ref: o for ref, o in fresh.items() if ref.kind in names}
+        return Observed(
+            run=copy.deepcopy(self.run),
+            children=self._seen["workloads"],
+            pods=tuple(self._seen["pods"].values()),
+            lease=next(iter(self._seen["lease"].values()), None),
+            lease_changed_at=self.lease_changed_at,
+            events=tuple(self.events),
+            nodes=tuple(self.nodes) if self.nodes is not None else None,
+            rejection=self.rejection,
+        )
+
+    def decide(self, lag: frozenset[str] = frozenset()) -> Decision:
+        return decide(self.look(lag), self.now, settings=RenderSettings(), fresh_key="k" * 32, random=self.random)
+
+    def do(self, decision: Decision, stop_after: int | None = None) -> bool:
+        """Carry out a decision; `stop_after` requests the operator dies. Returns whether anything changed."""
+        before = len(self.writes)
+        for count, request in enumerate(self._requests(decision)):
+            if stop_after is not None and count >= stop_after:
+                break
+            try:
+                request()
+            except KeyError:  # 404: the rest of the decision falls away, and the queue comes back to the run
+                break
+        return len(self.writes) > before
+
+    def _requests(self, decision: Decision) -> Iterator[Any]:
+        for child in decision.create:
+            yield lambda child=child: self._create(child)
+        for apply in decision.apply:
+            yield lambda apply=apply: self._apply(apply.manifest, apply.expect_absent)
+        for scale in decision.scale:
+            yield lambda scale=scale: self._scale(scale.ref, scale.replicas)
+        for delete in decision.delete:
+            yield lambda delete=delete: self._delete(delete.ref, delete.uid)
+        yield lambda: self._write_status(decision)
+
+    def settle(self) -> None:
+        """Decide, act and let the controllers work until nothing changes any more, without time passing."""
+        for _ in range(MAX_PASSES):
+            acted = self.do(self.decide())
+            moved = self.controllers()
+            if not acted and not moved:
+                return
+        raise AssertionError(f"no rest after {MAX_PASSES} passes; last writes: {self.writes[-10:]}")
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """Let time pass, then settle."""
+        self.now += seconds
+        self.settle()
+
+    # ---- requests
+
+    def _create(self, child: Any) -> None:
+        ref = Ref(child["kind"], child["metadata"]["name"])
+        if ref not in self.objects:
+            self._put(ref, child)
+
+    def _apply(self, child: Any, expect_absent: bool) -> None:
+        ref = Ref(child["kind"], child["metadata"]["name"])
+        old = self.objects.get(ref)
+        if old is not None and expect_absent:
+            return
+        if (
+            old is not None
+            and ref.kind in ("StatefulSet", "Pod")
+            and attempt_of(old["metadata"]) == attempt_of(child["metadata"])
+        ):
+            self.rendered_again.append(ref)
+        if ref.kind in ("StatefulSet", "Pod"):
+            self.applied.append((ref.kind, attempt_of(child["metadata"]) or 0))
+        if old is None:
+            self._put(ref, child)
+        elif any(old.get(k) != child[k] for k in child if k != "metadata") or any(
+            old["metadata"].get(k) != v for k, v in child["metadata"].items()
+        ):
+            old["metadata"] |= copy.deepcopy(dict(child["metadata"]))
+            old |= copy.deepcopy({k: v for k, v in child.items() if k not in ("metadata", "status")})
+            old["metadata"]["generation"] += 1
+            self.writes.append(f"apply {ref.kind} {ref.name}")
+
+    def _put(self, ref: Ref, child: Any) -> None:
+        self._uids += 1
+        new = copy.deepcopy(dict(child))
+        new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
+        if ref.kind in ("Pod", "PersistentVolumeClaim"):
+            new["status"] = {"phase": "Pending"}
+        self.objects[ref] = new
+        self.writes.append(f"create {ref.kind} {ref.name}")
+
+    def _scale(self, ref: Ref, replicas: int) -> None:
+        self.objects[ref]["spec"]["replicas"] = replicas
+        self.objects[ref]["metadata"]["generation"] += 1
+        self.writes.append(f"scale {ref.kind} {ref.name} {replicas}")
+
+    def _delete(self, ref: Ref, uid: str) -> None:
+        found = self.objects.get(ref)
+        if found is not None and found["metadata"]["uid"] == uid and "deletionTimestamp" not in found["metadata"]:
+            self.delete(ref)
+            self.writes.append(f"delete {ref.kind} {ref.name}")
+
+    def _write_status(self, decision: Decision) -> None:
+        if dict(decision.status) != self.status:
+            self.run["status"] = copy.deepcopy(dict(decision.status))
+            self.writes.append("status")
+            self.told += [(e.type, e.reason) for e in decision.events]
+            self.messages += [e.message for e in decision.events]
+
+    # ---- the others
+
+    def delete(self, ref: Ref) -> None:
+        """Somebody deletes an object: workloads vanish with their pods, pods with a grace period."""
+        if ref.kind == "Pod":
+            meta = self.objects[ref]["metadata"]
+            meta.setdefault("deletionTimestamp", rfc3339(self.now + GRACE_SECONDS))
+            meta.setdefault("deletionGracePeriodSeconds", GRACE_SECONDS)
+            return
+        uid = self.objects.pop(ref)["metadata"]["uid"]
+        for child, found in list(self.objects.items()):
+            if any(o["uid"] == uid for o in found["metadata"].get("ownerReferences", ())):
+                self.delete(child)
+
+    def pods(self, role: str) -> list[Object]:
+        found = [
+            o for r, o in self.objects.items() if r.kind == "Pod" and o["metadata"]["labels"].get(ROLE_LABEL) == role
+        ]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def pod(self, role: str, index: int = 0) -> Object:
+        return self.pods(role)[index]
+
+    def ref(self, role: str, index: int = 0) -> Ref:
+        return Ref("Pod", self.pod(role, index)["metadata"]["name"])
+
+    def controllers(self, stale: bool = False) -> bool:
+        """One round of StatefulSet and Deployment controller, binder, scheduler and kubelet. Returns whether anything changed.
+
+        `stale`: the first two act on what they saw in their last round.
+        """
+        before = copy.deepcopy(self.objects)
+        for ref, child in list(self.objects.items()):
+            if ref.kind in ("StatefulSet", "Deployment"):
+                known = self._views.get(ref)
+                view = (
+                    known
+                    if stale and known is not None and known["metadata"]["uid"] == child["metadata"]["uid"]
+                    else child
+                )
+                self._views[ref] = copy.deepcopy(view)
+                child["status"] = self._reconcile(ref, view)
+            elif ref.kind == "PersistentVolumeClaim" and self.bind_claims:
+                child["status"] = {"phase": "Bound"}
+                child["spec"]["volumeName"] = "pv-1"
+        for ref, pod in list(self.objects.items()):
+            if ref.kind == "Pod":
+                self._kubelet(ref, pod)
+        return self.objects != before
+
+    def _reconcile(self, ref: Ref, owner: Object) -> Object:
+        names = [f"{ref.name}-{i}" for i in range(owner["spec"]["replicas"])]
+        mine = [
+            r
+            for r, o in self.objects.items()
+            if r.kind == "Pod"
+            and any(x["uid"] == owner["metadata"]["uid"] for x in o["metadata"].get("ownerReferences", ()))
+        ]
+        for pod in mine:
+            if pod.name not in names:
+                self.delete(pod)
+        for name in names:
+            if Ref("Pod", name) not in self.objects:
+                made = copy.deepcopy(owner["spec"]["template"])
+                made["metadata"] |= {
+                    "name": name,
+                    "ownerReferences": [{"kind": ref.kind, "uid": owner["metadata"]["uid"]}],
+                }
+                self._put(Ref("Pod", name), made)
+                self.writes.pop()
+        return {"observedGeneration": owner["metadata"]["generation"], "replicas": len(mine)}
+
+    def _kubelet(self, ref: Ref, pod: Object) -> None:
+        status = pod["status"]
+        if "deletionTimestamp" in pod["metadata"]:
+            if pod["metadata"]["labels"][ROLE_LABEL] not in self.lingering:
+                del self.objects[ref]
+        elif status["phase"] in ("Failed", "Succeeded") or not self.schedule:
+            return
+        elif "nodeName" not in pod["spec"]:
+            pod["spec"]["nodeName"] = "node-1"
+        elif "containerStatuses" not in status and self.make_ready:
+            role = pod["metadata"]["labels"][ROLE_LABEL]
+            status |= {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            status["containerStatuses"] = [{"name": role, "ready": True, "restartCount": 0, "state": {"running": {}}}]
+
+    def report(self, step: int | None, attempt: int | None = None, resumed: int | None = None, **more: object) -> None:
+        """The orchestrator renews its Lease."""
+        said = {keys.ATTEMPT: attempt or self.status["attempt"], keys.STEP: step, keys.RESUMED_FROM_STEP: resumed}
+        said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
+        lease = self.objects[Ref("Lease", f"{NAME}-progress")]
+        lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
+        self.lease_changed_at = self.now
+
+    def exit(
+        self, role: str, code: int, index: int = 0, message: str = "", reason: str = "", init: bool = False
+    ) -> None:
+        """The role's process ends. A trainer's container is started again and holds, an engine's starts anew, the orchestrator's not."""
+        pod = self.pod(role, index)
+        end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
+        ended = {"terminated": end | {"finishedAt": rfc3339(self.now)}}
+        status = pod["status"]
+        if role == "orchestrator":
+            status["phase"] = "Failed" if code else "Succeeded"
+            status["containerStatuses"] = [{"name": role, "ready": False, "restartCount": 0, "state": ended}]
+            status["conditions"] = [{"type": "Ready", "status": "False"}]
+        else:
+            name = "model" if init else role
+            entry = {"name": name, "ready": False, "restartCount": 1, "state": {"running": {}}, "lastState": ended}
+            status["initContainerStatuses" if init else "containerStatuses"] = [entry]
+            status["conditions"] = [{"type": "Ready", "status": "False"}]
+
+    def disrupt(self, role: str, index: int = 0, reason: str = "EvictionByEvictionAPI") -> None:
+        """A drain, preemption or node loss takes the pod."""
+        self.pod(role, index)["status"]["conditions"] = [
+            {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "bye"}
+        ]
+        self.delete(self.ref(role, index))
+
+    # ---- short ways
+
+    def start(self, step: int = 3, resumed: int | None = None) -> Kube:
+        """To a running attempt that has trained up to `step`."""
+        self.settle()
+        self.tick()
+        self.report(step, resumed=resumed)
+        self.tick()
+        assert self.status["phase"] == "Running", self.status
+        return self
+
+    def attempts_of_trainers(self) -> set[str]:
+        return {pod["metadata"]["labels"][ATTEMPT_LABEL] for pod in self.pods("trainer")}

@@ -1,0 +1,374 @@
+"""What ends an attempt, whether it counts, and how the next one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlrun.api.life import BackoffSpec
+from rlrun_operator.failures import backoff, next_number
+from rlrun_operator.names import Ref
+from rlrun_operator.state import Delete, Scale
+from tests.unit.operator.decide.kube import Kube
+
+SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}}
+TRAINER = Ref("StatefulSet", "run-trainer")
+
+
+def evict(kube: Kube) -> None:
+    kube.pod("trainer")["status"] |= {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "The node was low on resource: memory.",
+    }
+
+
+def replace(kube: Kube) -> None:
+    """Deleted and made again while nobody looked."""
+    kube.now += 2
+    del kube.objects[kube.ref("trainer")]
+    kube.controllers()
+
+
+def vanish(kube: Kube) -> None:
+    kube.schedule = False
+    del kube.objects[kube.ref("trainer")]
+
+
+def unknown(kube: Kube) -> None:
+    kube.exit("trainer", 137, reason="ContainerStatusUnknown")
+
+
+def deleted_orchestrator_without_trace(kube: Kube) -> None:
+    del kube.objects[kube.ref("orchestrator")]
+
+
+@pytest.mark.parametrize(
+    ("happens", "role", "reason", "counted"),
+    [
+        (lambda k: k.exit("trainer", 1, 1), "trainer", "ExitCode", True),
+        (lambda k: k.exit("trainer", 137), "trainer", "Killed", True),
+        (lambda k: k.exit("trainer", 137, reason="OOMKilled"), "trainer", "OOMKilled", True),
+        (lambda k: k.exit("trainer", 10), "trainer", "StorageError", True),
+        (lambda k: k.exit("trainer", 1, init=True), "trainer", "ExitCode", True),
+        (lambda k: k.exit("orchestrator", 1), "orchestrator", "ExitCode", True),
+        (unknown, "trainer", "NodeLost", False),
+        (evict, "trainer", "PodEvicted", False),
+        (replace, "trainer", "PodReplaced", False),
+        (vanish, "trainer", "PodDeleted", False),
+        (deleted_orchestrator_without_trace, "orchestrator", "PodDeleted", False),
+        (lambda k: k.delete(k.ref("trainer", 1)), "trainer", "PodDeleted", False),
+        (lambda k: k.delete(k.ref("orchestrator")), "orchestrator", "PodDeleted", False),
+        (lambda k: k.delete(TRAINER), "trainer", "PodDeleted", False),
+        (lambda k: k.disrupt("trainer"), "trainer", "PodEvicted", False),
+        (lambda k: k.disrupt("trainer", reason="DeletionByTaintManager"), "trainer", "NodeLost", False),
+    ],
+)
+def test_a_failure_restarts_the_whole_run(
+    happens: Callable[[Kube], None], role: str, reason: str, counted: bool
+) -> None:
+    kube = Kube(SPEC).start(step=7)
+    happens(kube)
+    kube.do(kube.decide())
+    failure = kube.status["lastFailure"]
+    assert (failure["role"], failure["reason"], failure["counted"], failure["step"]) == (role, reason, counted, 7)
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Restarting", 1)
+    kube.schedule = True
+    kube.tick()
+    kube.tick()
+    assert (kube.status["phase"], kube.status["attempt"], kube.attempts_of_trainers()) == ("Starting", 2, {"2"})
+    assert (kube.status["restarts"], kube.status["restartsCountedTowardsMax"]) == (1, int(counted))
+    assert [pod["metadata"]["name"] for pod in kube.pods("orchestrator")] == ["run-orchestrator-2"]
+    told = {True: ("Warning", "AttemptFailed"), False: ("Warning", "Disrupted")}[counted]
+    assert told in kube.told
+
+
+def test_the_cause_is_on_record_before_its_evidence_is_removed() -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", 1, message="CUDA error: device-side assert")
+    first = kube.decide()
+    assert (first.scale, first.delete, first.apply, first.urgency, first.wake_in) == ((), (), (), "now", 0.0)
+    assert "CUDA error" in first.status["lastFailure"]["message"]
+    kube.do(first)
+    second = kube.decide()
+    assert second.scale == (Scale(TRAINER, 0),)
+    assert [d.ref.name for d in second.delete] == ["run-orchestrator-1"]
+
+
+def test_the_engines_stay_warm_through_a_restart() -> None:
+    kube = Kube(SPEC).start()
+    engine = kube.pod("inference")["metadata"]["uid"]
+    kube.exit("trainer", 1)
+    kube.tick()
+    kube.tick()
+    assert (kube.status["attempt"], kube.pod("inference")["metadata"]["uid"]) == (2, engine)
+    assert kube.writes.count("apply Deployment run-inference") == 0
+
+
+def test_the_next_attempt_waits_until_the_old_pods_are_gone_and_the_controller_knows() -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", 1)
+    kube.do(kube.decide())
+    kube.do(kube.decide())
+    del kube.objects[kube.ref("trainer")], kube.objects[kube.ref("trainer")]
+    kube.objects.pop(Ref("Pod", "run-orchestrator-1"))
+    waiting = (
+        kube.decide()
+    )  # the StatefulSet's controller has not seen the scale to 0 yet: it may make a pod at any moment
+    assert (waiting.apply, waiting.status["phase"]) == ((), "Restarting")
+    kube.controllers()
+    assert [a.manifest["kind"] for a in kube.decide().apply][-2:] == ["StatefulSet", "Pod"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "orchestrator"])
+def test_a_pod_that_does_not_end_holds_the_next_attempt_back(role: str) -> None:
+    kube = Kube(SPEC).start()
+    kube.lingering = {role}
+    kube.exit("trainer", 1)
+    kube.tick()
+    kube.tick(1000)
+    assert (kube.status["phase"], kube.status["attempt"], kube.applied) == (
+        "Restarting",
+        1,
+        [("StatefulSet", 1), ("Pod", 1)],
+    )
+    assert kube.pod(role)["metadata"]["name"] in kube.status["message"]
+    kube.lingering = set()
+    kube.tick()
+    kube.tick()
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 2)
+
+
+@pytest.mark.parametrize("stop_after", range(14))
+@pytest.mark.parametrize("at", range(4))
+def test_the_operator_may_die_between_any_two_requests_of_a_restart(at: int, stop_after: int) -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", 1, message="first cause")
+    for _ in range(at):
+        kube.do(kube.decide())
+        kube.controllers()
+    kube.do(kube.decide(), stop_after=stop_after)
+    kube.tick()
+    kube.start(step=9, resumed=2)
+    assert (kube.status["attempt"], kube.status["restarts"], kube.status["restartsCountedTowardsMax"]) == (2, 1, 1)
+    assert kube.status["lastFailure"]["message"] == "first cause"
+    assert kube.applied == [("StatefulSet", 1), ("Pod", 1), ("StatefulSet", 2), ("Pod", 2)]
+
+
+def test_the_fourth_failure_ends_a_run_with_three_restarts() -> None:
+    kube = Kube(SPEC).start()
+    waits = []
+    for attempt in range(2, 5):
+        kube.exit("trainer", 1, message="boom")
+        kube.do(kube.decide())
+        waits.append(kube.status.get("nextRetryTime"))
+        kube.tick(30)
+        kube.start()
+        assert kube.status["attempt"] == attempt
+    kube.exit("trainer", 1, message="boom")
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Failed", "MaxRestartsExceeded")
+    assert "boom" in kube.status["message"]
+    assert "failurePolicy.maxRestarts (3)" in kube.status["message"]
+    assert (kube.status["restartsCountedTowardsMax"], kube.pods("trainer")) == (3, [])
+    assert [bool(wait) for wait in waits] == [False, True, True], "the first restart is at once"
+    assert kube.condition("Stalled")["status"] == "True"
+
+
+def test_the_backoff_is_kept() -> None:
+    kube = Kube(SPEC | {"failurePolicy": {"backoff": {"initialSeconds": 20, "maxSeconds": 60}}}).start()
+    for _ in range(2):
+        kube.exit("trainer", 1)
+        kube.tick(1)
+        began = kube.now
+        if kube.status["attempt"] == 1 and kube.status["restarts"] == 1:
+            kube.start()
+    kube.tick(15)
+    assert (kube.status["phase"], kube.condition("Restarting")["reason"]) == ("Restarting", "BackOff")
+    assert kube.decide().wake_in == pytest.approx(began - 15 + 15 + 20 - kube.now, abs=6)
+    kube.tick(8)
+    assert kube.status["phase"] == "Starting"
+    assert "nextRetryTime" not in kube.status
+
+
+@pytest.mark.parametrize(
+    ("restart", "random", "seconds"),
+    [(1, 0.5, 0), (2, 0.5, 10), (3, 0.5, 20), (4, 0.0, 32), (4, 1.0, 48), (20, 0.5, 300), (5000, 0.0, 240)],
+)
+def test_backoff_doubles_up_to_its_maximum(restart: int, random: float, seconds: float) -> None:
+    assert backoff(restart, BackoffSpec(), random) == pytest.approx(seconds)
+
+
+def test_disruptions_never_count() -> None:
+    kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 0}}).start()
+    for attempt in range(2, 8):
+        kube.delete(kube.ref("trainer"))
+        kube.tick()
+        kube.start()
+        assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (attempt, 0)
+    assert (kube.status["restarts"], len(kube.status["failures"])) == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("happens", "role", "reason"),
+    [
+        (
+            lambda k: k.exit("orchestrator", 78, message="environments[0]: no such environment"),
+            "orchestrator",
+            "ConfigurationError",
+        ),
+        (lambda k: k.exit("trainer", 65, 1), "trainer", "DataError"),
+        (lambda k: k.exit("trainer", 78, init=True), "trainer", "ConfigurationError"),
+        (lambda k: k.exit("inference", 69), "inference", "PermanentError"),
+    ],
+)
+def test_what_no_restart_can_mend_fails_the_run_at_once(
+    happens: Callable[[Kube], None], role: str, reason: str
+) -> None:
+    kube = Kube(SPEC).start()
+    happens(kube)
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Failed", "PermanentFailure")
+    assert (kube.status["lastFailure"]["role"], kube.status["lastFailure"]["reason"]) == (role, reason)
+    assert (kube.pods("trainer"), kube.pods("inference")) == ([], [])
+    assert ("Warning", "PermanentFailure") in kube.told
+
+
+def test_an_engine_that_crashes_is_reported_and_the_run_goes_on() -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("inference", 1, message="CUDA out of memory")
+    kube.tick()
+    kube.tick(3)
+    condition = kube.condition("InferenceAvailable")
+    assert (condition["status"], condition["reason"], kube.status["phase"]) == ("False", "ContainerFailing", "Running")
+    assert "exit code 1" in condition["message"]
+    assert "CUDA out of memory" in condition["message"]
+
+
+def exits_in_order(first: tuple[str, int, int], then: tuple[str, int, int], apart: float) -> Callable[[Kube], None]:
+    def happens(kube: Kube) -> None:
+        kube.exit(first[0], first[2], first[1])
+        kube.now += apart
+        kube.exit(then[0], then[2], then[1])
+
+    return happens
+
+
+@pytest.mark.parametrize(
+    ("happens", "pod", "reason"),
+    [
+        (exits_in_order(("trainer", 1, 1), ("trainer", 0, 137), 2), "run-trainer-1", "ExitCode"),
+        (exits_in_order(("trainer", 0, 1), ("trainer", 1, 137), 0), "run-trainer-1", "Killed"),
+        (exits_in_order(("trainer", 1, 1), ("orchestrator", 0, 1), 0), "run-trainer-1", "ExitCode"),
+        (exits_in_order(("orchestrator", 0, 1), ("trainer", 0, 1), 3), "run-orchestrator-1", "ExitCode"),
+        (exits_in_order(("trainer", 1, 1), ("trainer", 0, 11), 0), "run-trainer-0", "AttemptNumberTaken"),
+    ],
+)
+def test_the_first_cause_wins(happens: Callable[[Kube], None], pod: str, reason: str) -> None:
+    kube = Kube(SPEC).start()
+    happens(kube)
+    kube.do(kube.decide())
+    assert (kube.status["lastFailure"]["podName"], kube.status["lastFailure"]["reason"]) == (pod, reason)
+
+
+def test_a_crash_before_the_deletion_is_the_cause_and_one_by_it_is_not() -> None:
+    crashed = Kube(SPEC).start()
+    crashed.exit("trainer", 1)
+    crashed.now += 5
+    crashed.delete(crashed.ref("trainer"))
+    crashed.do(crashed.decide())
+    assert crashed.status["lastFailure"]["counted"]
+    deleted = Kube(SPEC).start()
+    deleted.delete(deleted.ref("trainer"))
+    deleted.now += 5
+    deleted.exit("trainer", 143)
+    deleted.do(deleted.decide())
+    assert not deleted.status["lastFailure"]["counted"]
+
+
+def test_a_number_that_the_volume_knows_is_left_out_at_once() -> None:
+    kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 0}})
+    kube.settle()
+    kube.exit(
+        "trainer", 11, message="RLRUN_ATTEMPT is 1, but /data/run/attempts holds attempt 6 already; the next is 7"
+    )
+    kube.tick()
+    kube.start(step=45, resumed=40)
+    assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (7, 0)
+    assert kube.status["checkpoint"] == {"resumedFromStep": 40, "stepsLostTotal": 0}
+    assert ("Normal", "AttemptNumberTaken") in kube.told
+
+
+@pytest.mark.parametrize(
+    ("message", "number"), [("the next is 7", 7), ("x; next free attempt: 12", 12), ("no number", None)]
+)
+def test_the_free_number_is_read_from_the_message(message: str, number: int | None) -> None:
+    assert next_number(message) == number
+
+
+def test_steps_lost_are_counted_once_per_restart() -> None:
+    kube = Kube(SPEC).start(step=27)
+    for attempt, (reached, resumed, lost) in enumerate([(27, 20, 7), (44, 40, 11), (40, None, 51)], start=2):
+        kube.report(reached)
+        kube.tick()
+        kube.exit("trainer", 137)
+        kube.tick()
+        kube.tick(700)
+        assert (kube.status["attempt"], "resumedFromStep" in kube.status["checkpoint"]) == (attempt, False)
+        kube.report(None)
+        kube.tick()
+        kube.report(resumed or 0, resumed=resumed)
+        kube.tick()
+        kube.tick()
+        assert (kube.status["checkpoint"]["stepsLostTotal"], kube.status["checkpoint"]["resumedFromStep"]) == (
+            lost,
+            resumed or 0,
+        )
+    assert kube.told.count(("Normal", "ResumedFromCheckpoint")) == 2
+
+
+def test_the_report_of_an_older_attempt_is_not_read() -> None:
+    kube = Kube(SPEC).start(step=27)
+    kube.exit("trainer", 137)
+    kube.tick()
+    kube.tick()
+    kube.report(99, attempt=1)
+    kube.tick()
+    assert (kube.status["attempt"], kube.status["steps"], kube.status["phase"]) == (2, "27/100", "Starting")
+
+
+def test_a_finished_run_is_complete_even_if_a_trainer_failed_on_its_way_out() -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", 1)
+    kube.do(kube.decide())
+    assert kube.status["phase"] == "Restarting"
+    kube.exit("orchestrator", 0)
+    kube.tick()
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Restarting")["status"]) == ("Complete", "False")
+
+
+def test_a_trainer_that_is_done_before_the_orchestrator_is_no_failure() -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", 0)
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("PodsReady")["status"]) == ("Running", "True")
+
+
+def test_a_pod_of_an_older_attempt_that_appears_after_all_is_removed() -> None:
+    kube = Kube(SPEC).start()
+    zombie: Any = {
+        **kube.pod("trainer"),
+        "metadata": {**kube.pod("trainer")["metadata"], "name": "run-trainer-9", "uid": "z"},
+    }
+    zombie["metadata"]["labels"] = zombie["metadata"]["labels"] | {"rlrun.io/attempt": "0"}
+    kube.objects[Ref("Pod", "run-trainer-9")] = zombie
+    assert kube.decide().delete == (Delete(Ref("Pod", "run-trainer-9"), "z"),)
+
+
+def test_a_trainer_that_someone_scaled_returns_to_its_size() -> None:
+    kube = Kube(SPEC).start()
+    kube.objects[TRAINER]["spec"]["replicas"] = 3
+    assert kube.decide().scale == (Scale(TRAINER, 2),)

@@ -1,0 +1,225 @@
+"""What the status says: validity, conditions, heartbeat, checkpoints, kstatus, and how urgent its writing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.api.status import RLRunStatus
+from rlrun_operator import reasons
+from tests.unit.operator.decide.kube import SMALLEST, Kube
+
+INVALID = [
+    ({"trainer": {"replicas": 0}}, "spec.trainer.replicas: got 0, expected a whole number from 1 to 4096"),
+    ({"orchestrator": {"batchSize": 10}}, "orchestrator.batchSize (10) must be divisible by"),
+    ({"storage": {"claimName": "a", "claimTemplate": {}}}, "exactly one of claimName and claimTemplate"),
+    ({"trainer": {"env": [{"name": "RANK", "value": "1"}]}}, "spec.trainer.env[0]: name (RANK) is reserved"),
+    ({"model": {}}, "exactly one of name, path and tiny"),
+    (
+        {"failurePolicy": {"backoff": {"initialSeconds": 99, "maxSeconds": 9}}},
+        "initialSeconds (99) must be at most maxSeconds (9)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("blocks", "words"), INVALID)
+def test_an_invalid_specification_makes_nothing_and_says_field_value_and_fix(
+    blocks: dict[str, Any], words: str
+) -> None:
+    kube = Kube(blocks)
+    kube.settle()
+    assert (kube.status["phase"], list(kube.objects), kube.told) == (
+        "Failed",
+        [],
+        [("Warning", "InvalidConfiguration")],
+    )
+    valid, stalled = kube.condition("ConfigurationValid"), kube.condition("Stalled")
+    assert (valid["status"], stalled["status"], stalled["reason"]) == ("False", "True", "InvalidConfiguration")
+    assert words in valid["message"]
+    assert words in kube.status["message"]
+
+
+def test_all_problems_are_named_within_bounds() -> None:
+    two = Kube({"trainer": {"replicas": 0}, "inference": {"replicas": -1}})
+    two.settle()
+    assert "spec.trainer.replicas" in two.status["message"]
+    assert "spec.inference.replicas" in two.status["message"]
+    many = Kube({"environments": [{"id": "x", "groupSize": -i, "ratio": "much"} for i in range(60)]})
+    many.settle()
+    assert len(many.status["message"]) <= 2000
+    assert "more" in many.status["message"]
+
+
+def test_a_name_that_does_not_fit_is_refused() -> None:
+    kube = Kube()
+    kube.run["metadata"]["name"] = "a.b"
+    kube.settle()
+    assert (kube.status["phase"], list(kube.objects)) == ("Failed", [])
+    assert "metadata.name: 'a.b'" in kube.status["message"]
+
+
+def test_what_the_api_server_refuses_is_invalid_and_makes_nothing() -> None:
+    kube = Kube()
+    kube.rejection = 'StatefulSet "run-trainer" is invalid: spec.template.spec.containers[0].image: Required value'
+    kube.settle()
+    assert (kube.status["phase"], list(kube.objects)) == ("Failed", [])
+    assert "containers[0].image: Required value" in kube.condition("ConfigurationValid")["message"]
+
+
+def test_a_new_generation_is_judged_afresh() -> None:
+    kube = Kube({"trainer": {"replicas": 0}})
+    kube.settle()
+    kube.edit(trainer={"replicas": -1})
+    kube.tick()
+    assert (kube.status["phase"], kube.status["observedGeneration"]) == ("Failed", 2)
+    assert "got -1" in kube.status["message"]
+    kube.edit(trainer={"replicas": 1})
+    kube.start()
+    assert (kube.condition("Failed")["status"], kube.condition("Stalled")["status"]) == ("False", "False")
+    assert "completionTime" not in kube.status
+
+
+def test_an_invalid_edit_does_not_end_a_run_that_trains() -> None:
+    kube = Kube().start()
+    kube.edit(trainer={"replicas": 0})
+    kube.tick()
+    valid = kube.condition("ConfigurationValid")
+    assert (valid["status"], kube.status["phase"], kube.status["trainerReady"]) == ("False", "Running", "1/1")
+    assert "got 0" in valid["message"]
+    assert "attempt 1 goes on" in valid["message"]
+    assert ("Warning", "InvalidConfiguration") in kube.told
+    kube.report(50)
+    kube.tick()
+    assert kube.status["steps"] == "50/100"
+    kube.exit("trainer", 1)
+    kube.tick()
+    kube.tick()
+    assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Failed", "InvalidConfiguration")
+    kube.edit(trainer={"replicas": 2})
+    kube.tick()
+    kube.tick()
+    kube.tick()
+    assert (kube.status["phase"], kube.status["attempt"], kube.status["trainerReady"]) == ("Starting", 2, "2/2")
+
+
+def test_fields_of_a_newer_release_are_ignored_and_named() -> None:
+    kube = Kube({"task": "RL", "trainer": {"replicas": 1, "warpDrive": True}})
+    kube.settle()
+    condition = kube.condition("ConfigurationValid")
+    assert (condition["status"], condition["reason"], kube.status["phase"]) == ("True", "FieldsIgnored", "Starting")
+    assert "spec.trainer.warpDrive" in condition["message"]
+
+
+def test_a_lost_heartbeat_is_reported_and_fails_nothing() -> None:
+    kube = Kube().start()
+    assert kube.decide().wake_in == pytest.approx(59)
+    kube.tick(61)
+    condition = kube.condition("Progressing")
+    assert (condition["status"], condition["reason"], kube.status["phase"]) == ("Unknown", "HeartbeatLost", "Running")
+    kube.tick(10_000)
+    assert (kube.status["attempt"], kube.status["phase"]) == (1, "Running")
+    kube.report(4)
+    kube.tick()
+    assert [reason for _, reason in kube.told][-2:] == ["HeartbeatLost", "HeartbeatResumed"]
+
+
+def test_an_operator_that_has_just_started_reports_no_lost_heartbeat() -> None:
+    kube = Kube().start()
+    kube.lease_changed_at = None
+    kube.tick(1000)
+    assert kube.condition("Progressing")["reason"] == "Training"
+
+
+@pytest.mark.parametrize(
+    ("spec", "step", "saved", "status", "reason"),
+    [
+        ({}, 10, None, "Unknown", "NoCheckpointYet"),
+        ({}, 25, 20, "True", "CheckpointsComplete"),
+        ({}, 61, None, "False", "CheckpointsOverdue"),
+        ({}, 95, 20, "False", "CheckpointsOverdue"),
+        ({"checkpoint": {"enabled": False}}, 95, None, "Unknown", "CheckpointsOff"),
+    ],
+)
+def test_checkpoints(spec: dict[str, Any], step: int, saved: int | None, status: str, reason: str) -> None:
+    kube = Kube(spec).start(step=1)
+    kube.report(step, checkpoint_step=saved)
+    kube.tick()
+    condition = kube.condition("CheckpointHealthy")
+    assert (condition["status"], condition["reason"]) == (status, reason)
+    assert kube.status["checkpoint"].get("latestCompleteStep") == saved
+
+
+def test_progress_is_read_from_the_lease_and_nonsense_is_not() -> None:
+    kube = Kube().start(step=1)
+    kube.report(
+        42,
+        policy_version=41,
+        reward="0.6180339887",
+        tokens_per_second="12345.678",
+        staleness_mean="nan",
+        eta_seconds=58,
+    )
+    kube.tick()
+    progress = kube.status["progress"]
+    assert (progress["step"], progress["percent"], progress["policyVersion"]) == (42, 42, 41)
+    assert (progress["reward"], progress["tokensPerSecond"], "stalenessMean" in progress) == (0.618, 12350.0, False)
+    assert progress["estimatedCompletionTime"] == "2023-11-14T22:14:21Z"
+    assert kube.status["inference"]["weightVersion"] == 41
+    kube.report(None)
+    kube.objects[next(r for r in kube.objects if r.kind == "Lease")]["metadata"]["annotations"]["rlrun.io/step"] = (
+        "many"
+    )
+    kube.tick()
+    assert kube.status["progress"]["step"] == 42
+
+
+def test_how_long_a_status_may_wait_to_be_written() -> None:
+    kube = Kube().start()
+    kube.report(4)
+    assert kube.decide().urgency == "progress"
+    kube.tick()
+    kube.pod("inference")["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    assert kube.decide().urgency == "soon"
+    kube.exit("trainer", 1)
+    assert kube.decide().urgency == "now"
+
+
+def test_transition_times_move_with_the_status_of_the_condition_alone() -> None:
+    kube = Kube().start()
+    before = {c["type"]: c["lastTransitionTime"] for c in kube.status["conditions"]}
+    kube.edit(maxSteps=200)
+    kube.tick(10)
+    after = {c["type"]: c["lastTransitionTime"] for c in kube.status["conditions"]}
+    assert (after, kube.condition("ConfigurationValid")["reason"]) == (before, "ChangePending")
+    assert {c["observedGeneration"] for c in kube.status["conditions"]} == {2}
+
+
+@pytest.mark.parametrize("phase", ["Starting", "Running", "Restarting", "Completing", "Complete", "Failed"])
+def test_what_gitops_tools_read(phase: str) -> None:
+    kube = Kube()
+    kube.settle()
+    if phase != "Starting":
+        kube.start()
+    if phase in ("Completing", "Complete"):
+        kube.exit("orchestrator", 0)
+    if phase in ("Restarting", "Failed"):
+        kube.exit("orchestrator", 78 if phase == "Failed" else 1)
+    kube.do(kube.decide()) if phase in ("Restarting", "Completing") else kube.tick()
+    kube.tick() if phase == "Complete" else None
+    assert kube.status["phase"] == phase
+    reconciling, stalled = kube.condition("Reconciling")["status"], kube.condition("Stalled")["status"]
+    busy = phase in ("Starting", "Restarting", "Completing")
+    assert (reconciling, stalled) == ("True" if busy else "False", "True" if phase == "Failed" else "False")
+    assert (kube.condition("Complete").get("status") == "True") == (phase == "Complete")
+
+
+def test_every_status_is_one_that_the_schema_allows() -> None:
+    kube = Kube().start()
+    kube.exit("trainer", 1)
+    kube.tick()
+    RLRunStatus.model_validate(kube.status, strict=True)
+    assert {c["type"] for c in kube.status["conditions"]} <= set(reasons.CONDITION_TYPES)
+    assert {c["reason"] for c in kube.status["conditions"]} <= set(reasons.CONDITION_REASONS)
+    assert {reason for _, reason in kube.told} <= set(reasons.EVENT_REASONS)
+    assert SMALLEST["model"]

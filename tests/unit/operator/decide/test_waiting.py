@@ -1,0 +1,375 @@
+"""Why a run waits, in words that name the role and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlrun_operator.names import ROLES, Ref
+from tests.unit.operator.decide.kube import Kube
+
+GPUS = {
+    "trainer": {"replicas": 2, "gpusPerReplica": 8},
+    "inference": {"gpusPerReplica": 1},
+    "placement": {"gpuProduct": "NVIDIA-H200"},
+}
+NO_FIT = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No preemption victims found."
+NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "ghcr.io/x/y:1": not found'
+
+
+def node(name: str, product: str | None = "NVIDIA-H200", gpus: int = 8, taint: str | None = None) -> dict[str, Any]:
+    labels = {"nvidia.com/gpu.product": product} if product else {}
+    taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"taints": taints},
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus), "cpu": "64", "memory": "512Gi"}},
+    }
+
+
+def event(kind: str, name: str, reason: str, message: str, at: str = "2023-11-14T22:13:25Z") -> dict[str, Any]:
+    return {
+        "involvedObject": {"kind": kind, "name": name},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+        "type": "Warning",
+    }
+
+
+def unscheduled(kube: Kube, text: str = NO_FIT, roles: tuple[str, ...] = ("trainer",)) -> None:
+    """The scheduler finds no node for the pods of some roles."""
+    kube.schedule = False
+    kube.settle()
+    for role in ("trainer", "inference", "orchestrator"):
+        for pod in kube.pods(role):
+            if role in roles:
+                condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}
+                pod["status"]["conditions"] = [condition]
+            else:
+                pod["spec"]["nodeName"] = "node-1"
+
+
+def waiting(kube: Kube, role: str, reason: str, message: str) -> None:
+    """A container of the role waits."""
+    kube.make_ready = False
+    kube.settle()
+    for pod in kube.pods(role):
+        image = pod["spec"]["containers"][0]["image"]
+        state = {"waiting": {"reason": reason, "message": message}}
+        pod["status"]["containerStatuses"] = [
+            {"name": role, "image": image, "ready": False, "restartCount": 0, "state": state}
+        ]
+
+
+def patience_over(kube: Kube) -> None:
+    kube.tick(1)
+    kube.tick(3)
+
+
+def check(kube: Kube, condition: str, reason: str, *words: str) -> None:
+    """The condition says so, and the status' own message is the same."""
+    patience_over(kube)
+    found = kube.condition(condition)
+    assert (found["status"], found["reason"]) == ("False", reason), kube.status
+    for word in words:
+        assert word in found["message"], found["message"]
+    assert (kube.status["reason"], kube.status["message"]) == (reason, found["message"])
+    assert kube.told.count(("Warning", reason)) == 1
+    kube.tick(30)
+    assert kube.told.count(("Warning", reason)) == 1, "a wait is told once"
+
+
+def test_nothing_is_called_a_problem_in_the_first_two_seconds() -> None:
+    kube = Kube(GPUS)
+    unscheduled(kube)
+    decision = kube.decide()
+    assert (decision.look_up, [e.type for e in decision.events if e.type == "Warning"]) == (frozenset(), [])
+    kube.tick(1)
+    assert kube.condition("Scheduled")["reason"] == "Scheduling"
+    kube.now += 2
+    assert kube.decide().look_up == {"events", "nodes"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (
+            None,
+            [
+                "trainer needs 2 pods with 8 nvidia.com/gpu each",
+                "label nvidia.com/gpu.product=NVIDIA-H200",
+                "3 Insufficient nvidia.com/gpu",
+            ],
+        ),
+        (
+            [node("a", "NVIDIA-A100"), node("b", None)],
+            ["no node has that", "NVIDIA-A100 (1 node)", "placement.gpuProduct"],
+        ),
+        ([node("b", None)], ["no node has the label nvidia.com/gpu.product at all", "placement.gpuProduct"]),
+        ([node("a", gpus=4)], ["none has 8 nvidia.com/gpu (most: 4)", "trainer.gpusPerReplica"]),
+        ([node("a", taint="team-b")], ["1 node qualifies, but for the taint team-b", "trainer.tolerations"]),
+        (
+            [node("a"), node("b", gpus=4)],
+            ["1 node qualifies, but not enough of that is free", "3 Insufficient nvidia.com/gpu"],
+        ),
+        ([], ["the cluster has no node"]),
+    ],
+)
+def test_a_trainer_without_nodes(nodes: list[dict[str, Any]] | None, words: list[str]) -> None:
+    kube = Kube(GPUS)
+    unscheduled(kube)
+    kube.nodes = nodes
+    check(kube, "Scheduled", "Unschedulable", *words)
+    assert "preemption" not in kube.status["message"]
+
+
+def test_a_wrong_pool_and_an_own_selector_name_their_fields() -> None:
+    kube = Kube({"placement": {"pool": "gold"}})
+    unscheduled(kube)
+    kube.nodes = [node("a")]
+    check(kube, "Scheduled", "Unschedulable", "no node has the label rlrun.io/pool at all", "placement.pool")
+    kube = Kube({"inference": {"nodeSelector": {"disk": "fast"}}})
+    unscheduled(kube, roles=("inference",))
+    kube.nodes = [node("a")]
+    check(kube, "Scheduled", "Unschedulable", "inference needs 1 pod with", "inference.nodeSelector")
+
+
+def test_a_claim_of_an_unknown_class() -> None:
+    kube = Kube({"storage": {"claimTemplate": {"storageClassName": "broken"}}})
+    kube.bind_claims = False
+    unscheduled(
+        kube, "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.", ("trainer", "orchestrator")
+    )
+    told = 'storageclass.storage.k8s.io "broken" not found'
+    kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", told)]
+    check(
+        kube,
+        "StorageReady",
+        "ClaimPending",
+        "claim run-data",
+        "StorageClass broken",
+        told,
+        "storage.claimTemplate.storageClassName",
+    )
+
+
+def test_a_claim_without_a_default_class() -> None:
+    kube = Kube()
+    kube.bind_claims = False
+    unscheduled(kube, "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    check(kube, "StorageReady", "ClaimPending", "names no StorageClass", "default StorageClass")
+
+
+def test_a_claim_that_waits_for_its_first_pod_gives_way_to_what_the_pod_waits_for() -> None:
+    kube = Kube(GPUS | {"storage": {"claimTemplate": {"storageClassName": "local"}}})
+    kube.bind_claims = False
+    unscheduled(kube)
+    patience_over(kube)
+    assert (kube.condition("StorageReady")["reason"], kube.status["reason"]) == ("ClaimWaiting", "Unschedulable")
+
+
+def test_a_claim_that_does_not_exist_or_has_lost_its_volume() -> None:
+    kube = Kube({"storage": {"claimName": "shared"}})
+    check(kube, "StorageReady", "ClaimNotFound", "storage.claimName", "no PersistentVolumeClaim shared")
+    shared = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "shared", "uid": "p"},
+        "spec": {},
+        "status": {"phase": "Lost"},
+    }
+    kube.bind_claims = False
+    kube.objects[Ref("PersistentVolumeClaim", "shared")] = shared
+    kube.tick()
+    assert kube.condition("StorageReady")["reason"] == "ClaimLost"
+
+
+@pytest.mark.parametrize(
+    ("role", "condition", "reason", "message", "expected", "words"),
+    [
+        (
+            "trainer",
+            "PodsReady",
+            "ErrImagePull",
+            NOT_FOUND,
+            "ImagePullFailed",
+            ["trainer: image ghcr.io/", "not found", "trainer.image"],
+        ),
+        (
+            "orchestrator",
+            "PodsReady",
+            "ImagePullBackOff",
+            f'Back-off pulling image "ghcr.io/x/y:1": ErrImagePull: {NOT_FOUND}',
+            "ImagePullFailed",
+            ["orchestrator: image", "rpc error: code = NotFound", "orchestrator.imagePullSecrets"],
+        ),
+        (
+            "inference",
+            "InferenceAvailable",
+            "ErrImagePull",
+            NOT_FOUND,
+            "ImagePullFailed",
+            ["inference: image", "inference.image"],
+        ),
+        (
+            "trainer",
+            "PodsReady",
+            "CreateContainerConfigError",
+            'secret "hub-token" not found',
+            "ContainerConfigInvalid",
+            ["create secret hub-token", "trainer.envFrom"],
+        ),
+        (
+            "trainer",
+            "PodsReady",
+            "CreateContainerError",
+            "exec: rlrun-pod: not found",
+            "ContainerFailing",
+            ["cannot be started", "trainer.image"],
+        ),
+    ],
+)
+def test_a_container_that_cannot_start(
+    role: str, condition: str, reason: str, message: str, expected: str, words: list[str]
+) -> None:
+    kube = Kube()
+    waiting(kube, role, reason, message)
+    check(kube, condition, expected, *words)
+
+
+def test_the_kubelet_alternates_between_two_words_for_one_trouble_and_the_status_does_not() -> None:
+    kube = Kube()
+    waiting(kube, "trainer", "ErrImagePull", NOT_FOUND)
+    patience_over(kube)
+    before = kube.status["message"]
+    waiting(kube, "trainer", "ImagePullBackOff", f'Back-off pulling image "ghcr.io/x/y:1": ErrImagePull: {NOT_FOUND}')
+    kube.tick(10)
+    assert kube.status["message"] == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "role", "text", "reason", "words"),
+    [
+        (
+            "StatefulSet",
+            "run-trainer",
+            "trainer",
+            "create Pod run-trainer-0 in StatefulSet run-trainer failed error: "
+            'pods "run-trainer-0" is forbidden: exceeded quota: gpus, limited: 4',
+            "QuotaExceeded",
+            ["trainer: the quota", "exceeded quota: gpus"],
+        ),
+        (
+            "ReplicaSet",
+            "run-inference-5d8f",
+            "inference",
+            'Error creating: pods "run-inference-5d8f-x" is forbidden: violates PodSecurity "restricted:latest": hostPath',
+            "PodsRefused",
+            ["inference: its pods are refused", "violates PodSecurity", "inference.podTemplate"],
+        ),
+    ],
+)
+def test_pods_that_nobody_may_create(kind: str, name: str, role: str, text: str, reason: str, words: list[str]) -> None:
+    kube = Kube()
+    kube.schedule = False
+    kube.settle()
+    kube.schedule = True
+    for ref in [Ref("Pod", pod["metadata"]["name"]) for pod in kube.pods(role)]:
+        del kube.objects[ref]
+    kube.controllers = lambda: False  # type: ignore[method-assign]
+    kube.events = [event(kind, name, "FailedCreate", text)]
+    for pod in (pod for role in ROLES for pod in kube.pods(role)):
+        pod["spec"]["nodeName"] = "node-1"
+    check(kube, "Scheduled", reason, *words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "condition", "words"),
+    [
+        ("Pod", "run-orchestrator-1", "Scheduled", "orchestrator: the quota does not allow its pods"),
+        ("PersistentVolumeClaim", "run-data", "StorageReady", "claim run-data cannot be made"),
+        ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be made"),
+    ],
+)
+def test_what_a_quota_keeps_the_operator_itself_from_making(kind: str, name: str, condition: str, words: str) -> None:
+    kube = Kube()
+    kube.bind_claims = kind != "PersistentVolumeClaim"
+    decision = kube.decide()
+    conditions = list(decision.status["conditions"])
+    kube.run["status"] = {"phase": "Starting", "conditions": conditions}  # of a pass that could not make everything
+    kube.now += 10
+    kube.events = [event(kind, name, "FailedCreate", f"{name} is forbidden: exceeded quota: team-a")]
+    told = {c["type"]: c for c in kube.decide().status["conditions"]}[condition]
+    assert (told["status"], told["reason"]) == ("False", "QuotaExceeded")
+    assert words in told["message"]
+    assert "exceeded quota: team-a" in told["message"]
+
+
+def test_a_volume_that_cannot_be_mounted() -> None:
+    kube = Kube()
+    kube.make_ready = False
+    kube.settle()
+    kube.events = [
+        event("Pod", "run-trainer-0", "FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection refused")
+    ]
+    check(
+        kube,
+        "PodsReady",
+        "MountFailed",
+        "trainer pod run-trainer-0: cannot mount on node node-1",
+        "Connection refused",
+        "run-data",
+    )
+
+
+def making_the_model(kube: Kube) -> None:
+    kube.pod("trainer")["status"]["initContainerStatuses"] = [{"name": "model", "state": {"running": {}}}]
+
+
+def loading_the_engine(kube: Kube) -> None:
+    for role in ("trainer", "orchestrator", "inference"):
+        ready = "False" if role == "inference" else "True"
+        for pod in kube.pods(role):
+            pod["status"] |= {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}
+            pod["status"]["containerStatuses"] = [{"name": role, "state": {"running": {}}}]
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason", "words"),
+    [
+        (making_the_model, "ModelPreparing", "tiny model"),
+        (loading_the_engine, "EngineLoading", "loading the model"),
+    ],
+)
+def test_a_start_that_only_takes_its_time_says_so_without_a_warning(
+    happens: Callable[[Kube], None], reason: str, words: str
+) -> None:
+    kube = Kube()
+    kube.make_ready = False
+    kube.settle()
+    happens(kube)
+    patience_over(kube)
+    assert (kube.status["reason"], [t for t, _ in kube.told if t == "Warning"]) == (reason, [])
+    assert words in kube.status["message"]
+
+
+def test_in_the_end_the_orchestrator_says_what_it_waits_for() -> None:
+    kube = Kube()
+    kube.settle()
+    kube.report(None, waiting_on="the first rollouts (3 of 8 groups)")
+    kube.tick()
+    assert kube.status["reason"] == "WaitingForFirstStep"
+    assert "the first rollouts" in kube.status["message"]
+
+
+def test_explanations_are_asked_for_ever_less_often() -> None:
+    kube = Kube(GPUS)
+    unscheduled(kube)
+    patience_over(kube)
+    assert kube.decide().wake_in == pytest.approx(5.0)
+    kube.tick(300)
+    assert kube.decide().wake_in == pytest.approx(30, abs=2)
+    kube.tick(100_000)
+    assert kube.decide().wake_in == pytest.approx(60)

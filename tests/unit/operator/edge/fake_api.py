@@ -1,0 +1,134 @@
+"""An API server of one page: objects by path, resourceVersions, preconditions, apply and merge patches. Served on loopback."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from rlrun_operator.client import Client
+
+Json = dict[str, Any]
+Hook = Callable[[str, str, Json], tuple[int, str, str] | None]
+"""(verb, path, body) -> (status, reason, message) to refuse with, or None."""
+STAMP = "2026-01-01T00:00:00Z"
+
+
+class FakeApi:
+    """Its state and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.requests: list[tuple[str, str]] = []
+        """(verb, path) of each request; verb as in RBAC, `dry-run` for a dry run."""
+        self.hook: Hook = lambda verb, path, body: None
+        self.version = 100
+
+    def seed(self, path: str, manifest: Json) -> Json:
+        """Put an object there, as another client would."""
+        name, namespace = path.rsplit("/", 1)[1], path.split("/namespaces/")[-1].split("/")[0]
+        meta = {"uid": f"uid-{name}-{self.version}", "creationTimestamp": STAMP, "generation": 1}
+        manifest["metadata"] = meta | {"name": name, "namespace": namespace} | manifest.get("metadata", {})
+        return self._store(path, manifest)
+
+    def writes(self) -> list[tuple[str, str]]:
+        """Requests that changed something or meant to."""
+        return [request for request in self.requests if request[0] not in ("get", "list", "dry-run")]
+
+    def _store(self, path: str, manifest: Json) -> Json:
+        self.version += 1
+        manifest["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[path] = copy.deepcopy(manifest)
+        return manifest
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Any request."""
+        path, body = request.path, json.loads(await request.read() or b"{}")
+        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[request.method]
+        if request.query.get("dryRun"):
+            verb = "dry-run"
+        elif verb == "get" and len(path.split("/")[3 if path.startswith("/api/") else 4 :]) % 2:
+            verb = "list"  # .../plural or .../namespaces/NS/plural
+        self.requests.append((verb, path))
+        refusal = self.hook(verb, path, body)
+        if refusal is not None:
+            return self._refuse(*refusal)
+        return getattr(self, f"_{verb.replace('-', '_')}")(request, path, body)  # type: ignore[no-any-return]
+
+    def _get(self, request: web.Request, path: str, body: Json) -> web.Response:
+        found = self.objects.get(path)
+        return web.json_response(found) if found else self._refuse(404, "NotFound", f"{path} not found")
+
+    def _list(self, request: web.Request, path: str, body: Json) -> web.Response:
+        items = [found for where, found in sorted(self.objects.items()) if where.rsplit("/", 1)[0] == path]
+        start, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 0)) or len(items)
+        more = str(start + limit) if start + limit < len(items) else ""
+        return web.json_response({"metadata": {"continue": more}, "items": items[start : start + limit]})
+
+    def _create(self, request: web.Request, path: str, body: Json) -> web.Response:
+        where = f"{path}/{body['metadata']['name']}"
+        if where in self.objects:
+            return self._refuse(409, "AlreadyExists", f"{where} already exists")
+        return web.json_response(self.seed(where, body), status=201)
+
+    def _dry_run(self, request: web.Request, path: str, body: Json) -> web.Response:
+        return web.json_response(body)
+
+    def _patch(self, request: web.Request, path: str, body: Json) -> web.Response:
+        main = path.removesuffix("/status")
+        found = copy.deepcopy(self.objects.get(main))
+        if request.content_type == "application/apply-patch+yaml":
+            if found is None:
+                return web.json_response(self.seed(main, body), status=201)
+            body["metadata"] = found["metadata"] | body["metadata"]
+            return web.json_response(self._store(main, found | body))
+        if found is None:
+            return self._refuse(404, "NotFound", f"{main} not found")
+        for name in ("uid", "resourceVersion"):
+            wanted = body.get("metadata", {}).get(name)
+            if wanted and wanted != found["metadata"][name]:
+                return self._refuse(409, "Conflict", f"{name} does not match")
+        return web.json_response(self._store(main, _merged(found, body)))
+
+    def _delete(self, request: web.Request, path: str, body: Json) -> web.Response:
+        found = self.objects.get(path)
+        if found is None:
+            return self._refuse(404, "NotFound", f"{path} not found")
+        if body["preconditions"]["uid"] != found["metadata"]["uid"]:
+            return self._refuse(409, "Conflict", "uid does not match")
+        return web.json_response(self.objects.pop(path) | {"kind": "Status"})
+
+    def _refuse(self, status: int, reason: str, message: str) -> web.Response:
+        return web.json_response({"kind": "Status", "reason": reason, "message": message}, status=status)
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(old) if isinstance(old, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged(result.get(name), value)
+    return result
+
+
+@asynccontextmanager
+async def serving(api: FakeApi) -> AsyncIterator[Client]:
+    """A client of `api` over real HTTP."""
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", api.handle)
+    server = TestServer(app)
+    await server.start_server()
+    session = ClientSession()
+    try:
+        yield Client(session, str(server.make_url("")).rstrip("/"))
+    finally:
+        await session.close()
+        await server.close()

@@ -1,0 +1,135 @@
+"""The client over real HTTP: which refusals mean what, preconditions, pages, counting."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun_operator.client import ApiError, UnavailableError
+from rlrun_operator.lease import NotLeadingError
+from rlrun_operator.resources import POD, RLRUN, STATEFUL_SET
+from tests.unit.operator.edge.fake_api import FakeApi, serving
+
+PODS = "/api/v1/namespaces/ns/pods"
+RBAC = 'pods "p" is forbidden: User "system:serviceaccount:ns:op" cannot create resource "pods" in API group ""'
+QUOTA = 'pods "p" is forbidden: exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3'
+SECURITY = 'pods "p" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+
+
+def pod(name: str = "p") -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "verdict"),
+    [
+        (403, RBAC, "lacks_permission"),
+        (403, QUOTA, "over_quota"),
+        (403, SECURITY, "refused"),
+        (422, "spec.containers[0].image: Required value", "refused"),
+        (400, "json: unknown field", "refused"),
+        (500, "failed to create typed patch object (ns/p): .spec.nodeSelectr: field not declared in schema", "refused"),
+        (403, 'pods "p" is forbidden: error looking up service account ns/a: serviceaccount "a" not found', ""),
+        (403, "statefulsets.apps is forbidden: not yet ready to handle request", ""),
+        (404, "namespaces ns not found", ""),
+        (409, "the object has been modified", ""),
+    ],
+)
+async def test_what_a_refusal_means(status: int, message: str, verdict: str) -> None:
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (status, "Reason", message)
+    async with serving(api) as client:
+        with pytest.raises(ApiError) as caught:
+            await client.apply(pod())
+    error = caught.value
+    assert [n for n in ("lacks_permission", "over_quota", "refused") if getattr(error, n)] == (
+        [verdict] if verdict else []
+    )
+    assert message in str(error)
+    assert f"{PODS}/p" in str(error)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_busy_or_broken_api_server_is_no_verdict_on_the_object(status: int) -> None:
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (status, "Reason", "etcd is away")
+    async with serving(api) as client:
+        with pytest.raises(UnavailableError, match=f"{status} etcd is away"):
+            await client.apply(pod())
+
+
+async def test_no_answer_in_time_and_no_connection_are_unavailable() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        with pytest.raises(UnavailableError, match="no answer within"):
+            await client.request("GET", "get", "pods", PODS, seconds=1e-6)
+        client._server = "http://127.0.0.1:1"
+        with pytest.raises(UnavailableError):
+            await client.get(POD, "ns", "p")
+
+
+async def test_creating_what_exists_leaves_it_alone() -> None:
+    api = FakeApi()
+    api.seed(f"{PODS}/p", pod() | {"spec": {"mine": True}})
+    async with serving(api) as client:
+        assert await client.create(pod()) is None
+    assert api.objects[f"{PODS}/p"]["spec"] == {"mine": True}
+
+
+async def test_deletion_spares_a_successor_of_the_same_name() -> None:
+    api = FakeApi()
+    uid = api.seed(f"{PODS}/p", pod())["metadata"]["uid"]
+    async with serving(api) as client:
+        assert await client.delete(POD, "ns", "p", uid="another") is None
+        assert f"{PODS}/p" in api.objects
+        assert await client.delete(POD, "ns", "p", uid=uid) is not None
+        assert api.objects == {}
+        assert await client.delete(POD, "ns", "p", uid=uid) is None
+
+
+async def test_a_list_brings_every_page_and_names_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun_operator.client.PAGE", 2)
+    api = FakeApi()
+    for name in "abcde":
+        api.seed(f"{PODS}/{name}", {"metadata": {}})
+    async with serving(api) as client:
+        found = [(o["kind"], o["metadata"]["name"]) async for o in client.list(POD, "ns")]
+    assert found == [("Pod", name) for name in "abcde"]
+    assert len(api.requests) == 3
+
+
+async def test_without_leadership_nothing_is_written_but_reading_works() -> None:
+    api = FakeApi()
+    uid = api.seed(f"{PODS}/p", pod())["metadata"]["uid"]
+
+    def not_leading() -> None:
+        raise NotLeadingError("no")
+
+    async with serving(api) as client:
+        client.may_write = not_leading
+        for attempt in (
+            client.apply(pod()),
+            client.create(pod("q")),
+            client.scale(STATEFUL_SET, "ns", "p", 0),
+            client.merge(RLRUN, "ns", "p", {}, subresource="status"),
+            client.delete(POD, "ns", "p", uid=uid),
+        ):
+            with pytest.raises(NotLeadingError):
+                await attempt
+        assert await client.get(POD, "ns", "p") is not None
+    assert api.writes() == []
+
+
+async def test_requests_are_counted_with_dry_runs_apart() -> None:
+    api, counted = FakeApi(), []
+    async with serving(api) as client:
+        client._count = lambda *labels: counted.append(labels)
+        await client.apply(pod(), dry_run=True)
+        await client.apply(pod())
+        assert await client.get(POD, "ns", "none") is None
+        await client.merge(POD, "ns", "p", {"status": {}}, subresource="status")
+    assert counted == [
+        ("dry-run", "pods", "200"),
+        ("apply", "pods", "201"),
+        ("get", "pods", "404"),
+        ("patch", "pods/status", "200"),
+    ]

@@ -1,0 +1,134 @@
+"""Leader election: one acts, an outage pauses and ends by itself, a lost Lease ends the process."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun_operator.client import Client
+from rlrun_operator.lease import DURATION_SECONDS, RENEW_SECONDS, Leader, LeadershipLostError, NotLeadingError
+from tests.unit.operator.edge.fake_api import FakeApi, serving
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/rlrun-operator"
+
+
+class Candidate:
+    """A candidate on a clock that the test turns."""
+
+    def __init__(self, client: Client, identity: str, clock: list[float]) -> None:
+        self.log: list[str] = []
+
+        async def start() -> None:
+            self.log.append("start")
+
+        async def pause() -> None:
+            self.log.append("pause")
+
+        self.leader = Leader(client, "ns", identity, on_start=start, on_pause=pause, clock=lambda: clock[0])
+
+    async def step(self) -> None:
+        await self.leader.step()
+
+
+async def test_the_first_leads_and_the_second_waits_until_the_lease_expires() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
+        for _ in range(20):
+            await first.step()
+            await second.step()
+            assert (first.leader.is_leading(), second.leader.is_leading()) == (True, False)
+            clock[0] += 2.0
+        clock[0] += DURATION_SECONDS - 2.5  # the first is gone
+        await second.step()
+        assert not second.leader.is_leading()
+        clock[0] += 2.0
+        await second.step()
+        assert second.log == ["start"]
+        assert api.objects[LEASE]["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_released_lease_is_taken_at_once() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
+        await first.step()
+        await second.step()
+        await first.leader.release()
+        assert not first.leader.is_leading()
+        await second.step()
+        assert second.leader.is_leading()
+
+
+async def test_in_an_outage_it_stops_acting_in_time_and_goes_on_by_itself() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        candidate = Candidate(client, "only", clock)
+        await candidate.step()
+        api.hook = lambda verb, path, body: (503, "", "away")
+        while clock[0] < 60.0:
+            clock[0] += 2.0
+            await candidate.step()
+            if clock[0] >= RENEW_SECONDS:
+                assert not candidate.leader.is_leading()
+        assert candidate.log == ["start", "pause"]
+        api.hook = lambda verb, path, body: None
+        await candidate.step()
+        assert candidate.log == ["start", "pause", "start"]
+        assert candidate.leader.is_leading()
+
+
+async def test_a_frozen_process_does_not_write_when_it_thaws() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        candidate = Candidate(client, "only", clock)
+        await candidate.step()
+        candidate.leader.check()
+        clock[0] += RENEW_SECONDS  # no step ran meanwhile
+        with pytest.raises(NotLeadingError):
+            candidate.leader.check()
+
+
+async def test_a_leader_that_was_replaced_ends() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
+        await first.step()
+        await second.step()
+        clock[0] += DURATION_SECONDS + 1.0
+        await second.step()
+        with pytest.raises(LeadershipLostError, match="second leads"):
+            await first.step()
+        assert not first.leader.is_leading()
+
+
+async def test_of_two_that_reach_for_an_expired_lease_one_gets_it() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        old = Candidate(client, "old", clock)
+        await old.step()
+        first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
+        await first.step()
+        await second.step()
+        clock[0] += DURATION_SECONDS + 1.0
+        stale = dict(api.objects[LEASE])
+        await first.step()
+        current, api.objects[LEASE] = api.objects[LEASE], stale
+        original = api._patch
+
+        def late(request: object, path: str, body: dict[str, object]) -> object:
+            api.objects[LEASE] = current  # `first` wrote between the second's read and write
+            return original(request, path, body)  # type: ignore[arg-type]
+
+        api._patch = late  # type: ignore[method-assign,assignment]
+        await second.step()
+        assert (first.leader.is_leading(), second.leader.is_leading()) == (True, False)
+
+
+async def test_missing_rights_are_told_and_not_fatal(caplog: pytest.LogCaptureFixture) -> None:
+    api, clock = FakeApi(), [0.0]
+    api.hook = lambda verb, path, body: (403, "Forbidden", 'User "x" cannot get resource "leases"')
+    async with serving(api) as client:
+        candidate = Candidate(client, "only", clock)
+        await candidate.step()
+    assert not candidate.leader.is_leading()
+    assert 'cannot get resource "leases"' in caplog.text

@@ -1,0 +1,310 @@
+"""Settings, preflight, health, watches, metrics, log: the small parts of the process."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from rlrun_operator import health, logs, preflight
+from rlrun_operator.metrics import Metrics
+from rlrun_operator.resources import POD, WATCHED
+from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
+from rlrun_operator.store import Store
+from rlrun_operator.watches import STALE_SECONDS, Stream, Watches
+from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.test_store import make
+
+GOOD = {
+    "RLRUN_WATCH_NAMESPACES": "team-b, team-a,",
+    "RLRUN_TRAINER_IMAGE": "reg/t:1",
+    "RLRUN_ORCHESTRATOR_IMAGE": "reg/o:1",
+    "RLRUN_INFERENCE_IMAGE": "reg/i:1",
+    "RLRUN_IMAGE_PULL_POLICY": "IfNotPresent",
+    "RLRUN_CLUSTER_DOMAIN": "k8s.example",
+    "RLRUN_READ_NODES": "true",
+    "RLRUN_LOG_LEVEL": "warning",
+    "RLRUN_LOG_FORMAT": "json",
+    "RLRUN_HTTP_PORT": "9000",
+    "POD_NAME": "op-0",
+    "POD_NAMESPACE": "rl-system",
+}
+
+
+def test_every_variable_is_read() -> None:
+    settings = from_environment(GOOD)
+    assert settings.namespaces == ("team-a", "team-b")
+    assert settings.render.images == {"trainer": "reg/t:1", "orchestrator": "reg/o:1", "inference": "reg/i:1"}
+    assert (settings.render.image_pull_policy, settings.render.cluster_domain) == ("IfNotPresent", "k8s.example")
+    assert (settings.read_nodes, settings.log_level, settings.log_format, settings.http_port) == (
+        True,
+        "warning",
+        "json",
+        9000,
+    )
+    assert (settings.pod_name, settings.pod_namespace) == ("op-0", "rl-system")
+
+
+def test_an_empty_environment_is_a_good_one() -> None:
+    settings = from_environment(dict.fromkeys(GOOD, ""))
+    assert settings.namespaces == ()
+    assert settings.render == OperatorSettings().render
+    assert settings.pod_name, "a name for the Lease is made up"
+    assert settings.pod_name != from_environment({}).pod_name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("RLRUN_WATCH_NAMESPACES", "team_a,b", "'team_a' is not a namespace"),
+        ("RLRUN_TRAINER_IMAGE", "reg/t 1", "holds no blanks"),
+        ("RLRUN_IMAGE_PULL_POLICY", "Sometimes", "Always, IfNotPresent, Never"),
+        ("RLRUN_CLUSTER_DOMAIN", "http://x", "cluster.local"),
+        ("RLRUN_READ_NODES", "yes", "true, false"),
+        ("RLRUN_LOG_LEVEL", "loud", "debug, info, warning, error"),
+        ("RLRUN_LOG_FORMAT", "xml", "plain, json"),
+        ("RLRUN_HTTP_PORT", "80800", "1 to 65535"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_fix(name: str, value: str, fix: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        from_environment({name: value})
+    assert f"{name}={value!r}" in str(caught.value)
+    assert fix in str(caught.value)
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"READ_NODES.*HTTP_PORT|HTTP_PORT.*READ_NODES"):
+        from_environment({"RLRUN_READ_NODES": "1", "RLRUN_HTTP_PORT": "x"})
+
+
+REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+
+
+def rules(**override: Any) -> list[dict[str, Any]]:
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for group, resource, verbs in preflight.NEEDED
+    ]
+
+
+class RulesApi(FakeApi):
+    """Answers rules reviews."""
+
+    def __init__(self, granted: list[dict[str, Any]], *, crd: bool = True) -> None:
+        super().__init__()
+        self.granted = granted
+        if crd:
+            self.seed("/apis/rlrun.io/v1alpha1", {"resources": [{"name": "rlruns"}]})
+
+    def _list(self, request: Any, path: str, body: Any) -> Any:
+        return self._get(request, path, body)
+
+    def _create(self, request: Any, path: str, body: Any) -> Any:
+        assert path == REVIEW
+        body["metadata"] = {"name": "review"}
+        return super()._create(request, path, body | {"status": {"resourceRules": self.granted}})
+
+
+async def test_a_missing_crd_is_told_with_the_command_that_installs_it() -> None:
+    async with serving(RulesApi(rules(), crd=False)) as client:
+        (problem,) = await preflight.problems(client, ["team-a"], "rl-system")
+    assert "rlruns.rlrun.io/v1alpha1" in problem
+    assert "helm install rlrun-crds charts/rlrun-crds" in problem
+
+
+async def test_missing_rights_are_told_by_verb_resource_and_namespace() -> None:
+    granted = [rule for rule in rules() if rule["resources"] not in (["deployments"], ["rlruns/status"])]
+    granted.append({"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "list", "watch"]})
+    async with serving(RulesApi(granted)) as client:
+        found = await preflight.problems(client, ["team-a"], "rl-system")
+    assert len(found) == 2
+    assert any("create, patch, delete deployments.apps in namespace team-a" in problem for problem in found)
+    assert any("patch rlruns/status.rlrun.io in namespace team-a" in problem for problem in found)
+
+
+async def test_enough_rights_are_enough() -> None:
+    async with serving(RulesApi(rules())) as client:
+        assert await preflight.problems(client, [], "rl-system") == []
+    everything = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+    assert preflight.lacking(everything) == []
+    assert preflight.lacking([everything[0] | {"resourceNames": ["one"]}]), "a right on one object is not the right"
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+        return response.status, await response.text()
+
+
+async def test_health_tells_what_is_wrong(unused_port: int) -> None:
+    state: dict[str, Any] = {"age": 0.0, "work": 0.0, "lag": 0.0, "missing": []}
+    answers = health.Health(
+        queue_age=lambda: state["age"],
+        longest_work=lambda: state["work"],
+        lag=lambda: state["lag"],
+        not_ready=lambda: state["missing"],
+    )
+    runner = await health.serve(answers, CollectorRegistry(), unused_port)
+    try:
+        assert await get(unused_port, "/livez") == (200, "ok\n")
+        assert await get(unused_port, "/readyz") == (200, "ok\n")
+        state["missing"] = ["the store is not filled yet: pods in team-a"]
+        assert (await get(unused_port, "/livez"))[0] == 200, "a restart would not fill the store"
+        assert await get(unused_port, "/readyz") == (503, "the store is not filled yet: pods in team-a\n")
+        for name, value, word in (("age", 61.0, "waits"), ("work", 181.0, "work"), ("lag", 6.0, "event loop")):
+            before = state[name]
+            state[name] = value
+            status, text = await get(unused_port, "/livez")
+            assert (status, word in text) == (503, True), text
+            state[name] = before
+        assert (await get(unused_port, "/livez"))[0] == 200
+        assert (await get(unused_port, "/metrics"))[0] == 200
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Kopf:
+    """Sends requests through the middleware as kopf's session would."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.listed: list[Stream] = []
+        self.stream = Stream(POD, "team-a")
+        self.watches = Watches([self.stream], on_listed=self.listed.append, clock=lambda: self.time)
+
+    async def send(self, *, watch: bool, chunks: int = 0, status: int = 200, at: tuple[float, ...] = ()) -> None:
+        from yarl import URL
+
+        class Content:
+            async def iter_chunked(self, size: int) -> Any:
+                for _ in range(chunks):
+                    yield b"{}"
+
+        class Response:
+            def __init__(self) -> None:
+                self.status, self.content = status, Content()
+
+        class Request:
+            method = "GET"
+            url = URL("http://api" + POD.path("team-a")).with_query({"watch": "true"} if watch else {})
+
+        async def handler(_: Any) -> Any:
+            return Response()
+
+        response = await self.watches.middleware(Request(), handler)  # type: ignore[arg-type]
+        if watch and status == 200:
+            times = iter(at)
+            async for _ in response.content.iter_chunked(1):
+                self.time = next(times, self.time)
+
+
+async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_that_continues_does_not() -> None:
+    kopf = Kopf()
+    await kopf.send(watch=False)
+    assert kopf.listed == []
+    assert kopf.watches.stale() == [kopf.stream], "listed is not watched"
+    await kopf.send(watch=True, status=410)
+    assert kopf.listed == []
+    await kopf.send(watch=True)
+    assert kopf.listed == [kopf.stream]
+    await kopf.send(watch=True)
+    assert kopf.listed == [kopf.stream]
+    await kopf.send(watch=False)
+    await kopf.send(watch=True)
+    assert len(kopf.listed) == 2, "after a 410 kopf lists anew: deletions in between were never told"
+
+
+async def test_a_watch_is_fresh_while_anything_comes_and_stale_when_nothing_does() -> None:
+    kopf = Kopf()
+    await kopf.send(watch=True, chunks=2, at=(100.0, 200.0))
+    assert kopf.watches.age(kopf.stream) == pytest.approx(100.0)
+    kopf.time = 100.0 + STALE_SECONDS
+    assert kopf.watches.stale() == []
+    kopf.time += 1.0
+    assert kopf.watches.stale() == [kopf.stream]
+
+
+def scrape(metrics: Metrics) -> str:
+    return generate_latest(metrics.registry).decode()
+
+
+def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
+    store = Store()
+    metrics = Metrics(store)
+    status = {
+        "phase": "Running",
+        "attempt": 2,
+        "restarts": 1,
+        "restartsCountedTowardsMax": 1,
+        "lastFailure": {"reason": "TrainerFailed"},
+        "progress": {"step": 41, "reward": 0.71, "lastStepTime": "2026-01-01T00:00:00Z"},
+        "checkpoint": {"stepsLostTotal": 3},
+    }
+    run = make("RLRun", "a", 1, spec={"model": {"name": "Qwen/Qwen3-8B"}}, status=status)
+    gpu = {"limits": {"nvidia.com/gpu": "8"}}
+    pod = make("Pod", "p", 1, run="a", spec={"nodeName": "n", "containers": [{"name": "trainer", "resources": gpu}]})
+    pod["metadata"]["labels"]["rlrun.io/role"] = "trainer"
+    waiting = make("Pod", "q", 1, run="a", spec={"containers": [{"name": "trainer", "resources": gpu}]})
+    for found in (run, pod, waiting):
+        store.put(found, 0.0)
+    key = ("ns", "a")
+    metrics.status_written(key, {}, {"phase": "Starting"}, 10.0)
+    metrics.status_written(key, {"phase": "Starting"}, status, 40.0)
+    text = scrape(metrics)
+    labels = 'namespace="ns",run="a"'
+    for line in (
+        f'rlrun_info{{model="Qwen/Qwen3-8B",{labels},uid="uid-RLRun-a"}} 1.0',
+        'rlrun_phase{namespace="ns",phase="Running",run="a"} 1.0',
+        'rlrun_phase{namespace="ns",phase="Failed",run="a"} 0.0',
+        f"rlrun_step{{{labels}}} 41.0",
+        f"rlrun_reward{{{labels}}} 0.71",
+        f"rlrun_last_step_timestamp_seconds{{{labels}}} 1.7672256e+09",
+        f"rlrun_steps_lost_total{{{labels}}} 3.0",
+        'rlrun_restarts_total{counted="true",namespace="ns",reason="TrainerFailed",run="a"} 1.0',
+        'rlrun_gpus_allocated{namespace="ns",role="trainer",run="a"} 8.0',
+        'rlrun_phase_duration_seconds_sum{phase="Starting"} 30.0',
+    ):
+        assert line in text, (line, text)
+    store.remove("RLRun", "ns", "a", "uid-RLRun-a")
+    metrics.forget(key)
+    assert 'run="a"' not in scrape(metrics)
+
+
+def test_every_watched_kind_has_a_watch_age() -> None:
+    metrics = Metrics(Store())
+    for resource in WATCHED:
+        metrics.observe_watch(resource.plural, "team-a", lambda: 3.0)
+    assert scrape(metrics).count("rlrun_operator_watch_age_seconds{") == len(WATCHED)
+
+
+def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        for log_format in ("plain", "json"):
+            logs.set_up("info", log_format)  # type: ignore[arg-type]
+            try:
+                json.loads("{\n")
+            except ValueError as error:
+                logging.getLogger("x").exception("run a: unexpected %s", logs.where(error))
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "JSONDecodeError" in line
+            assert "decoder.py:" in line
+            assert "Traceback" not in line
+        assert json.loads(line)["level"] == "error"
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

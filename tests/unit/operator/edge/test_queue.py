@@ -1,0 +1,178 @@
+"""The work queue: no key twice, no key starved, pauses that grow, work that can be stopped and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rlrun_operator.queue import LONGEST_BACKOFF_SECONDS, Workers, WorkQueue
+
+
+def test_a_key_that_is_added_often_comes_out_once_and_in_its_turn() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in ("a", "b", "a", "c", "a"):
+        queue.add(key, 0.0)
+    assert [queue.pop(0.0) for _ in range(4)] == ["a", "b", "c", None]
+
+
+def test_a_key_that_changes_while_in_work_comes_out_once_more_behind_the_others() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    assert queue.pop(0.0) == "a"
+    queue.add("a", 1.0)
+    queue.add("b", 1.0)
+    queue.add("a", 1.0)
+    assert (queue.pop(1.0), queue.pop(1.0)) == ("b", None), "a is in work: not by two workers at once"
+    queue.done("a", 2.0)
+    assert (queue.pop(2.0), queue.pop(2.0)) == ("a", None)
+
+
+def test_of_several_delays_the_shortest_holds() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0, delay=30.0)
+    queue.add("a", 0.0, delay=5.0)
+    queue.add("a", 0.0, delay=60.0)
+    assert queue.pop(4.9) is None
+    assert queue.next_due() == 5.0
+    assert queue.pop(5.0) == "a"
+    queue.done("a", 5.0)
+    assert queue.pop(1000.0) is None, "the longer delays are void"
+
+
+def test_an_event_brings_a_delayed_key_forward() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0, delay=30.0)
+    queue.add("a", 1.0)
+    assert queue.pop(1.0) == "a"
+    queue.done("a", 1.0)
+    assert queue.pop(31.0) is None
+
+
+def test_a_failing_key_is_retried_after_growing_pauses_that_events_do_not_cut_short() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    now, pauses = 0.0, []
+    queue.add("a", now)
+    for _ in range(8):
+        assert queue.pop(now) == "a"
+        queue.add("a", now, delay=0.2)
+        queue.add("a", now)
+        pause = queue.failed("a", now)
+        pauses.append(pause)
+        queue.add("a", now)
+        assert queue.pop(now + pause - 0.01) is None
+        now += pause
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert max(pauses) == LONGEST_BACKOFF_SECONDS
+    assert queue.pop(now) == "a"
+    queue.done("a", now)
+    queue.add("a", now)
+    assert queue.pop(now) == "a"
+    assert queue.failed("a", now) == 1.0, "success starts the pauses anew"
+
+
+def test_pauses_end_when_their_cause_is_over() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in ("a", "b"):
+        queue.add(key, 0.0)
+        queue.pop(0.0)
+        queue.failed(key, 0.0)
+    queue.forget_failures(0.1)
+    assert [queue.pop(0.1), queue.pop(0.1)] == ["a", "b"]
+
+
+def test_age_and_depth_tell_how_long_ready_keys_wait() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("later", 0.0, delay=10.0)
+    assert (queue.depth(5.0), queue.age(5.0)) == (0, 0.0)
+    queue.add("now", 5.0)
+    assert (queue.depth(25.0), queue.age(25.0)) == (2, 20.0)
+    queue.pop(25.0)
+    assert queue.age(25.0) == 15.0, "the delayed one is ready since 10"
+    assert queue.longest_work(40.0) == 15.0
+
+
+class Bench:
+    """Workers whose work ends when the test says so."""
+
+    def __init__(self, concurrency: int = 2) -> None:
+        self.running: list[str] = []
+        self.finished: list[str] = []
+        self.failures: list[str] = []
+        self.gate = asyncio.Event()
+        self.fail = False
+        self.workers: Workers[str] = Workers(
+            self.work, lambda key, error, pause: self.failures.append(key), concurrency=concurrency
+        )
+
+    async def work(self, key: str) -> None:
+        self.running.append(key)
+        try:
+            await self.gate.wait()
+            if self.fail:
+                raise RuntimeError("no")
+            self.finished.append(key)
+        finally:
+            self.running.remove(key)
+
+    async def until(self, what: str, **expected: object) -> None:
+        for _ in range(5000):  # 5 s
+            if all(getattr(self, name) == value for name, value in expected.items()):
+                break
+            await asyncio.sleep(0.001)
+        assert all(getattr(self, name) == value for name, value in expected.items()), (what, vars(self))
+
+
+async def test_so_many_workers_and_no_more() -> None:
+    bench = Bench(concurrency=2)
+    run = asyncio.create_task(bench.workers.run())
+    for key in "abc":
+        bench.workers.add(key)
+    await asyncio.sleep(0)
+    assert bench.running == [], "closed until opened"
+    bench.workers.open()
+    await bench.until("two at work", running=["a", "b"])
+    assert bench.workers.depth() == 1
+    bench.gate.set()
+    await bench.until("all done", finished=["a", "b", "c"], running=[])
+    run.cancel()
+
+
+async def test_closing_stops_work_and_opening_repeats_what_was_cut_off() -> None:
+    bench = Bench(concurrency=2)
+    run = asyncio.create_task(bench.workers.run())
+    bench.workers.open()
+    bench.workers.add("a")
+    await bench.until("at work", running=["a"])
+    await bench.workers.close()
+    assert bench.running == []
+    assert bench.workers.age() == 0.0, "a closed queue that waits is not a sick one"
+    bench.gate.set()
+    bench.workers.open()
+    await bench.until("repeated", finished=["a"])
+    run.cancel()
+
+
+async def test_work_that_is_cut_off_before_its_first_line_is_repeated_too() -> None:
+    bench = Bench()
+    bench.gate.set()
+    run = asyncio.create_task(bench.workers.run())
+    bench.workers.open()
+    bench.workers.add("a")
+    await asyncio.sleep(0)  # the loop has made the task, which has not begun
+    await bench.workers.close()
+    bench.workers.open()
+    await bench.until("repeated", finished=["a"])
+    run.cancel()
+
+
+async def test_a_failure_is_told_and_retried() -> None:
+    bench = Bench()
+    bench.gate.set()
+    bench.fail = True
+    run = asyncio.create_task(bench.workers.run())
+    bench.workers.open()
+    bench.workers.add("a")
+    await bench.until("failed", failures=["a"])
+    bench.fail = False
+    bench.workers.open()  # ends the pauses
+    await bench.until("retried", finished=["a"])
+    run.cancel()

@@ -1,0 +1,416 @@
+"""One pass over one run against an API server: order, preconditions, refusals, throttled status, events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from rlrun_operator.client import ApiError, Client, UnavailableError
+from rlrun_operator.events import Poster
+from rlrun_operator.metrics import Metrics
+from rlrun_operator.names import Ref
+from rlrun_operator.observe import LookUps
+from rlrun_operator.reconcile import Reconciler, merge_patch
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Manifest, Observed, Scale
+from rlrun_operator.store import Key, Store
+from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
+
+RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
+STS = "/apis/apps/v1/namespaces/ns/statefulsets/a-trainer"
+POD = "/api/v1/namespaces/ns/pods/a-orchestrator-1"
+KEY: Key = ("ns", "a")
+
+
+def child(kind: str = "StatefulSet", name: str = "a-trainer", owner: str | None = None, **more: Any) -> dict[str, Any]:
+    version = {"Pod": "v1", "Secret": "v1"}.get(kind, "apps/v1")
+    owners = [{"kind": "RLRun", "name": "a", "uid": owner}] if owner else []
+    metadata = {"name": name, "namespace": "ns", "labels": {"rlrun.io/run": "a"}, "ownerReferences": owners}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **more}
+
+
+class Bench:
+    """A reconciler with a scripted brain over an API server."""
+
+    def __init__(self, api: FakeApi, client: Client, brain: Callable[[Observed], Decision]) -> None:
+        self.api, self.client = api, client
+        self.seen: list[Observed] = []
+        self.again: list[float] = []
+        self.time = 1000.0
+        self.store = Store()
+        self.metrics = Metrics(self.store)
+
+        def decide(observed: Observed, now: float, **_: Any) -> Decision:
+            self.seen.append(observed)
+            return brain(observed)
+
+        clock = lambda: self.time  # noqa: E731
+        self.reconciler = Reconciler(
+            decide=decide,
+            client=client,
+            store=self.store,
+            look_ups=LookUps(client, read_nodes=True, clock=clock),
+            poster=Poster(client, "operator-0", clock=clock),
+            metrics=self.metrics,
+            settings=RenderSettings(),
+            again=lambda key, seconds: self.again.append(seconds),
+            now=clock,
+            clock=clock,
+            random=Random(0),
+        )
+        self.uid = self.seed_run()
+
+    def seed_run(self, **metadata: Any) -> str:
+        run = self.api.seed(RUN, {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": {}})
+        self.store.put(run, self.time)
+        return str(run["metadata"]["uid"])
+
+    async def go(self) -> None:
+        await self.reconciler.reconcile(KEY)
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return self.api.objects[RUN].get("status", {})  # type: ignore[no-any-return]
+
+
+async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_at_once() -> None:
+    api = FakeApi()
+    api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
+    old = api.seed("/api/v1/namespaces/ns/pods/old", child("Pod", "old"))
+
+    def brain(observed: Observed) -> Decision:
+        return Decision(
+            status={"phase": "Starting"},
+            dry_run=(child(),),
+            create=(child("Secret", "a-rlrun"),),
+            apply=(Apply(child()),),
+            scale=(Scale(Ref("Deployment", "a-inference"), 3),),
+            delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"]),),
+            events=(EventRecord("Normal", "Started", "go"),),
+        )
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+    assert [(verb, path.split("/")[-2]) for verb, path in api.requests] == [
+        ("dry-run", "statefulsets"),
+        ("create", "ns"),
+        ("patch", "statefulsets"),
+        ("patch", "deployments"),
+        ("delete", "pods"),
+        ("patch", "a"),
+        ("create", "ns"),
+    ]
+    assert bench.status == {"phase": "Starting"}
+    assert bench.store.get("StatefulSet", "ns", "a-trainer") is not None
+    inference = bench.store.get("Deployment", "ns", "a-inference")
+    assert inference is not None
+    assert inference["spec"] == {"replicas": 3}
+
+
+async def test_the_next_pass_decides_on_what_this_one_wrote_even_before_the_watch_tells() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}, apply=(Apply(child()),)))
+        await bench.go()
+        await bench.go()
+    assert bench.seen[1].run["status"] == {"phase": "Starting"}
+    assert Ref("StatefulSet", "a-trainer") in bench.seen[1].children
+    assert min(bench.again) <= 0.2, "own writes bring no watch event: the pass comes again by itself"
+
+
+async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> None:
+    api, statuses = FakeApi(), [{"phase": "Starting", "progress": {"step": 1, "reward": 0.5}}]
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status=statuses[0]))
+        await bench.go()
+        await bench.go()
+        assert len(api.writes()) == 1
+        statuses[0] = {"phase": "Starting", "progress": {"step": 2}}
+        await bench.go()
+    assert bench.status == statuses[0]
+
+
+async def test_a_crd_that_drops_a_field_does_not_make_the_operator_write_for_ever() -> None:
+    api, status = FakeApi(), {"phase": "Starting", "future": 1}
+    original = api._patch
+
+    def pruning(request: Any, path: str, body: dict[str, Any]) -> Any:
+        body.get("status", {}).pop("future", None)
+        return original(request, path, body)
+
+    api._patch = pruning  # type: ignore[method-assign]
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status=dict(status)))
+        for _ in range(5):
+            await bench.go()
+        assert len(api.writes()) == 1
+        status["phase"] = "Running"
+        await bench.go()
+    assert bench.status == {"phase": "Running"}
+
+
+@pytest.mark.parametrize(("urgency", "patience"), [("now", 0.0), ("soon", 2.0), ("progress", 15.0)])
+async def test_statuses_of_little_urgency_are_written_together(urgency: Any, patience: float) -> None:
+    api, step = FakeApi(), 0
+    async with serving(api) as client:
+        bench = Bench(
+            api,
+            client,
+            lambda observed: Decision(
+                status={"step": step}, urgency=urgency, events=(EventRecord("Normal", f"S{step}", "s"),)
+            ),
+        )
+        await bench.go()
+        for number in range(1, 5):
+            step = number
+            bench.time += 0.25
+            await bench.go()
+        if patience:
+            assert bench.status == {"step": 0}
+            assert bench.again[-1] == pytest.approx(patience - 1.0)
+            assert not any("S4" in str(o) for o in api.objects.values()), "an event comes after its status, not before"
+        bench.time += patience
+        await bench.go()
+    assert bench.status == {"step": 4}
+    assert len([w for w in api.writes() if w[1].endswith("/status")]) == (5 if not patience else 2)
+    assert any("S4" in str(o) for o in api.objects.values())
+
+
+async def test_a_child_taken_for_absent_is_looked_for_first_and_left_alone_when_it_exists() -> None:
+    api = FakeApi()
+
+    def brain(observed: Observed) -> Decision:
+        if observed.children:
+            return Decision(status={"phase": "Running"})
+        return Decision(status={"phase": "Starting"}, apply=(Apply(child(), expect_absent=True),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        api.seed(STS, child(spec={"replicas": 2}))  # the watch has not told yet
+        await bench.go()
+    assert api.objects[STS]["spec"] == {"replicas": 2}
+    assert bench.status == {"phase": "Running"}
+    assert [path for verb, path in api.writes()] == [f"{RUN}/status"]
+
+
+async def test_a_child_that_is_absent_is_made() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={}, apply=(Apply(child(), expect_absent=True),)))
+        await bench.go()
+    assert STS in api.objects
+    assert [verb for verb, _ in api.requests] == ["get", "patch"]
+
+
+async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_spec() -> None:
+    api = FakeApi()
+    message = "StatefulSet.apps is invalid: spec.template.spec.containers[0].image: Required value"
+    api.hook = lambda verb, path, body: (422, "Invalid", message) if verb == "dry-run" else None
+
+    def brain(observed: Observed) -> Decision:
+        if observed.rejection:
+            return Decision(status={"phase": "Failed", "message": observed.rejection})
+        return Decision(status={"phase": "Pending"}, dry_run=(child(),), apply=(Apply(child()),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+        assert message in bench.status["message"]
+        assert "a-trainer" in bench.status["message"]
+        assert STS not in api.objects, "a refused dry-run stops everything else"
+        await bench.go()
+        assert [verb for verb, _ in api.requests].count("dry-run") == 1, "it is not asked again"
+        bench.store.put(
+            api.seed(RUN, {**api.objects[RUN], "metadata": api.objects[RUN]["metadata"] | {"generation": 2}}), 0
+        )
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+    assert STS in api.objects
+
+
+def quota(name: str) -> Callable[[str, str, Any], tuple[int, str, str] | None]:
+    def hook(verb: str, path: str, body: Any) -> tuple[int, str, str] | None:
+        full = name in (path.rsplit("/", 1)[1], body.get("metadata", {}).get("name"))
+        return (403, "Forbidden", f'"{name}" is forbidden: exceeded quota: small') if full and verb != "get" else None
+
+    return hook
+
+
+async def test_a_pod_that_a_quota_keeps_out_is_told_while_all_else_goes_on() -> None:
+    api = FakeApi()
+    api.hook = quota("a-orchestrator-1")
+
+    def brain(observed: Observed) -> Decision:
+        told = " ".join(event["message"] for event in observed.events)
+        pod = child("Pod", "a-orchestrator-1", spec={})
+        status = {"phase": "Starting", "attempt": 1, "message": told}
+        return Decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(child())))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+        assert "exceeded quota: small" in bench.status["message"]
+        assert bench.status["attempt"] == 1
+        assert STS in api.objects
+        assert bench.again == [10.0]
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+        await bench.go()
+    assert POD in api.objects
+    assert bench.status["message"] == ""
+
+
+async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as_done() -> None:
+    api = FakeApi()
+    api.hook = quota("a-rlrun")
+
+    def brain(observed: Observed) -> Decision:
+        told = " ".join(event["message"] for event in observed.events)
+        status = {"phase": "Starting", "attempt": 1, "message": told}
+        return Decision(status=status, create=(child("Secret", "a-rlrun"),), apply=(Apply(child()),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+    assert "exceeded quota: small" in bench.status["message"]
+    assert bench.status["phase"] == "Starting"
+    assert "attempt" not in bench.status, "the attempt has not begun: the next pass must do all of it"
+    assert STS not in api.objects
+
+
+async def test_missing_rights_are_retried_not_blamed_on_the_run() -> None:
+    api = FakeApi()
+    forbidden = 'statefulsets.apps "a-trainer" is forbidden: User "sa" cannot patch resource "statefulsets"'
+    api.hook = lambda verb, path, body: (403, "Forbidden", forbidden) if path == STS else None
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Failed"}, apply=(Apply(child()),)))
+        with pytest.raises(ApiError, match="cannot patch resource"):
+            await bench.go()
+    assert bench.status == {}
+
+
+async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}))
+        del api.objects[RUN]  # deleted; the watch has not told yet
+        await bench.go()
+        await bench.go()
+    assert bench.store.runs() == []
+    assert len(bench.seen) == 1
+
+
+async def test_a_status_is_never_written_to_a_successor_of_the_same_name() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"of": observed.run["metadata"]["uid"]}))
+        del api.objects[RUN]
+        new = api.seed(RUN, {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {}, "spec": {}})
+        await bench.go()
+        assert bench.status == {}
+        await bench.go()
+    assert bench.status == {"of": new["metadata"]["uid"]}
+
+
+async def test_a_run_under_deletion_is_left_to_the_garbage_collector() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Failed"}))
+        bench.seed_run(deletionTimestamp=STAMP)
+        await bench.go()
+    assert bench.seen == []
+
+
+async def test_an_outage_is_left_to_the_queue_and_changes_nothing() -> None:
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (503, "", "away")
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}, apply=(Apply(child()),)))
+        with pytest.raises(UnavailableError):
+            await bench.go()
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+    assert bench.status == {"phase": "Starting"}
+
+
+async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> None:
+    api = FakeApi()
+    events = "/api/v1/namespaces/ns/events"
+    mine: Manifest = {"message": "no node", "involvedObject": {"kind": "Pod", "name": "a-trainer-0"}}
+    for name, event in (
+        ("1", mine),
+        ("2", {"message": "not mine", "involvedObject": {"kind": "Pod", "name": "b-trainer-0"}}),
+        ("3", {"message": "quota", "involvedObject": {"kind": "ReplicaSet", "name": "a-inference-abc"}}),
+    ):
+        api.seed(f"{events}/{name}", {**event, "metadata": {}})
+    api.seed("/api/v1/nodes/n1", {"metadata": {}, "status": {"images": ["big"], "allocatable": {"cpu": "4"}}})
+
+    def brain(observed: Observed) -> Decision:
+        told = sorted(event["message"] for event in observed.events)
+        return Decision(status={"told": told}, look_up=frozenset({"events", "nodes"}))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        bench.store.put(api.seed("/api/v1/namespaces/ns/pods/a-trainer-0", child("Pod", "a-trainer-0")), 0.0)
+        await bench.go()
+        await bench.go()
+        assert bench.status == {"told": ["no node", "quota"]}
+        nodes = bench.seen[-1].nodes
+        assert nodes is not None
+        assert nodes[0]["status"] == {"allocatable": {"cpu": "4"}}
+        assert [verb for verb, _ in api.requests].count("list") == 2, "one list of events, one of nodes"
+        bench.time += 6
+        await bench.go()
+        assert [verb for verb, _ in api.requests].count("list") == 4
+
+
+async def test_facts_that_may_not_be_read_are_done_without() -> None:
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (403, "Forbidden", 'User "sa" cannot list resource') if verb == "list" else None
+    async with serving(api) as client:
+        bench = Bench(
+            api, client, lambda observed: Decision(status={"phase": "Starting"}, look_up=frozenset({"events", "nodes"}))
+        )
+        for _ in range(3):
+            bench.time += 10
+            await bench.go()
+    assert bench.status == {"phase": "Starting"}
+    assert [verb for verb, _ in api.requests].count("list") == 2, "a refusal is the answer for minutes"
+
+
+async def test_an_event_that_repeats_is_counted_up() -> None:
+    api, phase = FakeApi(), 0
+    async with serving(api) as client:
+        bench = Bench(
+            api,
+            client,
+            lambda observed: Decision(status={"n": phase}, events=(EventRecord("Warning", "Restarting", "x" * 2000),)),
+        )
+        for number in range(3):
+            phase = number
+            bench.time += 5
+            await bench.go()
+    events = [o for o in api.objects.values() if o["kind"] == "Event"]
+    assert [(e["count"], e["reason"], e["involvedObject"]["uid"]) for e in events] == [(3, "Restarting", bench.uid)]
+    assert len(events[0]["message"]) <= 1024
+
+
+async def test_an_event_that_cannot_be_posted_fails_nothing() -> None:
+    api = FakeApi()
+    api.hook = lambda verb, path, body: (403, "Forbidden", "no") if path.endswith("/events") else None
+    async with serving(api) as client:
+        bench = Bench(
+            api, client, lambda observed: Decision(status={"a": 1}, events=(EventRecord("Normal", "Started", "go"),))
+        )
+        await bench.go()
+    assert bench.status == {"a": 1}
+
+
+def test_a_merge_patch_removes_what_is_gone_at_any_depth() -> None:
+    old = {"a": 1, "b": {"c": 1, "d": {"e": 1}}, "list": [1, 2]}
+    new = {"b": {"d": {"f": 2}}, "list": [3]}
+    assert merge_patch(old, new) == {"a": None, "b": {"c": None, "d": {"e": None, "f": 2}}, "list": [3]}

@@ -1,0 +1,129 @@
+"""The store: newest wins, the dead stay dead, and whose business an object is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun_operator.store import Store, slimmed
+
+
+def make(kind: str, name: str, version: int, *, run: str | None = None, uid: str = "", **more: Any) -> dict[str, Any]:
+    labels = {"rlrun.io/run": run} if run else {}
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": uid or f"uid-{kind}-{name}",
+        "resourceVersion": str(version),
+        "labels": labels,
+    }
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
+
+
+def test_a_change_of_a_child_is_its_runs_business() -> None:
+    store = Store()
+    assert store.put(make("Pod", "p", 1, run="a"), 0.0) == {("ns", "a")}
+    assert store.put(make("Pod", "p", 2, run="a", status={"phase": "Running"}), 0.0) == {("ns", "a")}
+    assert [child["metadata"]["name"] for child in store.children(("ns", "a"))] == ["p"]
+    assert store.put(make("Pod", "other", 3), 0.0) == set()
+
+
+def test_old_news_do_not_undo_what_the_operator_wrote_itself() -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1), 0.0)
+    store.put(make("RLRun", "a", 5, status={"phase": "Running"}), 0.0)  # the answer to an own write
+    assert store.put(make("RLRun", "a", 3, status={"phase": "Pending"}), 0.0) == set()
+    found = store.get("RLRun", "ns", "a")
+    assert found is not None
+    assert found["status"] == {"phase": "Running"}
+
+
+def test_a_change_of_nothing_that_matters_wakes_nobody() -> None:
+    store = Store()
+    pod = make("Pod", "p", 1, run="a", status={"phase": "Running", "qosClass": "Burstable"})
+    store.put(pod, 0.0)
+    later = make("Pod", "p", 2, run="a", status={"phase": "Running", "qosClass": "BestEffort"})
+    later["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    assert store.put(later, 0.0) == set()
+
+
+def test_a_deleted_object_is_not_revived_by_a_late_event() -> None:
+    store = Store()
+    store.put(make("Pod", "p", 1, run="a"), 0.0)
+    assert store.remove("Pod", "ns", "p", "uid-Pod-p") == {("ns", "a")}
+    assert store.put(make("Pod", "p", 9, run="a"), 0.0) == set()
+    assert store.children(("ns", "a")) == []
+
+
+def test_the_deletion_of_a_predecessor_leaves_its_successor() -> None:
+    store = Store()
+    store.put(make("StatefulSet", "a-trainer", 1, run="a", uid="old"), 0.0)
+    store.put(make("StatefulSet", "a-trainer", 7, run="a", uid="new"), 0.0)
+    assert store.remove("StatefulSet", "ns", "a-trainer", "old") == set()
+    assert len(store.children(("ns", "a"))) == 1
+
+
+def test_a_claim_that_a_run_brings_along_is_its_business_whichever_came_first() -> None:
+    store = Store()
+    store.put(make("PersistentVolumeClaim", "shared", 1), 0.0)
+    store.put(make("RLRun", "a", 2, spec={"storage": {"claimName": "shared"}}), 0.0)
+    store.put(make("RLRun", "b", 3, spec={"storage": {"claimName": "shared"}}), 0.0)
+    bound = make("PersistentVolumeClaim", "shared", 4, status={"phase": "Bound"})
+    assert store.put(bound, 0.0) == {("ns", "a"), ("ns", "b")}
+    store.remove("RLRun", "ns", "b", "uid-RLRun-b")
+    assert store.remove("PersistentVolumeClaim", "ns", "shared", "uid-PersistentVolumeClaim-shared") == {("ns", "a")}
+
+
+def test_malformed_specs_are_stored_like_any_other() -> None:
+    store = Store()
+    for number, storage in enumerate(("text", ["list"], {"claimName": 7}, None)):
+        assert store.put(make("RLRun", f"r{number}", number, spec={"storage": storage}), 0.0)
+
+
+def test_freshness_is_judged_by_renewals_that_were_seen() -> None:
+    store = Store()
+    lease = {"holderIdentity": "o", "renewTime": "10:00"}
+    store.put(make("Lease", "a-progress", 1, run="a", spec=lease), 100.0)
+    annotated = make("Lease", "a-progress", 2, run="a", spec=lease)
+    annotated["metadata"]["annotations"] = {"someone": "else"}
+    store.put(annotated, 150.0)
+    assert store.lease_changed_at("ns", "a-progress") == 100.0
+    store.put(make("Lease", "a-progress", 3, run="a", spec=lease | {"renewTime": "10:01"}), 160.0)
+    assert store.lease_changed_at("ns", "a-progress") == 160.0
+    store.rebase_leases(300.0)
+    assert store.lease_changed_at("ns", "a-progress") == 300.0
+
+
+def test_a_complete_list_buries_what_it_lacks_but_not_what_is_younger_than_it() -> None:
+    store = Store()
+    store.put(make("Pod", "gone", 1, run="a"), 0.0)
+    store.put(make("Pod", "stays", 2, run="b"), 0.0)
+    before = store.idents("Pod", "ns")
+    store.put(make("Pod", "born-meanwhile", 9, run="c"), 0.0)
+    assert store.prune("Pod", "ns", before, {("Pod", "ns", "stays")}) == {("ns", "a")}
+    assert store.count() == {"Pod": 2}
+
+
+def test_of_a_pod_only_what_decisions_read_is_kept() -> None:
+    pod = make("Pod", "p", 1, run="a")
+    pod["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
+    pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "rlrun.io/x": "1"}
+    pod["spec"] = {
+        "nodeName": "n",
+        "volumes": [{"name": "v"}],
+        "containers": [
+            {"name": "trainer", "image": "i", "env": [{"name": "E"}], "resources": {"limits": {"cpu": "1"}}}
+        ],
+    }
+    state = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}, "containerID": "c", "restartCount": 0}
+    pod["status"] = {"phase": "Pending", "podIPs": [{"ip": "1"}], "containerStatuses": [state]}
+    slim = slimmed(pod)
+    assert slim["metadata"]["annotations"] == {"rlrun.io/x": "1"}
+    assert "managedFields" not in slim["metadata"]
+    assert slim["spec"] == {
+        "nodeName": "n",
+        "containers": [{"name": "trainer", "image": "i", "resources": {"limits": {"cpu": "1"}}}],
+    }
+    assert slim["status"] == {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull"}}}],
+    }

@@ -1,0 +1,45 @@
+"""The page of reasons agrees with the code, and the code uses only reasons that the page explains."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from rlrun_operator import reasons
+from rlrun_operator.docs import PAGE, page
+
+PACKAGE = Path(reasons.__file__).parent
+EXPLAINED = {
+    **reasons.CONDITION_TYPES,
+    **reasons.CONDITION_REASONS,
+    **reasons.EVENT_REASONS,
+    **reasons.FAILURE_REASONS,
+}
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page()
+
+
+def test_every_constant_is_explained() -> None:
+    constants = {name: value for name, value in vars(reasons).items() if name.isupper() and isinstance(value, str)}
+    assert [name for name, value in constants.items() if value not in EXPLAINED] == []
+
+
+def test_no_reason_is_spelled_outside_the_constants() -> None:
+    spelled = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        if file.name == "reasons.py":
+            continue
+        tree = ast.parse(file.read_text())
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call):
+                words = [*call.args, *(k.value for k in call.keywords if k.arg == "reason")]
+                named = getattr(call.func, "id", getattr(call.func, "attr", ""))
+                if named in ("EventRecord", "Condition", "condition"):
+                    spelled += [
+                        f"{file.name}:{w.lineno} {w.value}"
+                        for w in words
+                        if isinstance(w, ast.Constant) and w.value in EXPLAINED
+                    ]
+    assert spelled == []

@@ -1,0 +1,176 @@
+"""Engines that come, go and are replaced while rollouts are in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, make_config
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator import discovery
+from rlrun.orchestrator.discovery import Discovery, resolve
+from rlrun.orchestrator.engines import EnginePool
+from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.main import run
+from rlrun.orchestrator.signals import Signal
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+SERVICE = "http://run-inference.team.svc:8000"
+
+
+@dataclass
+class Cluster:
+    """Engines by address, and a name server that knows those that run."""
+
+    engines: dict[str, FakeEngine] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+    down: bool = False
+    connections: list[str] = field(default_factory=list)
+
+    def start(self, address: str, engine: FakeEngine | None = None) -> FakeEngine:
+        self.engines[address] = engine or FakeEngine()
+        self.running.append(address)
+        return self.engines[address]
+
+    async def look_up(self, host: str, port: int) -> list[str]:
+        assert (host, port) == ("run-inference.team.svc", 8000)
+        if self.down:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        if not self.running:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return list(self.running)
+
+    def connect(self, url: str) -> FakeEngine:
+        self.connections.append(url)
+        return self.engines[url.removeprefix("http://").removesuffix(":8000")]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery.Discovery.run, "__defaults__", (0.01,))
+
+
+async def orchestrate(
+    config: OrchestratorConfig, cluster: Cluster, during: Callable[[FakeTrainer], object], step_seconds: float = 0.0
+) -> FakeTrainer:
+    """A whole run; `during` is a coroutine function that plays the cluster."""
+    paths = RunPaths(Path(config.output_dir))
+    trainer = FakeTrainer(paths, begin(paths, 1), config.max_steps, config.checkpoint.interval, lambda: step_seconds)
+    async with trainer, asyncio.timeout(30):
+        resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_service": SERVICE})
+        world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
+        try:
+            code = await run(resolved, attempt=1, api_key=API_KEY, connect=cluster.connect, look_up=cluster.look_up)
+            assert code == exit_codes.OK
+            await world
+        finally:
+            world.cancel()
+    return trainer
+
+
+async def test_replicas_come_go_and_are_replaced_during_a_run(tmp_path: Path, tokenizer_folder: Path) -> None:
+    cluster = Cluster()
+    config = make_config(tmp_path, tokenizer_folder, max_steps=30)
+
+    async def world(trainer: FakeTrainer) -> None:
+        first = cluster.start("10.0.0.1", FakeEngine(lambda: 0.002))
+        await eventually(lambda: len(trainer.batches) >= 2)
+        second = cluster.start("10.0.0.2", FakeEngine(lambda: 0.002))
+        await eventually(lambda: bool(second.requests))
+        assert second.held[0] >= 1, "it is given the version of the day before its first request"
+        cluster.running.remove("10.0.0.1")
+        first.down = True
+        seen, third = len(second.requests), cluster.start("10.0.0.3", FakeEngine(lambda: 0.002))
+        await eventually(lambda: bool(third.requests) and len(second.requests) > seen)
+        cluster.down = True  # the name server is away: nothing changes
+        done = len(trainer.batches)
+        await eventually(lambda: len(trainer.batches) >= min(done + 2, 30))
+        cluster.down = False
+
+    trainer = await orchestrate(config, cluster, world, step_seconds=0.02)
+    assert [batch.step for batch in trainer.batches] == list(range(1, 31))
+    assert cluster.connections == [f"http://10.0.0.{n}:8000" for n in (1, 2, 3)]
+
+
+async def test_a_request_to_an_engine_that_vanished_without_a_word_is_asked_elsewhere(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    cluster = Cluster()
+    config = make_config(tmp_path, tokenizer_folder, max_steps=3)
+    stuck = FakeEngine(lambda: 3600.0)
+
+    async def world(trainer: FakeTrainer) -> None:
+        cluster.start("10.0.0.1", stuck)
+        await eventually(lambda: bool(stuck.requests))
+        cluster.start("10.0.0.2")
+        cluster.running.remove("10.0.0.1")
+
+    trainer = await orchestrate(config, cluster, world)
+    assert [batch.step for batch in trainer.batches] == [1, 2, 3]
+    assert stuck.aborted
+
+
+async def test_a_pod_with_a_used_address_is_handed_the_weights_again(tmp_path: Path, tokenizer_folder: Path) -> None:
+    cluster = Cluster()
+    config = make_config(tmp_path, tokenizer_folder, max_steps=30)
+
+    async def world(trainer: FakeTrainer) -> None:
+        cluster.start("10.0.0.1", FakeEngine(lambda: 0.002))
+        cluster.start("10.0.0.2", FakeEngine(lambda: 0.002))
+        await eventually(lambda: len(trainer.batches) >= 2)
+        cluster.running.remove("10.0.0.1")
+        await eventually(lambda: len(trainer.batches) >= 4)
+        again = FakeEngine(lambda: 0.002, version=99)  # of another run, under a higher number
+        cluster.start("10.0.0.1", again)
+        await eventually(lambda: bool(again.requests))
+        assert again.held[0] <= 30
+
+    await orchestrate(config, cluster, world, step_seconds=0.02)
+
+
+async def test_without_any_address_the_run_waits_and_then_says_so(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlrun.orchestrator import weights
+
+    monkeypatch.setattr(weights, "STARTUP_SECONDS", 0.3)
+    monkeypatch.setattr(weights, "_CHECK_SECONDS", 0.05)
+
+    async def world(trainer: FakeTrainer) -> None:
+        return
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await orchestrate(make_config(tmp_path, tokenizer_folder), Cluster(), world)
+    cause = first_cause(caught.value)
+    assert isinstance(cause, RoleError)
+    assert cause.code == exit_codes.FAILURE
+    assert "run-inference.team.svc has no address yet" in str(cause)
+
+
+async def test_addresses_of_a_real_name_are_found() -> None:
+    assert "127.0.0.1" in await resolve("localhost", 8000)
+    with pytest.raises(OSError):
+        await resolve("no-such-name.invalid", 8000)
+
+
+def test_a_service_without_a_host_is_refused() -> None:
+    with pytest.raises(RoleError, match="inferenceService") as caught:
+        Discovery("engines", EnginePool([], Signal()), connect=Cluster().connect)
+    assert caught.value.code == exit_codes.CONFIGURATION
+
+
+async def test_ipv6_addresses_make_urls() -> None:
+    pool = EnginePool([], Signal())
+
+    async def look_up(host: str, port: int) -> list[str]:
+        return ["fd00::1"]
+
+    await Discovery(SERVICE, pool, connect=lambda url: FakeEngine(), look_up=look_up).look()
+    assert [replica.url for replica in pool.replicas] == ["http://[fd00::1]:8000"]

@@ -1,0 +1,262 @@
+"""The progress Lease against an API server over TLS: what is written, how often, and that an outage disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from loguru import logger
+from orch_simulation import eventually, free_port, make_config, simulate
+
+from rlrun.orchestrator import lease as lease_module
+from rlrun.orchestrator.lease import ProgressLease, lease_from_environment
+from rlrun.orchestrator.progress import Progress
+from rlrun.protocol import annotations, exit_codes
+from rlrun.protocol.manifest import complete_checkpoints
+
+PROGRESS = Progress(
+    step=7, max_steps=100, policy_version=7, checkpoint_step=5, resumed_from_step=None, reward=0.51234,
+    eval={}, tokens_per_second=1234.56, staleness_mean=1.5, waiting_on="trainer training step 8 since 0.4 s",
+    eta_seconds=61.7, in_flight=3, errors=0,
+)  # fmt: skip
+
+
+@dataclass
+class ApiServer:
+    """Takes patches of one Lease, as the API server would."""
+
+    folder: Path
+    port: int
+    patches: list[dict[str, Any]] = field(default_factory=list)
+    status: int = 200
+    refused: int = 0
+    annotations: dict[str, str] = field(default_factory=dict)
+
+    async def patch(self, request: web.Request) -> web.Response:
+        token = (self.folder / "token").read_text().strip()
+        if request.headers.get("Authorization") != f"Bearer {token}":
+            return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
+        assert request.path == "/apis/coordination.k8s.io/v1/namespaces/team-a/leases/demo-progress"
+        assert request.headers["Content-Type"] == "application/merge-patch+json"
+        if self.status != 200:
+            self.refused += 1
+            return web.json_response({"kind": "Status", "message": "the server is sick"}, status=self.status)
+        document = json.loads(await request.text())
+        self.patches.append(document)
+        for key, value in document["metadata"]["annotations"].items():
+            self.annotations.pop(key, None)
+            if value is not None:
+                assert isinstance(value, str)
+                self.annotations[key] = value
+        return web.json_response({})
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        application = web.Application()
+        application.router.add_patch("/{path:.*}", self.patch)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.folder / "ca.crt", self.folder / "key")
+        await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=context).start()
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+
+def make_credentials(folder: Path) -> Path:
+    """`ca.crt` of an authority of its own, its key, and a token."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(folder / "key"), "-out", str(folder / "ca.crt"), "-days", "2", "-subj", "/CN=test"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    (folder / "token").write_text("first\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a pod of this cluster has."""
+    return make_credentials(tmp_path_factory.mktemp("credentials"))
+
+
+@pytest.fixture
+def foreign_credentials(tmp_path: Path) -> Path:
+    """What a pod of another cluster has."""
+    return make_credentials(tmp_path)
+
+
+@pytest.fixture
+def server(credentials: Path) -> ApiServer:
+    return ApiServer(credentials, free_port())
+
+
+def environment(server: ApiServer) -> dict[str, str]:
+    return {
+        "RLRUN_PROGRESS_LEASE": "demo-progress",
+        "RLRUN_NAMESPACE": "team-a",
+        "RLRUN_POD_NAME": "demo-orchestrator",
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(server.port),
+    }
+
+
+def make_lease(server: ApiServer, progress: list[Progress]) -> ProgressLease:
+    lease = lease_from_environment(environment(server), attempt=3, look=lambda: progress[-1], credentials=server.folder)
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def log() -> list[str]:
+    """Messages of this test."""
+    messages: list[str] = []
+    logger.add(messages.append, format="{message}")  # type: ignore[arg-type]
+    return messages
+
+
+async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> None:
+    server.annotations = {annotations.RESUMED_FROM_STEP: "5", "other": "stays"}
+    async with server.serve():
+        await make_lease(server, [PROGRESS]).renew()
+    assert server.annotations == {
+        "other": "stays",
+        annotations.STEP: "7",
+        annotations.TOTAL_STEPS: "100",
+        annotations.POLICY_VERSION: "7",
+        annotations.CHECKPOINT_STEP: "5",
+        annotations.REWARD: "0.5123",
+        annotations.TOKENS_PER_SECOND: "1234.6",
+        annotations.STALENESS_MEAN: "1.500",
+        annotations.ETA_SECONDS: "62",
+        annotations.ATTEMPT: "3",
+        annotations.WAITING_ON: "trainer training step 8 since 0.4 s",
+    }
+    assert set(server.patches[0]["metadata"]["annotations"]) == set(annotations.ALL)
+    spec = server.patches[0]["spec"]
+    assert spec["holderIdentity"] == "demo-orchestrator"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", spec["renewTime"])
+    assert abs((datetime.fromisoformat(spec["renewTime"]) - datetime.now(UTC)).total_seconds()) < 60
+
+
+async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 0.2)
+    monkeypatch.setattr(lease_module, "LOOK_SECONDS", 0.01)
+    progress = [PROGRESS]
+    lease = make_lease(server, progress)
+    lease._renewed = -10.0
+
+    async def steps() -> None:
+        for step in range(8, 108):
+            progress.append(replace(PROGRESS, step=step, waiting_on=f"trainer training step {step} since 0.1 s"))
+            await asyncio.sleep(0.01)
+
+    async with server.serve():
+        task = asyncio.create_task(lease.run())
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        await steps()
+        await eventually(lambda: server.annotations.get(annotations.STEP) == "107")
+        busy, elapsed = len(server.patches), loop.time() - began
+        assert 3 <= busy <= elapsed / 0.2 + 2
+        progress.append(replace(progress[-1], waiting_on="trainer training step 107 since 99.9 s"))
+        await eventually(lambda: len(server.patches) == busy + 1)  # the clock in it is no change, yet it is renewed
+        assert loop.time() - began - elapsed > 0.6
+        task.cancel()
+
+
+async def test_an_outage_is_logged_once_and_survived(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 0.01)
+    monkeypatch.setattr(lease_module, "LOOK_SECONDS", 0.01)
+    lease = make_lease(server, [PROGRESS])
+    task = asyncio.create_task(lease.run())
+    await eventually(lambda: len(log) == 1)  # nobody listens
+    server.status = 500
+    async with server.serve():
+        await eventually(lambda: server.refused >= 5)
+        (server.folder / "token").write_text("second\n")
+        server.status = 200
+        await eventually(lambda: bool(server.patches))
+        await eventually(lambda: len(log) == 2)
+    assert not task.done()
+    task.cancel()
+    assert "cannot be renewed" in log[0]
+    assert "is renewed again" in log[1]
+
+
+async def test_a_server_that_another_authority_vouches_for_is_not_told(
+    server: ApiServer, foreign_credentials: Path, log: list[str]
+) -> None:
+    lease = lease_from_environment(
+        environment(server), attempt=1, look=lambda: PROGRESS, credentials=foreign_credentials
+    )
+    assert lease is not None
+    async with server.serve():
+        await lease.renew()
+    assert server.patches == []
+    assert "certificate verify failed" in log[-1]
+
+
+async def test_the_last_word_does_not_wait_for_a_server_that_hangs(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "FAREWELL_SECONDS", 0.2)
+    async with await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", server.port):
+        async with asyncio.timeout(5):
+            await make_lease(server, [PROGRESS]).farewell()
+
+
+def test_outside_a_cluster_there_is_no_lease() -> None:
+    assert lease_from_environment({}, attempt=1, look=lambda: PROGRESS) is None
+
+
+async def test_a_run_tells_its_last_step_before_it_ends(
+    server: ApiServer, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
+    async with server.serve():
+        outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=4))
+    assert outcome.code == exit_codes.OK
+    assert server.annotations[annotations.STEP] == "4"
+    assert server.annotations[annotations.CHECKPOINT_STEP] == "4"
+    assert server.annotations[annotations.POLICY_VERSION] == "4"
+    assert annotations.RESUMED_FROM_STEP not in server.annotations
+    assert annotations.STEP not in {
+        key for key, value in server.patches[0]["metadata"]["annotations"].items() if value is not None
+    }, "before the attempt has begun its step is not known"
+
+
+async def test_a_later_attempt_tells_where_it_went_on(
+    server: ApiServer, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, tokenizer_folder, max_steps=6)
+    await simulate(
+        config, until=lambda trainer: len(complete_checkpoints(trainer.paths)) == 1, step_seconds=lambda: 0.05
+    )
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
+    async with server.serve():
+        config = config.model_copy(update={"metrics_port": free_port()})
+        assert (await simulate(config, number=2)).code == exit_codes.OK
+    assert server.annotations[annotations.RESUMED_FROM_STEP] == "2"
+    assert server.annotations[annotations.ATTEMPT] == "2"
+    assert server.annotations[annotations.STEP] == "6"

@@ -1,0 +1,14 @@
+"""What `kubectl logs` of the orchestrator shows for a step."""
+
+from __future__ import annotations
+
+from rlrun.orchestrator.metrics import step_line
+
+
+def test_a_step_is_one_line_of_what_is_known() -> None:
+    line = {"step": 12, "attempt": 1, "reward/mean": 0.61234, "mismatch_kl": 2e-5, "time/step": 0.5, "loss": 1.0}
+    assert step_line(line) == "step 12: reward 0.612, mismatch_kl 2.0e-05, step time 0.50"
+
+
+def test_held_out_rewards_name_their_environment() -> None:
+    assert step_line({"step": 0, "eval/reverse-text/reward/mean": 0.5}) == "step 0: held-out reverse-text 0.500"

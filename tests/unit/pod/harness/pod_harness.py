@@ -1,0 +1,135 @@
+"""A container without Kubernetes: the environment that the operator sets, and a role that does what a test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.run import RunConfig
+from rlrun.local.plan import LAUNCH_VARIABLE
+from rlrun.protocol.endpoints import POD_PORT, POD_READY
+
+DEADLINE_SECONDS = 30.0
+_DRIVER = """
+import sys
+import rlrun.pod.container as container
+container.role_command = lambda *_: [sys.executable, "-c", ROLE]
+container.model_command = lambda *_: [sys.executable, "-c", ROLE]
+from rlrun.pod.main import main
+sys.exit(main([COMMAND]))
+"""
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """What `condition` gives as soon as it is true; no more than the deadline."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def run_config(root: Path, *, uid: str = "uid-1", **spec: Any) -> RunConfig:
+    document = {"model": {"path": "m"}, "seqLen": 512, "environments": [{"id": "arithmetic"}], **spec}
+    return resolve(RLRunSpec.model_validate(document), name="demo", uid=uid, output_dir=str(root))
+
+
+class Pod:
+    """A pod with one container, which may be started several times."""
+
+    def __init__(self, tmp_path: Path, name: str, config: RunConfig, ip: str, master: str) -> None:
+        self.root, self.name, self.ip = Path(config.trainer.output_dir), name, ip
+        self.mark = uuid.uuid4().hex
+        self.folder = tmp_path / f"{name}.{self.mark}"
+        self.folder.mkdir()
+        self.message_file = self.folder / "termination-log"
+        self.message_file.write_text("")
+        (self.folder / "run.json").write_text(config.model_dump_json(by_alias=False))
+        self.env = {
+            **os.environ,
+            LAUNCH_VARIABLE: self.mark,
+            "RLRUN_CONFIG": str(self.folder / "run.json"),
+            "RLRUN_ATTEMPT": "1",
+            "RLRUN_API_KEY": "the-run's-key",
+            "RLRUN_POD_NAME": name,
+            "RLRUN_POD_IP": ip,
+            "RLRUN_POD_STATE": str(self.folder / "state"),
+            "RLRUN_TERMINATION_LOG": str(self.message_file),
+            "RLRUN_NNODES": str(config.trainer.replicas),
+            "RLRUN_MASTER_ADDR": master,
+            "RLRUN_MASTER_PORT": str(free_port()),
+        }
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, command: str, role: str = "", **env: str) -> subprocess.Popen[str]:
+        """Start the container; `role` is the code that takes the role's place."""
+        code = f"COMMAND, ROLE = {command!r}, {textwrap.dedent(role)!r}\n{_DRIVER}"
+        return self._start(["-c", code], env)
+
+    def start_real(self, command: str, **env: str) -> subprocess.Popen[str]:
+        """Start the container with the role of its image."""
+        return self._start(["-m", "rlrun.pod", command], env)
+
+    def run(self, command: str, role: str = "", **env: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of one start."""
+        return _end(self.start(command, role, **env))
+
+    def run_real(self, command: str, **env: str) -> tuple[int, str, str]:
+        """As `run`, with the role of the image."""
+        return _end(self.start_real(command, **env))
+
+    def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    @property
+    def message(self) -> str:
+        """The termination message."""
+        return self.message_file.read_text()
+
+    def log(self, role: str, attempt: int = 1, suffix: str = "") -> str:
+        """The log on the volume."""
+        file = self.root / "logs" / f"attempt_{attempt:04d}" / role / f"{self.name}{suffix}.log"
+        return file.read_text() if file.exists() else ""
+
+    def ready(self) -> tuple[int, str | None]:
+        """What the probe gets: the status (0: nobody listens) and the reason."""
+        try:
+            with urllib.request.urlopen(f"http://{self.ip}:{POD_PORT}{POD_READY}", timeout=5) as response:
+                return response.status, json.load(response)["reason"]
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["reason"]
+        except OSError:
+            return 0, None
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    return process.returncode, out, err

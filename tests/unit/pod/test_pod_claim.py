@@ -1,0 +1,102 @@
+"""Which folder a run may use in a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pod_harness import run_config
+
+from rlrun.config.run import RunConfig
+from rlrun.pod.claim import claim_folder, has_begun
+from rlrun.protocol import exit_codes, run_folder
+from rlrun.protocol.attempts import first_attempt, write_attempt
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "volume" / "demo"
+
+
+def claim(config: RunConfig) -> list[str]:
+    """What was said."""
+    said: list[str] = []
+    claim_folder(RunPaths(Path(config.trainer.output_dir)), config, say=said.append)
+    return said
+
+
+def recorded(root: Path) -> Any:
+    return json.loads((root / "run.json").read_text())["trainer"]
+
+
+def refusal(config: RunConfig) -> RoleError:
+    before = RunPaths(Path(config.trainer.output_dir)).run_json.read_text()
+    with pytest.raises(RoleError) as caught:
+        claim(config)
+    assert RunPaths(Path(config.trainer.output_dir)).run_json.read_text() == before
+    return caught.value
+
+
+def test_a_new_run_writes_its_configuration_beside_the_logs_of_faster_pods(root: Path) -> None:
+    (root / "logs").mkdir(parents=True)
+    assert claim(run_config(root)) == []
+    assert recorded(root)["uid"] == "uid-1"
+    assert claim(run_config(root)) == []
+
+
+def test_a_changed_configuration_is_recorded(root: Path) -> None:
+    claim(run_config(root))
+    assert "run.json is written anew" in claim(run_config(root, maxSteps=200))[0]
+    assert recorded(root)["max_steps"] == 200
+
+
+@pytest.mark.parametrize("policy", [{"policy": "Latest"}, {"policy": "Step", "step": 20}])
+def test_an_earlier_run_of_the_name_is_continued(root: Path, policy: dict[str, Any]) -> None:
+    claim(run_config(root))
+    said = claim(run_config(root, uid="uid-2", checkpoint={"resume": policy}))
+    assert "uid uid-1: going on with it" in said[0]
+    assert recorded(root)["uid"] == "uid-2"
+
+
+def test_never_refuses_an_earlier_run_but_not_its_own_restart(root: Path) -> None:
+    never = {"resume": {"policy": "Never"}}
+    claim(run_config(root, checkpoint=never))
+    assert claim(run_config(root, checkpoint=never)) == []
+    error = refusal(run_config(root, uid="uid-2", checkpoint=never))
+    assert error.code == exit_codes.CONFIGURATION
+    assert "spec.checkpoint.resume.policy is Never" in str(error)
+    assert "uid-1" in str(error)
+    assert "set the policy to Latest" in str(error)
+
+
+def test_another_model_is_another_run(root: Path) -> None:
+    claim(run_config(root))
+    error = refusal(run_config(root, model={"path": "other"}))
+    assert error.code == exit_codes.CONFIGURATION
+    assert "spec.model is another one" in str(error)
+    assert "path 'm' there, path 'other' here" in str(error)
+    assert "metadata.name" in str(error)
+
+
+def test_a_damaged_file_and_a_full_volume_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(run_config(root))
+    (root / "run.json").write_text('{"trainer": {')
+    assert "run.json" in str(refusal(run_config(root)))
+    monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1 << 60)
+    error = refusal(run_config(root))
+    assert error.code == exit_codes.STORAGE
+    assert "spec.storage" in str(error)
+
+
+def test_only_attempts_of_this_very_run_count(root: Path) -> None:
+    paths = RunPaths(root)
+    write_attempt(paths, first_attempt(world_size=1, config_hash="h", uid="uid-1"))
+    assert has_begun(paths, "uid-1")
+    assert not has_begun(paths, "uid-2")
+    paths.attempt_file(2).write_text("{}")
+    with pytest.raises(RoleError, match=r"0002\.json is no attempt's file"):
+        has_begun(paths, "uid-2")

@@ -1,0 +1,208 @@
+"""`rlrun-pod` as a container's first process: one start per trainer pod, signals, orphans, what is said when a role fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pod_harness import Pod, run_config, wait_until
+
+from rlrun.pod.report import MAX_BYTES
+from rlrun.protocol import exit_codes
+from rlrun.protocol.paths import RunPaths
+
+FAILS = """
+    import sys
+    from pathlib import Path
+    from rlrun.protocol.failures import RoleError, write_error
+    write_error(None, "trainer", RoleError("checkpoint.interval: too long", 65))
+    print("a line")
+    sys.exit(65)
+"""
+WAITS = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    print("up", flush=True)
+    while True:
+        time.sleep(0.05)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_failed_trainer_is_told_once_and_never_started_again(pods: Callable[..., Pod]) -> None:
+    pod = pods()
+    code, out, _ = pod.run("trainer", FAILS)
+    assert (code, out) == (65, "a line\n")
+    assert pod.message == "checkpoint.interval: too long"
+    assert "a line" in pod.log("trainer")
+    again = pod.start("trainer", "print('started again')")
+    status, reason = wait_until(lambda: (found := pod.ready())[0] and found, "the second start answers its probe")
+    assert status == 503
+    assert reason is not None
+    assert "has ended" in reason
+    assert again.poll() is None
+    again.send_signal(signal.SIGTERM)
+    out, err = again.communicate(timeout=20)
+    assert again.returncode == 0
+    assert out == ""
+    assert err.count("\n") == 1
+    assert pod.message == "checkpoint.interval: too long"
+
+
+def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[..., Pod]) -> None:
+    pod = pods()
+    process = pod.start("trainer", WAITS)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 7
+    assert pod.message == "", "it was asked to stop: nothing failed"
+
+
+def test_nothing_that_the_role_started_outlives_it(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-orchestrator")
+    orphan = """
+        import os, subprocess, sys
+        sleep = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+        inner = f"import subprocess; print(subprocess.Popen({sleep!r}, stdout=subprocess.DEVNULL, start_new_session=True).pid)"
+        outer = subprocess.run([sys.executable, "-c", inner], stdout=subprocess.PIPE)
+        print(int(outer.stdout), subprocess.Popen(sleep).pid, flush=True)
+        sys.exit(3)
+    """
+    began = time.monotonic()
+    code, out, _ = pod.run("orchestrator", orphan)
+    assert code == 3
+    assert time.monotonic() - began < 20
+    assert [pid for pid in map(int, out.split()) if alive(pid)] == []
+
+
+def test_a_role_that_says_nothing_is_quoted(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-inference-abc")
+    dies = """
+        import os, sys
+        print("\\n".join(f"line {n} " + 300 * "x" for n in range(40)), file=sys.stderr, flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    code, _, _ = pod.run("inference", dies)
+    assert code == 128 + signal.SIGKILL
+    assert pod.message.startswith("was ended by SIGKILL (often the container's memory limit); its last lines:")
+    assert "line 39" in pod.message
+    assert len(pod.message.encode()) <= MAX_BYTES
+
+
+def test_an_engine_does_not_take_another_ones_error_for_its_own(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-inference-abc")
+    pod.run("inference", another_says("of another engine", RunPaths(pod.root).logs(1, "inference")))
+    assert "mine" in pod.message
+    assert "of another engine" not in pod.message
+
+
+def another_says(message: str, folder: Path) -> str:
+    """A role that dies with 'mine' just after another pod of it has told the cause."""
+    document = {"role": "trainer", "message": message, "exit_code": 10}
+    return f"""
+        import json, sys
+        from pathlib import Path
+        folder = Path({str(folder)!r})
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "error.json").write_text({json.dumps(document)!r})
+        sys.exit("mine")
+    """
+
+
+def test_a_trainer_tells_the_first_cause_of_its_group_but_not_of_an_earlier_life(pods: Callable[..., Pod]) -> None:
+    pod = pods()
+    pod.run("trainer", another_says("the peer's volume is full", RunPaths(pod.root).logs(1, "trainer")))
+    assert pod.message == "the peer's volume is full"
+    replaced = pods()
+    replaced.run("trainer", "import sys; sys.exit('mine')")
+    assert "mine" in replaced.message
+
+
+@pytest.mark.parametrize("obstacle", ["file", "fifo"])
+def test_a_log_that_cannot_be_kept_disturbs_nobody(pods: Callable[..., Pod], obstacle: str) -> None:
+    pod = pods("demo-orchestrator")
+    log = pod.root / "logs" / "attempt_0001" / "orchestrator" / "demo-orchestrator.log"
+    log.parent.parent.mkdir(parents=True)
+    if obstacle == "file":
+        log.parent.write_text("in the way")
+    else:
+        log.parent.mkdir()
+        os.mkfifo(log)  # opening it hangs until somebody reads, like a network file system whose server is gone
+    code, out, _ = pod.run("orchestrator", "import sys; print('x' * 10_000_000); sys.exit(4)")
+    assert code == 4
+    assert len(out) == 10_000_001
+
+
+def test_a_wrong_environment_or_configuration_is_named(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = pods()
+    code, _, err = pod.run("trainer", RLRUN_ATTEMPT="zero")
+    assert code == exit_codes.USAGE
+    assert "RLRUN_ATTEMPT is 'zero'" in err
+    code, _, err = pod.run("wrong")
+    assert code == exit_codes.USAGE
+    assert "usage: rlrun-pod" in err
+    Path(pod.env["RLRUN_CONFIG"]).write_text('{"trainer": {}}')
+    code, _, err = pod.run("orchestrator")
+    assert code == exit_codes.CONFIGURATION
+    assert "run.json" in pod.message
+    assert "Traceback" not in err
+
+
+def test_the_first_pod_makes_the_model_and_the_others_wait(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    config = run_config(tmp_path / "demo", model={"tiny": {}}, trainer={"replicas": 2})
+    first, second, engine = (pods(name, config) for name in ("demo-trainer-0", "demo-trainer-1", "demo-inference-x"))
+    waiting = second.start("model", "raise SystemExit('only the first pod makes it')")
+    serving = engine.start("inference", "print('serving')")
+    assert serving.stderr is not None
+    assert "waiting for the tiny model" in serving.stderr.readline()
+    folder = RunPaths(tmp_path / "demo").model
+    make = f"from pathlib import Path; Path({str(folder)!r}).mkdir(parents=True)"
+    code, _, err = first.run("model", make)
+    assert (code, folder.is_dir()) == (0, True), err
+    assert waiting.wait(20) == 0
+    assert serving.communicate(timeout=20)[0] == "serving\n"
+    assert first.run("model", "raise SystemExit('it is there')")[0] == 0
+    assert RunPaths(tmp_path / "demo").run_json.is_file()
+
+
+def test_pods_of_a_group_start_together_and_only_within_one_attempt(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    config = run_config(tmp_path / "demo", trainer={"replicas": 2})
+    first, old, second = (pods(f"demo-trainer-{ordinal}", config) for ordinal in (0, 1, 1))
+    leading = first.start("trainer", WAITS)
+    wait_until(lambda: first.ready()[0], "the first pod answers")
+    stray = old.start("trainer", WAITS, RLRUN_ATTEMPT="7")
+    assert stray.stderr is not None
+    assert "this is attempt 1" in stray.stderr.readline()
+    assert first.ready() == (503, "not all pods of the trainer are up")
+    late = second.start("trainer", WAITS)
+    for process in (leading, late):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+    assert second.ready() == (200, None)
+    assert first.ready() == (503, "the channel of rank 0 does not answer")
+    stray.send_signal(signal.SIGTERM)
+    assert stray.wait(20) == 128 + signal.SIGTERM
+    for process in (leading, late):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 7
+
+
+def test_a_used_attempt_number_is_refused_with_the_next_one(pods: Callable[..., Pod]) -> None:
+    pod = pods()
+    (pod.root / "attempts").mkdir(parents=True)
+    (pod.root / "attempts" / "0003.json").write_text("{}")
+    code, _, _ = pod.run("trainer", "print('started')")
+    assert code == exit_codes.ATTEMPT_TAKEN
+    assert "the next is 4" in pod.message

@@ -1,0 +1,112 @@
+"""A whole run of pods, without a cluster: two trainer pods, an engine and the orchestrator, all started by `rlrun-pod` with the stubs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pod_harness import Pod, free_port, run_config, wait_until
+
+from rlrun.config.run import RunConfig
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.endpoints import ENGINE_READY
+from rlrun.protocol.manifest import complete_checkpoints
+from rlrun.protocol.paths import RunPaths
+
+STUB = {"RLRUN_IMPLEMENTATION": "stub"}
+SPEC: dict[str, Any] = {
+    "model": {"tiny": {}},
+    "maxSteps": 6,
+    "seqLen": 64,
+    "environments": [{"id": "reverse-text", "groupSize": 4, "args": {"length": 3}}],
+    "sampling": {"maxTokens": 8},
+    "orchestrator": {"batchSize": 8},
+    "trainer": {"replicas": 2},
+    "checkpoint": {"interval": 2},
+}
+
+
+def cluster_config(root: Path, **spec: Any) -> RunConfig:
+    """As the operator would render it, but for the ports: all pods share this machine's."""
+    config = run_config(root, **SPEC | spec)
+    trainer, engine = free_port(), free_port()
+    return config.model_copy(
+        update={
+            "trainer": config.trainer.model_copy(update={"port": trainer}),
+            "inference": config.inference.model_copy(update={"port": engine}),
+            "orchestrator": config.orchestrator.model_copy(
+                update={
+                    "trainer_url": f"http://127.0.0.1:{trainer}",
+                    "inference_service": f"http://127.0.0.1:{engine}",
+                    "metrics_port": free_port(),
+                }
+            ),
+        }
+    )
+
+
+def engine_status(config: RunConfig) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{config.inference.port}{ENGINE_READY}", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt(
+    pods: Callable[..., Pod], tmp_path: Path
+) -> None:
+    root = tmp_path / "demo"
+    # Never: the run does not start from what it finds. Its own restarts do.
+    config = cluster_config(root, checkpoint={"interval": 2, "resume": {"policy": "Never"}})
+    paths = RunPaths(root)
+    fault = {"trainer": {"faults": [{"attempt": 1, "step": 5, "action": "exit", "code": 1}]}}
+    script = STUB | {"STUB_SCRIPT": json.dumps(fault)}
+
+    def group() -> tuple[Pod, Pod, Pod]:
+        names = ("demo-trainer-0", "demo-trainer-1", "demo-orchestrator")
+        return tuple(pods(name, config) for name in names)  # type: ignore[return-value]
+
+    first, second, conductor = group()
+    engine = pods("demo-inference-x", config)
+    # The other pods of an attempt find the trainer's first one by its address.
+    for pod in (first, second):
+        pod.env["RLRUN_MASTER_ADDR"] = first.ip
+        pod.env["RLRUN_MASTER_PORT"] = first.env["RLRUN_MASTER_PORT"]
+    serving = engine.start_real("inference", **script)
+    assert first.run_real("model", **script)[0] == 0
+    wait_until(lambda: engine_status(config) == 503, "the engine serves without weights")
+    trainers = [pod.start_real("trainer", **script) for pod in (first, second)]
+    orchestrating = conductor.start_real("orchestrator", **script)
+    wait_until(lambda: first.ready()[0] == second.ready()[0] == 200, "both trainer pods are ready")
+    wait_until(lambda: engine_status(config) == 200, "the engine holds a version")
+    assert trainers[0].wait(60) == 1
+    assert trainers[1].wait(60) != 0
+    orchestrating.send_signal(signal.SIGTERM)
+    assert orchestrating.wait(30) == 128 + signal.SIGTERM
+
+    after = group()
+    for pod in after[:2]:
+        pod.env |= {
+            "RLRUN_MASTER_ADDR": after[0].ip,
+            "RLRUN_MASTER_PORT": after[0].env["RLRUN_MASTER_PORT"],
+        }
+    running = [
+        pod.start_real(role, RLRUN_ATTEMPT="2", **script)
+        for pod, role in zip(after, ("trainer", "trainer", "orchestrator"), strict=True)
+    ]
+    for pod, process in zip(after, running, strict=True):
+        assert process.wait(90) == 0, pod.message
+    assert serving.poll() is None
+    serving.send_signal(signal.SIGTERM)
+    assert serving.wait(30) in (0, 128 + signal.SIGTERM)
+    assert read_attempt(paths.attempt_file(2)).base_step in (2, 4)
+    assert complete_checkpoints(paths)[-1].step == 6
+    assert json.loads(paths.run_json.read_text())["trainer"]["uid"] == "uid-1"

@@ -1,0 +1,150 @@
+"""A run of stub processes on loopback, one attempt after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import rlrun
+from rlrun.config.run import RunConfig
+from rlrun.protocol.paths import RunPaths
+
+IMPORT_PATH = f"{Path(__file__).parent / 'without_torch'}:{Path(rlrun.__file__).parent.parent}"
+API_KEY = "a-key-of-this-run"
+DEADLINE_SECONDS = 60.0
+POLL_SECONDS = 0.02
+
+
+def free_port() -> int:
+    """A port below those that the kernel gives to outgoing connections, one of which would take it before its process starts."""
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", random.randint(15000, 29000)))
+            return int(listener.getsockname()[1])
+
+
+class StubRun:
+    """One run's folder, configuration and processes."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        self.root = root
+        self.paths = RunPaths(root / "run")
+        self.paths.root.mkdir(parents=True)
+        self.trainer_port, self.engine_port = free_port(), free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.max_steps = int(changes.pop("max_steps", 30))
+        self.config = self._config(changes)
+        self.file = self.paths.run_json
+        self.file.write_text(self.config.model_dump_json())
+
+    def _config(self, changes: Mapping[str, Any]) -> RunConfig:
+        shared = {
+            "name": "stub",
+            "uid": "uid",
+            "output_dir": str(self.paths.root),
+            "model": {"tiny": {}},
+            "max_steps": self.max_steps,
+            "seq_len": 64,
+            "seed": 1,
+        }
+        algorithm = {"max_async_level": 1, "max_off_policy_steps": 4}
+        checkpoint = {"interval": 5, "keep_last": 2}
+        document: dict[str, Any] = {
+            "trainer": {"algorithm": algorithm, "checkpoint": checkpoint, "port": self.trainer_port},
+            "inference": {"port": self.engine_port},
+            "orchestrator": {
+                "algorithm": algorithm,
+                "checkpoint": checkpoint,
+                "batch_size": 32,
+                "environments": [{"id": "reverse-text", "group_size": 8}],
+                "sampling": {"max_tokens": 8},
+                "evaluation": None,
+                "weight_sync": {"timeout_seconds": 10},
+                "trainer_url": f"http://127.0.0.1:{self.trainer_port}",
+                "inference_urls": [f"http://127.0.0.1:{self.engine_port}"],
+                "metrics_port": free_port(),
+            },
+        }
+        for role in document:
+            document[role] = shared | document[role] | changes.get(role, {})
+        return RunConfig.model_validate(document)
+
+    def script(self, **script: Any) -> None:
+        """Write the run's script."""
+        (self.paths.root / "stub.json").write_text(json.dumps(script))
+
+    def start(
+        self, role: str, attempt: int = 1, *, name: str | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start one process; its log is `<name>.<attempt>.log`."""
+        variables = os.environ | {
+            "RLRUN_ATTEMPT": str(attempt),
+            "RLRUN_API_KEY": API_KEY,
+            "PYTHONPATH": IMPORT_PATH,
+            "PYTHONUNBUFFERED": "1",
+        }
+        command = [sys.executable, "-m", f"rlrun.stub.{role}", "--config", str(self.file)]
+        with self.log(name or role, attempt).open("ab") as log:
+            process = subprocess.Popen(command, env=variables | environment, stderr=log, stdout=log)
+        self.processes.append(process)
+        return process
+
+    def log(self, name: str, attempt: int = 1) -> Path:
+        return self.root / f"{name}.{attempt}.log"
+
+    def wait(self, process: subprocess.Popen[bytes], seconds: float = DEADLINE_SECONDS) -> int:
+        """Its exit code."""
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{process.args} did not end within {seconds} s\n{self.state()}") from None
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+        """Wait for something that a process does."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds} s: {what}\n{self.state()}")
+            time.sleep(POLL_SECONDS)
+
+    def state(self) -> str:
+        """The ends of all logs, for a failed test."""
+        logs = [f"== {log.name}\n{log.read_text()[-1500:]}" for log in sorted(self.root.glob("*.log"))]
+        return "\n".join([*logs, str(sorted(p.name for p in self.paths.root.iterdir()))])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`."""
+        return [json.loads(line) for line in self.paths.metrics.read_text().splitlines()]
+
+    def trained(self, attempt: int) -> list[int]:
+        """Steps that the trainer's log tells of."""
+        return [int(step) for step in re.findall(r"step (\d+)/\d+: loss", self.log("trainer", attempt).read_text())]
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+
+@contextmanager
+def stub_run(root: Path, **changes: Any) -> Iterator[StubRun]:
+    """A run whose processes end with the block."""
+    run = StubRun(root, **changes)
+    try:
+        yield run
+    finally:
+        run.stop()

@@ -1,0 +1,222 @@
+"""The engine's server over HTTP, asked by the orchestrator's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from stub_run import API_KEY, DEADLINE_SECONDS, StubRun, stub_run
+
+from rlrun.inference.client import Completion, EngineClient, EngineError, EngineUnavailableError
+from rlrun.protocol import exit_codes
+from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS, ENGINE_READY
+from rlrun.stub.model import make_model
+from rlrun.stub.policy import Policy, small_files, write_model
+from rlrun.stub.replies import Vocabulary
+from rlrun.stub.script import PolicyScript
+from rlrun.trainer.characters import SPECIAL_TOKENS
+
+PROMPT = "<bos><user><abcd><assistant>"
+LONG_PROMPT = "<bos><user><" + "abcdefghij" * 4 + "><assistant>"
+
+
+class Served:
+    """A running engine and its client."""
+
+    def __init__(self, run: StubRun) -> None:
+        self.run = run
+        self.vocabulary: Vocabulary | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = EngineClient(f"http://127.0.0.1:{run.engine_port}", API_KEY)
+
+    async def start(self, **inference: object) -> None:
+        self.run.script(inference={"tokenSeconds": 0} | inference)
+        tiny = self.run.config.trainer.model.tiny
+        assert tiny is not None
+        make_model(self.run.paths.model, tiny, PolicyScript())
+        self.vocabulary = Vocabulary.load(self.run.paths.model)
+        self.process = self.run.start("inference")
+        await self.eventually(self._answers, "the engine answers")
+
+    async def _answers(self) -> bool:
+        try:
+            await self.client.ready()
+        except EngineUnavailableError:
+            return False
+        return True
+
+    async def runs(self, continuations: int) -> None:
+        """Wait until it samples so many continuations."""
+
+        async def so_many() -> bool:
+            return (await self.client.metrics()).running == continuations
+
+        await self.eventually(so_many, f"{continuations} continuations run")
+
+    async def eventually(self, check: Callable[[], Awaitable[bool]], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        for _ in iter(lambda: time.monotonic() < deadline, False):
+            if await check():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"not within {DEADLINE_SECONDS} s: {what}\n{self.run.state()}")
+
+    def publish(self, version: int, accuracy: float) -> str:
+        path = self.run.paths.version(version, 1)
+        write_model(path, Policy(version, accuracy), small_files(self.run.paths.model), complete=True)
+        return str(path)
+
+    def encode(self, prompt: str) -> list[int]:
+        assert self.vocabulary is not None
+        ids, rest = [], prompt
+        while rest:
+            token = next((name for name in SPECIAL_TOKENS if rest.startswith(name)), rest[0])
+            ids.append(self.vocabulary.ids[token])
+            rest = rest[len(token) :]
+        return ids
+
+    async def generate(self, prompt: str = PROMPT, *, n: int = 1, max_tokens: int = 64) -> list[Completion]:
+        return await self.client.generate(
+            self.encode(prompt),
+            n=n,
+            max_tokens=max_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            stop_token_ids=[2],
+            cache_salt="1",
+        )
+
+    async def reward(self, n: int = 200) -> float:
+        """Share of right characters of `n` answers."""
+        assert self.vocabulary is not None
+        answers = await self.generate(n=n)
+        texts = ["".join(self.vocabulary.texts.get(t, "") for t in answer.token_ids) for answer in answers]
+        return sum(a == b for text in texts for a, b in zip(text, "dcba", strict=True)) / (4 * n)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    with stub_run(tmp_path, inference={"max_model_len": 128}) as run:
+        engine = Served(run)
+        yield engine
+        await engine.client.close()
+
+
+async def test_it_answers_as_well_as_the_weights_that_it_holds(served: Served) -> None:
+    await served.start()
+    assert not (await served.client.ready()).ready
+    await served.client.update_weights(served.publish(0, 0.2), 0)
+    ready = await served.client.ready()
+    assert (ready.ready, ready.weight_version) == (True, 0)
+    assert await served.reward() == pytest.approx(0.2, abs=0.08)
+    await served.client.update_weights(served.publish(1, 0.9), 1)
+    assert await served.reward() == pytest.approx(0.9, abs=0.08)
+    with pytest.raises(EngineError, match="older than 1"):
+        await served.client.update_weights(served.publish(0, 0.2), 0)
+    (answer,) = await served.generate()
+    assert answer.versions == [1] * 5
+    assert answer.finish_reason == "stop"
+    metrics = await served.client.metrics()
+    assert (metrics.running, metrics.waiting) == (0, 0)
+
+
+async def test_a_hand_over_in_the_middle_of_an_answer_shows_in_its_versions(served: Served) -> None:
+    await served.start(tokenSeconds=0.03)
+    await served.client.update_weights(served.publish(0, 0.5), 0)
+    asked = asyncio.create_task(served.generate(LONG_PROMPT, n=4))
+    await served.runs(4)
+    await served.client.update_weights(served.publish(1, 0.5), 1)
+    for answer in await asked:
+        versions = answer.versions
+        assert len(versions) == 41
+        assert versions == sorted(versions)
+        assert {*versions} == {0, 1}
+
+
+async def test_the_real_servers_rules_guard_it(served: Served) -> None:
+    await served.start()
+    base = f"http://127.0.0.1:{served.run.engine_port}"
+    async with aiohttp.ClientSession(base) as session:
+        for path, status in ((ENGINE_HEALTH, 200), (ENGINE_READY, 503), (ENGINE_METRICS, 200), ("/docs", 403)):
+            assert (await session.get(path)).status == status, path
+        assert (await session.post(ENGINE_GENERATE, json={})).status == 401
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        assert (await session.post("/pause", headers=headers)).status == 403
+        assert (await session.post(ENGINE_GENERATE, headers=headers, json={"token_ids": []})).status == 422
+    for path in (str(served.run.paths.root), "missing"):
+        with pytest.raises(EngineError) as caught:
+            await served.client.update_weights(path, 1)
+        assert caught.value.status == 400
+    with pytest.raises(EngineError, match="longest sequence"):
+        await served.generate("a" * 128)
+
+
+async def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
+    await served.start(tokenSeconds=3600)
+    await served.client.update_weights(served.publish(0, 0.5), 0)
+    asked = asyncio.create_task(served.generate(n=3))
+    await served.runs(3)
+    asked.cancel()
+    await served.runs(0)
+
+
+async def test_an_update_that_breaks_stops_the_server_and_only_the_first_time(served: Served) -> None:
+    await served.start(faults=[{"version": 1, "action": "fail_update"}])
+    await served.client.update_weights(served.publish(0, 0.5), 0)
+    path = served.publish(1, 0.5)
+    with pytest.raises(EngineError, match="the server stops"):
+        await served.client.update_weights(path, 1)
+    assert served.process is not None
+    assert served.run.wait(served.process) == exit_codes.FAILURE
+    await served.client.close()
+    await served.start(faults=[{"version": 1, "action": "fail_update"}])
+    await served.client.update_weights(path, 1)
+    assert (await served.client.ready()).weight_version == 1
+
+
+async def test_hand_overs_take_their_time_and_a_hanging_engine_answers_nothing(served: Served) -> None:
+    slow, hang = {"version": 1, "action": "slow_update", "seconds": 0.5}, {"version": 2, "action": "hang"}
+    await served.start(updateSeconds=0.1, faults=[slow, hang, {"version": 3, "action": "sigkill"}])
+    assert 0.1 <= (await served.client.update_weights(served.publish(0, 0.5), 0))["reload"] < 0.5
+    assert (await served.client.update_weights(served.publish(1, 0.5), 1))["reload"] >= 0.6
+    await served.client.update_weights(served.publish(2, 0.5), 2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await served.generate()
+    with pytest.raises(EngineUnavailableError):
+        await served.client.update_weights(served.publish(3, 0.5), 3)
+    assert served.process is not None
+    assert served.run.wait(served.process) == -signal.SIGKILL
+
+
+async def test_it_stops_like_the_real_server(served: Served) -> None:
+    await served.start()
+    assert served.process is not None
+    served.process.send_signal(signal.SIGTERM)
+    assert served.run.wait(served.process) == exit_codes.OK
+    served.run.script(inference={"startSeconds": 3600})
+    process = served.run.start("inference", name="starting")
+    served.run.until(lambda: _listens(served.run.engine_port), "the port is bound while the engine starts")
+    process.send_signal(signal.SIGTERM)
+    assert served.run.wait(process) == 128 + signal.SIGTERM
+
+
+def _listens(port: int) -> bool:
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines)
+
+
+async def test_what_it_cannot_serve_is_one_line(tmp_path: Path) -> None:
+    with stub_run(tmp_path) as run:
+        folder = tmp_path / "told"
+        assert run.wait(run.start("inference", RLRUN_ERROR_DIR=str(folder))) == exit_codes.DATA
+        assert "model" in run.log("inference").read_text()
+        assert json.loads((folder / "error.json").read_text())["exit_code"] == exit_codes.DATA
+        assert "Traceback" not in run.state()

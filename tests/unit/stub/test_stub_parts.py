@@ -1,0 +1,206 @@
+"""Script, model, policy and advantages."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stub_run import IMPORT_PATH, StubRun
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.config.model import TinyModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.failures import RoleError
+from rlrun.stub.advantages import advantages
+from rlrun.stub.metrics import step_metrics
+from rlrun.stub.model import make_model
+from rlrun.stub.policy import WEIGHTS, Policy, read_policy, write_policy
+from rlrun.stub.script import VARIABLE, PolicyScript, claim, load_script
+
+MESSAGES = [
+    {"role": "system", "content": "Reverse it."},
+    {"role": "user", "content": "<ab cd> 12\n~"},
+    {"role": "assistant", "content": "dcba"},
+    {"role": "user", "content": "<xyz>"},
+]
+
+
+def test_the_script_is_read_from_the_folder_and_the_environment_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert load_script(tmp_path).trainer.faults == []
+    (tmp_path / "stub.json").write_text('{"trainer": {"stepSeconds": 3}}')
+    assert load_script(tmp_path).trainer.step_seconds == 3
+    monkeypatch.setenv(VARIABLE, '{"trainer": {"step_seconds": 4}}')
+    assert load_script(tmp_path).trainer.step_seconds == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"trainer": {"faults": [{"step": 3, "action": "exlode"}]}}', 'trainer.faults[0].action is "exlode"'),
+        ('{"trainer": {"faults": [{"action": "exit"}]}}', "trainer.faults[0].step"),
+        ('{"trainer": {"faults": [{"step": 4, "action": "disk_full", "pod": 1}]}}', "disk_full needs pod 0"),
+        ('{"trainer": {"stepSecond": 1}}', "trainer.stepSecond is 1"),
+        ('{"inference": {"tokenSeconds": -1}}', "inference.tokenSeconds is -1"),
+        ("{", "is not JSON"),
+        ("[]", "the script is []"),
+    ],
+)
+def test_a_wrong_script_names_field_and_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(RoleError) as caught:
+        load_script(tmp_path)
+    assert caught.value.code == exit_codes.CONFIGURATION
+    assert str(caught.value).startswith(f"{VARIABLE}")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_of_engines_happens_as_often_as_the_script_says(tmp_path: Path) -> None:
+    assert [claim(tmp_path, 0, 2) for _ in range(4)] == [True, True, False, False]
+    assert claim(tmp_path, 1, 1)
+
+
+def test_the_tokenizer_is_that_of_the_tiny_model(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from rlrun.trainer.tiny_model import make_tokenizer
+
+    make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
+    ours, theirs = AutoTokenizer.from_pretrained(str(tmp_path / "model")), make_tokenizer()
+    text = ours.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    ids = ours(text, add_special_tokens=False).input_ids
+    assert ids == theirs(text, add_special_tokens=False).input_ids
+    assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+    for name in ("all_special_ids", "eos_token_id", "pad_token_id", "bos_token_id", "unk_token_id", "vocab_size"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_a_policy_approaches_its_last_accuracy_and_weights_of_a_real_model_are_refused(tmp_path: Path) -> None:
+    script = PolicyScript(first=0.3, last=0.9, half_life_steps=5)
+    policy = Policy(0, script.first)
+    for _ in range(5):
+        policy = policy.trained(script)
+    assert policy.step == 5
+    assert policy.accuracy == pytest.approx(0.6, abs=1e-5)
+    write_policy(tmp_path / WEIGHTS, policy)
+    assert read_policy(tmp_path / WEIGHTS) == policy
+    with pytest.raises(RoleError, match=r"model\.tiny"):
+        read_policy(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {}),
+        ("grpo", {"std": "group"}),
+        ("grpo", {"global_std": True, "neg_clipped": True}),
+        ("rloo", {}),
+        ("opo", {}),
+        ("opo", {"leave_one_out": True}),
+    ],
+)
+def test_advantages_are_those_of_the_algorithms(name: str, options: dict[str, Any]) -> None:
+    from rlrun.algorithms import advantages as real
+
+    rng = random.Random(0)
+    ids = [0] * 4 + [1] * 3 + [2]
+    rewards = [rng.choice([0.0, 0.25, 1.0]) for _ in ids]
+    lengths = [rng.randint(1, 9) for _ in ids]
+    ours = advantages(name, rewards, group_ids=ids, lengths=lengths, **options)
+    theirs = real(name, rewards, group_ids=ids, lengths=lengths, **options)
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
+
+
+def test_an_advantage_of_the_users_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs torch"):
+        advantages("my.module:function", [1.0], group_ids=[0], lengths=[1])
+
+
+def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from rlrun.trainer import attention
+    from rlrun.trainer.group import Group
+    from rlrun.trainer.step import make_optimizer, train_step
+
+    class Alone(Group):
+        """A group of one rank, without collectives."""
+
+        def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+            return dict(values)
+
+        maxima = sums
+
+    attention.register()
+    shape = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    model = LlamaForCausalLM._from_config(LlamaConfig(**shape, **heads), attn_implementation=attention.NAME)
+    batch = _batch()
+    group = Alone(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
+    real = train_step(
+        model,
+        make_optimizer(model, OptimizerConfig(), group.device),
+        batch,
+        [(0,)],
+        group=group,
+        loss=("aipo", {}),
+        lr=1e-3,
+        max_grad_norm=1.0,
+    )
+    real.pop("skipped")
+    of_the_loop = {"skipped_steps", "param_checksum", "perf/throughput"}
+    times = {
+        f"time/{name}": 1.0 for name in ("forward_backward", "wait_for_batch", "broadcast_weights", "save_ckpt", "step")
+    }
+    ours = step_metrics(StubRun(tmp_path).config.trainer, batch, Policy(1, 0.5), times)
+    # A loss may count more of its own; nobody reads those.
+    assert set(real) | of_the_loop | set(times) >= set(ours)
+    assert {"loss", "grad_norm", "lr", "entropy", "mismatch_kl", "tokens", "loss_tokens"} <= set(ours) & set(real)
+    assert all(np.isfinite(value) for value in ours.values())
+
+
+def _batch() -> Batch:
+    mask = np.array([False, False, True, True])
+    sample = Sample(
+        input_ids=np.array([1, 2, 3, 4], np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, -1, 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        advantages=np.where(mask, 0.5, 0).astype(np.float32),
+        temperature=1.0,
+        environment="reverse-text",
+        task_id="0",
+        group=0,
+        rollout=0,
+        dispatch_version=0,
+        reward=1.0,
+    )
+    return Batch(1, 1, (sample,))
+
+
+@pytest.mark.parametrize("role", ["trainer", "inference", "model", "loop"])
+def test_a_stub_is_small_and_imports_no_model_library(role: str) -> None:
+    program = (
+        f"import sys, rlrun.stub.{role}; "
+        "print({'torch', 'vllm', 'transformers', 'verifiers'} & {name for name, m in sys.modules.items() if m}); "
+        "print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
+    )
+    environment = {"PYTHONPATH": IMPORT_PATH, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    imported, kib = done.stdout.split("\n")[:2]
+    assert imported == "set()"
+    assert int(kib) < 80 * 1024

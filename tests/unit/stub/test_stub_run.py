@@ -1,0 +1,172 @@
+"""Whole runs: the real orchestrator with the stubs of trainer and engine, each as its own process, without torch."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from stub_run import StubRun, free_port, stub_run
+
+from rlrun.config.run import fingerprint
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.failures import read_error
+from rlrun.protocol.manifest import complete_checkpoints, read_manifest, verify
+from rlrun.stub.policy import Policy
+from rlrun.stub.script import PolicyScript
+
+
+def finish(run: StubRun, attempt: int = 1) -> None:
+    """Start trainer and orchestrator and see both end well."""
+    trainer, orchestrator = run.start("trainer", attempt), run.start("orchestrator", attempt)
+    assert run.wait(orchestrator) == exit_codes.OK, run.state()
+    assert run.wait(trainer) == exit_codes.OK, run.state()
+
+
+def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Path) -> None:
+    with stub_run(tmp_path) as run:
+        run.script(trainer={"stepSeconds": 0.02}, policy={"halfLifeSteps": 5})
+        assert run.wait(run.start("model")) == exit_codes.OK, run.state()
+        engine = run.start("inference")
+        began = time.monotonic()
+        finish(run)
+        took = time.monotonic() - began
+        engine.send_signal(signal.SIGTERM)
+        assert run.wait(engine) == exit_codes.OK, run.state()
+        lines = run.metrics()
+        assert [line["step"] for line in lines] == list(range(1, 31))
+        first, last = (statistics.fmean(line["reward/mean"] for line in part) for part in (lines[:5], lines[-5:]))
+        assert first < 0.6, first
+        assert last > 0.85, last
+        assert took < 40, took  # some 8 s on an idle machine
+        attempt = read_attempt(run.paths.attempt_file(1))
+        found = attempt.owned(complete_checkpoints(run.paths))
+        assert [checkpoint.step for checkpoint in found] == [25, 30]
+        for checkpoint in found:
+            manifest = read_manifest(checkpoint.path)
+            verify(checkpoint.path, manifest)
+            assert manifest.config_hash == attempt.config_hash == fingerprint(run.config.trainer)
+            assert {entry.path.split("/")[0] for entry in manifest.files} == {"trainer", "orchestrator"}
+        # The newest three, and those of checkpoints that were there when the last one was published.
+        assert [version.step for version in run.paths.versions_on_disk()] == [20, 25, 28, 29, 30]
+        assert not list(run.paths.root.rglob("*.tmp"))
+        assert "Traceback" not in run.state()
+
+
+def test_after_a_kill_the_next_attempt_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    with stub_run(tmp_path, max_steps=12) as run:
+        run.script(trainer={"stepSeconds": 0.02, "faults": [{"attempt": 1, "step": 7, "action": "sigkill"}]})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        run.start("inference")
+        orchestrator = run.start("orchestrator")
+        assert run.wait(run.start("trainer")) == -signal.SIGKILL
+        orchestrator.send_signal(signal.SIGTERM)
+        assert run.wait(orchestrator) == 128 + signal.SIGTERM
+        assert run.trained(1) == [1, 2, 3, 4, 5, 6]
+        finish(run, attempt=2)
+        assert run.trained(2) == list(range(6, 13))
+        second = read_attempt(run.paths.attempt_file(2))
+        assert (second.base_step, second.base_attempt) == (5, 1)
+        lines = run.metrics()
+        assert [line["step"] for line in lines] == list(range(1, 13))
+        assert [line["attempt"] for line in lines] == [1] * 5 + [2] * 7
+        policy, wanted = Policy(0, PolicyScript().first), []
+        for _ in lines:
+            policy = policy.trained(PolicyScript())
+            wanted.append(policy.checksum)
+        assert [line["param_checksum"] for line in lines] == wanted
+
+
+def test_an_engine_that_dies_in_a_hand_over_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    with stub_run(tmp_path, max_steps=8) as run:
+        run.script(inference={"faults": [{"version": 3, "action": "exit", "code": 3}]})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        engine = run.start("inference")
+        trainer, orchestrator = run.start("trainer"), run.start("orchestrator")
+        assert run.wait(engine) == 3, run.state()
+        run.start("inference", name="replacement")
+        assert run.wait(orchestrator) == exit_codes.OK, run.state()
+        assert run.wait(trainer) == exit_codes.OK
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ({"step": 5, "action": "disk_full"}, exit_codes.STORAGE, "volume is full"),
+        ({"step": 2, "action": "exit", "code": 78}, exit_codes.CONFIGURATION, None),
+    ],
+)
+def test_a_scripted_end_of_the_trainer_has_its_exit_code(
+    tmp_path: Path, fault: dict[str, object], code: int, message: str | None
+) -> None:
+    with stub_run(tmp_path, max_steps=6) as run:
+        run.script(trainer={"stepSeconds": 0, "faults": [fault]})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        run.start("inference")
+        run.start("orchestrator")
+        assert run.wait(run.start("trainer")) == code, run.state()
+        told = read_error(run.paths.logs(1, "trainer"))
+        assert (message is None and told is None) or (message is not None and message in str(told))
+        assert complete_checkpoints(run.paths) == []
+
+
+def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Path) -> None:
+    with stub_run(tmp_path, max_steps=6) as run:
+        faults = [
+            {"step": 2, "action": "slow_step", "seconds": 0.4},
+            {"step": 5, "action": "slow_save", "seconds": 0.4},
+            {"step": 6, "action": "hang"},
+        ]
+        run.script(trainer={"startSeconds": 0.4, "stepSeconds": 0.1, "faults": faults})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        run.start("inference")
+        trainer, base = run.start("trainer"), run.paths.version(0, 1)
+        run.until(base.exists, "the base version is published")
+        assert base.stat().st_mtime - read_attempt(run.paths.attempt_file(1)).started_at > 0.4
+        run.start("orchestrator")
+        run.until(lambda: "script: hang in attempt 1, step 6" in run.log("trainer").read_text(), "the trainer hangs")
+        run.until(lambda: len(run.metrics()) == 5, "five steps are told of")
+        lines = {line["step"]: line for line in run.metrics()}
+        assert lines[2]["time/forward_backward"] > 0.5 > lines[1]["time/forward_backward"] > 0.1
+        assert lines[5]["time/save_ckpt"] > 0.4
+        trainer.send_signal(signal.SIGTERM)
+        assert run.wait(trainer) == 128 + signal.SIGTERM
+        assert run.trained(1) == [1, 2, 3, 4, 5]
+
+
+def test_a_trainer_of_two_pods_lives_and_dies_together(tmp_path: Path) -> None:
+    pods = {"replicas": 2}
+    with stub_run(tmp_path, max_steps=6, trainer=pods) as run:
+        run.script(trainer={"faults": [{"attempt": 1, "step": 3, "pod": 1, "action": "sigkill"}]})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        run.start("inference")
+        environment = {"RLRUN_NNODES": "2", "RLRUN_MASTER_ADDR": "127.0.0.1"}
+        for attempt, codes in ((1, [exit_codes.FAILURE, -signal.SIGKILL]), (2, [exit_codes.OK, exit_codes.OK])):
+            environment["RLRUN_MASTER_PORT"] = str(free_port())
+            second = run.start("trainer", attempt, name="second", RLRUN_POD_NAME="stub-trainer-1", **environment)
+            first = run.start("trainer", attempt, RLRUN_POD_NAME="stub-trainer-0", **environment)
+            orchestrator = run.start("orchestrator", attempt)
+            assert [run.wait(first), run.wait(second)] == codes, run.state()
+            if attempt == 1:
+                assert "trainer pod 1 is gone" in str(read_error(run.paths.logs(1, "trainer")))
+                orchestrator.send_signal(signal.SIGTERM)
+            run.wait(orchestrator)
+        assert read_attempt(run.paths.attempt_file(2)).world_size == 2
+        assert [line["step"] for line in run.metrics()] == list(range(1, 7))
+
+
+def test_the_second_pod_ends_when_the_first_one_is_gone(tmp_path: Path) -> None:
+    with stub_run(tmp_path, max_steps=6, trainer={"replicas": 2}) as run:
+        assert run.wait(run.start("model")) == exit_codes.OK
+        environment = {"RLRUN_NNODES": "2", "RLRUN_MASTER_ADDR": "127.0.0.1"}
+        environment["RLRUN_MASTER_PORT"] = str(free_port())
+        second = run.start("trainer", name="second", RLRUN_POD_NAME="stub-trainer-1", **environment)
+        first = run.start("trainer", RLRUN_POD_NAME="stub-trainer-0", **environment)
+        run.until(lambda: "is in the group" in run.log("second").read_text(), "the second pod is in the group")
+        first.send_signal(signal.SIGTERM)
+        assert run.wait(first) == 128 + signal.SIGTERM
+        assert run.wait(second) == exit_codes.FAILURE
+        assert "trainer pod 0 is gone" in run.log("second").read_text()

@@ -1,0 +1,277 @@
+"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, defaults and CEL rules.
+
+Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere, no `anyOf` but for int-or-string, and bounds on
+everything that a CEL rule walks over; so the models are walked here instead of translating pydantic's JSON schema.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rlrun.api.formats import Format
+from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
+from rlrun.api.rules import ROOT_RULES, RULES, Rule, always_there, quoted
+from rlrun.api.status import RLRunStatus
+from rlrun.config.schema import shape_of
+
+Json = dict[str, Any]
+
+PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
+_GROUP, _, _VERSION = API_VERSION.partition("/")
+
+# Bounds for what the models leave open: the API server must know how much a rule can cost.
+STRING_MAX = 1024
+ITEMS_MAX = 64
+PROPERTIES_MAX = 64
+INTEGER_MAX = 2**53 - 1
+"""Larger integers are not exact in JSON."""
+
+_KUBERNETES = "rlrun.api.kubernetes"
+_BOUNDS = {
+    "str": {"min_length": "minLength", "max_length": "maxLength"},
+    "list": {"min_length": "minItems", "max_length": "maxItems"},
+    "mapping": {"min_length": "minProperties", "max_length": "maxProperties"},
+}
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", "Where the run is in its life.", 0),
+    ("Step", "string", ".status.steps", "Trained steps of all.", 0),
+    ("Reward", "number", ".status.progress.reward", "Mean reward of the last trained step.", 0),
+    ("Trainer", "string", ".status.trainerReady", "Trainer pods that are ready.", 0),
+    ("Inference", "string", ".status.inferenceReady", "Engines that are ready.", 0),
+    ("Restarts", "integer", ".status.restarts", "Restarts of the whole run.", 0),
+    ("Ckpt", "integer", ".status.checkpoint.latestCompleteStep", "Newest complete checkpoint.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Since the run was created.", 0),
+    ("Reason", "string", ".status.reason", "Reason of the condition that matters most now.", 1),
+    ("Attempt", "integer", ".status.attempt", "Number of the current attempt.", 1),
+    ("Version", "integer", ".status.progress.policyVersion", "Newest policy version that an engine holds.", 1),
+    ("Staleness", "number", ".status.progress.stalenessMean", "Mean age of tokens in policy versions.", 1),
+    ("Tok/s", "number", ".status.progress.tokensPerSecond", "Tokens trained per second.", 1),
+)
+
+
+def crd() -> Json:
+    """The CustomResourceDefinition `rlruns.rlrun.io`."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{_GROUP}"},
+        "spec": {
+            "group": _GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": SHORT_NAMES,
+                "categories": CATEGORIES,
+            },
+            "versions": [
+                {
+                    "name": _VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": _root()},
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, description: str, priority: int) -> Json:
+    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return column | ({"priority": priority} if priority else {})
+
+
+def _root() -> Json:
+    text = {name: _words(info.description) for name, info in RLRun.model_fields.items()}
+    return {
+        "type": "object",
+        "description": _words(RLRun.__doc__),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": text["api_version"]},
+            "kind": {"type": "string", "description": text["kind"]},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
+            "spec": spec_schema(),
+            "status": status_schema(),
+        },
+        "x-kubernetes-validations": [rule.as_json() for rule in ROOT_RULES[RLRun]],
+    }
+
+
+def spec_schema() -> Json:
+    """The schema of `spec`."""
+    return _Writer(spec=True).model(RLRunSpec, _words(RLRun.model_fields["spec"].description))
+
+
+def status_schema() -> Json:
+    """The schema of `status`. Without defaults: what the operator did not write is unknown."""
+    schema = _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__))
+    schema["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    return schema
+
+
+class _Writer:
+    """Writes the schema of one half of the resource.
+
+    Args:
+        spec: what users write, with defaults and bounds everywhere; otherwise what the operator writes.
+    """
+
+    def __init__(self, *, spec: bool) -> None:
+        self._spec = spec
+
+    def model(self, model: type[BaseModel], description: str = "") -> Json:
+        """A block."""
+        schema: Json = {"type": "object"}
+        if description and model.__module__ != _KUBERNETES:
+            schema["description"] = description
+        required = [info.alias or name for name, info in model.model_fields.items() if info.is_required()]
+        if required:
+            schema["required"] = required
+        schema["properties"] = {
+            info.alias or name: self._field(model, info) for name, info in model.model_fields.items()
+        }
+        if self._spec and (rules := _rules(model)):
+            schema["x-kubernetes-validations"] = [rule.as_json() for rule in rules]
+        return schema
+
+    def _field(self, owner: type[BaseModel], info: FieldInfo) -> Json:
+        description = "" if owner.__module__ == _KUBERNETES else _words(info.description)
+        schema = self._type(info.annotation, info.metadata)
+        inner = schema.pop("description", "")
+        if description or inner:
+            schema = {"description": description or inner} | schema
+        if self._spec:
+            schema |= _default(info, schema)
+        return schema
+
+    def _type(self, annotation: Any, metadata: Iterable[Any] = ()) -> Json:
+        """The schema of an annotation; `metadata` is what `Annotated` and `Field` say about it."""
+        origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin is Annotated:
+            return self._type(args[0], (*args[1:], *metadata))
+        if origin in (typing.Union, types.UnionType):
+            return self._union([arg for arg in args if arg is not type(None)], metadata)
+        shape = shape_of(annotation, metadata)
+        bounds = dict(shape.bounds)
+        match shape.kind:
+            case "model":
+                return self.model(annotation, _words(annotation.__doc__))
+            case "choice":
+                return {"type": "string", "enum": list(shape.choices)}
+            case "bool":
+                return {"type": "boolean"}
+            case "int" | "float":
+                return self._number(shape.kind, bounds)
+            case "str":
+                return self._string(bounds, metadata)
+            case "list":
+                schema: Json = {"type": "array", "items": self._type(args[0])}
+                return schema | self._sizes("list", bounds, {"maxItems": ITEMS_MAX})
+            case "mapping":
+                value = self._type(args[1])
+                schema = {"type": "object"}
+                schema |= value if _is_any(value) else {"additionalProperties": value}
+                return schema | self._sizes("mapping", bounds, {"maxProperties": PROPERTIES_MAX})
+            case _:
+                return {"x-kubernetes-preserve-unknown-fields": True}
+
+    def _union(self, members: list[Any], metadata: Iterable[Any]) -> Json:
+        if len(members) == 1:
+            return self._type(members[0], metadata)
+        schemas = [self._type(member) for member in members]
+        if {schema.get("type") for schema in schemas} != {"string", "integer"}:
+            return {"x-kubernetes-preserve-unknown-fields": True}
+        text, number = sorted(schemas, key=lambda schema: schema["type"] != "string")
+        schema = {"x-kubernetes-int-or-string": True, "maxLength": text["maxLength"], "minimum": number["minimum"]}
+        if "x-kubernetes-validations" in text:
+            rules = [
+                rule | {"rule": f"type(self) == int || {rule['rule']}"} for rule in text["x-kubernetes-validations"]
+            ]
+            schema["x-kubernetes-validations"] = rules
+        return schema
+
+    def _number(self, kind: str, bounds: dict[str, Any]) -> Json:
+        schema: Json = {"type": "integer"} if kind == "int" else {"type": "number"}
+        for low in ("ge", "gt"):
+            if low in bounds:
+                schema["minimum"] = bounds[low]
+        for high in ("le", "lt"):
+            if high in bounds:
+                schema["maximum"] = bounds[high]
+        if "gt" in bounds:
+            schema["exclusiveMinimum"] = True
+        if "lt" in bounds:
+            schema["exclusiveMaximum"] = True
+        if "multiple_of" in bounds:
+            schema["multipleOf"] = bounds["multiple_of"]
+        if self._spec and kind == "int":
+            schema.setdefault("maximum", INTEGER_MAX)
+        return schema
+
+    def _string(self, bounds: dict[str, Any], metadata: Iterable[Any]) -> Json:
+        schema: Json = {"type": "string"} | self._sizes("str", bounds, {"maxLength": STRING_MAX})
+        formats = [item for item in metadata if isinstance(item, Format)]
+        if self._spec and formats:
+            schema["x-kubernetes-validations"] = [_format_rule(item).as_json() for item in formats]
+        return schema
+
+    def _sizes(self, kind: str, bounds: dict[str, Any], otherwise: Json) -> Json:
+        sizes = {_BOUNDS[kind][key]: value for key, value in bounds.items() if key in _BOUNDS[kind]}
+        return otherwise | sizes if self._spec else sizes
+
+
+def _rules(model: type[BaseModel]) -> list[Rule]:
+    return [rule for base in reversed(model.__mro__) for rule in RULES.get(base, ())]
+
+
+def _format_rule(item: Format) -> Rule:
+    return Rule(f"self.matches({quoted(f'^({item.pattern})$')})", f'got "{{self}}", expected {item.words}')
+
+
+def _is_any(schema: Json) -> bool:
+    return schema == {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def _default(info: FieldInfo, schema: Json) -> Json:
+    """The default that the API server fills in, so that the stored object tells what runs.
+
+    Where unset means something of its own (another field decides, the operator decides) the model's default is None, and there is
+    none here. An object is filled in only if something in it has a default; one whose default is not simply its fields' defaults
+    (`storage`: one of two sources) is left to the model.
+    """
+    value = info.default
+    if info.is_required() or value is PydanticUndefined or value is None:
+        return {}
+    if isinstance(value, BaseModel):
+        filled = _filled(schema)
+        if not filled or not always_there(info):
+            return {}
+        # The API server checks a default by the object's own rules before it fills in what is below.
+        return {"default": filled if "x-kubernetes-validations" in schema else {}}
+    nullable = type(None) in typing.get_args(info.annotation)
+    return {"default": value} | ({"nullable": True} if nullable else {})
+
+
+def _filled(schema: Json) -> Json:
+    """What the API server makes of an empty object."""
+    return {
+        name: (_filled(field) if field["default"] == {} else field["default"])
+        for name, field in schema["properties"].items()
+        if "default" in field
+    }
+
+
+def _words(text: str | None) -> str:
+    return " ".join((text or "").split())

@@ -1,0 +1,60 @@
+"""Where pods may run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.api.kubernetes import LabelKey, LabelValue
+from rlrun.config.base import Config
+
+
+class RolePlacement(Config):
+    """Replaces the run's placement for one role."""
+
+    gpu_product: LabelValue | None = None
+    """GPU model, as the node label `nvidia.com/gpu.product` says."""
+    pool: LabelValue | None = None
+    """Pool of nodes, as the node label `rlrun.io/pool` says."""
+
+
+class TopologySpec(Config):
+    """Keep pods near each other. At most one of `required` and `preferred`."""
+
+    required: LabelKey | None = None
+    """Node label, such as `nvidia.com/gpu.clique`, that all pods of the scope must agree in; else they wait."""
+    preferred: LabelKey | None = None
+    """Node label that the pods of the scope should agree in."""
+    scope: Literal["Role", "Run"] = "Role"
+    """Role: the trainer's pods among themselves. Run: trainer and inference together."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.required is None) == (self.preferred is None):
+            required, preferred = self.required or "not set", self.preferred or "not set"
+            raise ValueError(
+                f"exactly one of required ({required}) and preferred ({preferred}) names the node label; set one of them"
+            )
+        return self
+
+
+class PlacementSpec(Config):
+    """Where the run's GPU pods may run, in the words of GPU clusters."""
+
+    gpu_product: LabelValue | None = None
+    """GPU model of trainer and inference, as the node label `nvidia.com/gpu.product` says."""
+    pool: LabelValue | None = None
+    """Pool of nodes of all roles, as the node label `rlrun.io/pool` says."""
+    trainer: RolePlacement = RolePlacement()
+    """Replaces the two above for the trainer."""
+    inference: RolePlacement = RolePlacement()
+    """Replaces the two above for inference."""
+    orchestrator: RolePlacement = RolePlacement()
+    """Replaces the pool for the orchestrator, which needs no GPU."""
+    topology: TopologySpec | None = None
+    """Keep pods near each other; none by default."""
+    spread_inference: Literal["None", "Preferred", "Required"] = "Preferred"
+    """Put engines on different nodes, so that one node's loss leaves others."""
+    gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    """Extended resource that counts GPUs."""

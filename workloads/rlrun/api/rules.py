@@ -1,0 +1,268 @@
+"""Rules between fields, as the API server checks them (CEL): the same that the models' validators say in Python, in the same words.
+
+A model that has a validator has its rules here, and both judge the same malformed manifests in the tests. The API server's are there so
+that `kubectl apply` refuses at once, the models' so that a run on one machine is judged alike and that nothing slips past an old CRD.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX, EnvVar
+from rlrun.api.life import BackoffSpec
+from rlrun.api.placement import TopologySpec
+from rlrun.api.pods import InferenceBlock
+from rlrun.api.resource import LIVE_FIELDS, NAME_MAX, RLRun, RLRunSpec
+from rlrun.api.storage import StorageSpec
+from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
+from rlrun.config.checkpoint import ResumeConfig
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, LossConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.schema import Shape, fields, spelled
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of `x-kubernetes-validations`."""
+
+    holds: str
+    """CEL expression over `self`, true for a valid object."""
+    message: str
+    """What is wrong, with each `{expression}` replaced by its value: the field, its value and the fix."""
+    field: str | None = None
+    """Path below the object, such as `.batchSize`, that the message is about; default: the object."""
+    forbidden: bool = False
+    """The value may be right, but may not be set now."""
+
+    def as_json(self) -> dict[str, str]:
+        """As the CRD has it."""
+        result = {"rule": self.holds}
+        parts = re.split(r"\{([^{}]*)\}", self.message)
+        texts, values = parts[::2], parts[1::2]
+        if values:
+            # `format` and not `+`: the API server takes the length of a number as a string for unbounded, and refuses the sum.
+            template = "%s".join(text.replace("%", "%%") for text in texts)
+            result["messageExpression"] = f"{quoted(template)}.format([{', '.join(values)}])"
+        else:
+            result["message"] = self.message
+        if self.field is not None:
+            result["fieldPath"] = self.field
+        if self.forbidden:
+            result["reason"] = "FieldValueForbidden"
+        return result
+
+
+def quoted(text: str) -> str:
+    """`text` as a CEL string."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"[{', '.join(quoted(name) for name in names)}]"
+
+
+_IMPORT_PATH = r"^[A-Za-z_]\\w*([.][A-Za-z_]\\w*)*:[A-Za-z_]\\w*$"
+
+
+def _known(kind: str, names: Iterable[str]) -> Rule:
+    known = sorted(names)
+    return Rule(
+        f"self.name in {_listed(known)} || self.name.matches('{_IMPORT_PATH}')",
+        f"unknown {kind} '{{self.name}}'; known: {', '.join(known)}, or an import path package.module:function",
+        ".name",
+    )
+
+
+_LABEL = "(has({0}.name) ? {0}.name : {0}.id)"
+_FIRST_UNEVEN = "self.environments.filter(e, self.orchestrator.batchSize % e.groupSize != 0)[0].groupSize"
+_TOO_LONG = "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >= self.seqLen)"
+
+_SPEC = (
+    Rule(
+        "self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
+        "orchestrator.batchSize ({self.orchestrator.batchSize}) must be divisible by "
+        "environments[{self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0).indexOf(true)}].groupSize "
+        f"({{{_FIRST_UNEVEN}}}); set batchSize to {{(self.orchestrator.batchSize / {_FIRST_UNEVEN} + 1) * {_FIRST_UNEVEN}}}",
+        ".orchestrator.batchSize",
+    ),
+    Rule(
+        f"self.environments.all(e, self.environments.exists_one(f, {_LABEL.format('f')} == {_LABEL.format('e')}))",
+        f"several environments are called '{{self.environments.map(e, {_LABEL.format('e')})"
+        f".filter(l, !self.environments.exists_one(f, {_LABEL.format('f')} == l))[0]}}'; "
+        "give each its own environments[].name",
+        ".environments",
+    ),
+    Rule(
+        "!has(self.inference.maxModelLen) || self.inference.maxModelLen >= self.seqLen",
+        "inference.maxModelLen ({self.inference.maxModelLen}) must be at least seqLen ({self.seqLen}); "
+        "raise maxModelLen or remove it",
+        ".inference.maxModelLen",
+    ),
+    Rule(
+        "!has(self.trainer.microBatchTokens) || self.trainer.microBatchTokens >= self.seqLen",
+        "trainer.microBatchTokens ({self.trainer.microBatchTokens}) must be at least seqLen ({self.seqLen}): "
+        "one sample must fit a micro-batch",
+        ".trainer.microBatchTokens",
+    ),
+    Rule(
+        "!has(self.model.tiny) || self.model.tiny.maxLength >= self.seqLen",
+        "model.tiny.maxLength ({self.model.tiny.maxLength}) must be at least seqLen ({self.seqLen})",
+        ".model.tiny.maxLength",
+    ),
+    Rule(
+        "self.sampling.maxTokens < self.seqLen || self.environments.all(e, has(e.sampling))",
+        "sampling.maxTokens ({self.sampling.maxTokens}) must be less than seqLen ({self.seqLen}), "
+        "which holds the prompt too; lower maxTokens or raise seqLen",
+        ".sampling.maxTokens",
+    ),
+    Rule(
+        f"!{_TOO_LONG}.exists(long, long)",
+        f"environments[{{{_TOO_LONG}.indexOf(true)}}].sampling.maxTokens "
+        f"({{self.environments[{_TOO_LONG}.indexOf(true)].sampling.maxTokens}}) must be less than seqLen "
+        "({self.seqLen}), which holds the prompt too; lower maxTokens or raise seqLen",
+        ".environments",
+    ),
+)
+
+_MODEL = (
+    Rule(
+        "[has(self.name), has(self.path), has(self.tiny)].filter(given, given).size() == 1",
+        "exactly one of name, path and tiny says where the model comes from; got "
+        "{!has(self.name) && !has(self.path) && !has(self.tiny) ? 'none of them' : "
+        "has(self.name) && has(self.path) ? 'name and path' : has(self.name) ? 'name and tiny' : 'path and tiny'}",
+    ),
+    Rule(
+        "!has(self.revision) || has(self.name)",
+        "revision ({self.revision}) needs name: a local folder has no revisions; remove revision",
+        ".revision",
+    ),
+)
+
+_STORAGE = (
+    Rule(
+        "has(self.claimName) != has(self.claimTemplate)",
+        "exactly one of claimName and claimTemplate says where the run's volume comes from; got "
+        "{has(self.claimName) ? 'both' : 'neither'}",
+    ),
+    Rule(
+        "self.whenDeleted != 'Delete' || has(self.claimTemplate)",
+        "whenDeleted (Delete) needs claimTemplate: a claim that the run did not make is never deleted; remove it",
+        ".whenDeleted",
+    ),
+)
+
+RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
+    RLRunSpec: _SPEC,
+    ModelConfig: _MODEL,
+    AlgorithmConfig: (
+        Rule(
+            f"self.preset in {_listed(PRESETS)}",
+            f"unknown preset '{{self.preset}}'; known: {', '.join(sorted(PRESETS))}",
+            ".preset",
+        ),
+        Rule(
+            "self.maxOffPolicySteps >= self.maxAsyncLevel",
+            "maxOffPolicySteps ({self.maxOffPolicySteps}) must be at least maxAsyncLevel ({self.maxAsyncLevel}): "
+            "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel",
+            ".maxOffPolicySteps",
+        ),
+    ),
+    LossConfig: (_known("loss", LOSS_ENTRIES),),
+    AdvantageConfig: (_known("advantage", ADVANTAGE_ENTRIES),),
+    ResumeConfig: (
+        Rule(
+            "(self.policy == 'Step') == has(self.step)",
+            "step ({has(self.step) ? string(self.step) : 'not set'}) is set if and only if policy is Step; "
+            "policy is {self.policy}",
+            ".step",
+        ),
+    ),
+    StorageSpec: _STORAGE,
+    TopologySpec: (
+        Rule(
+            "has(self.required) != has(self.preferred)",
+            "exactly one of required ({has(self.required) ? self.required : 'not set'}) and preferred "
+            "({has(self.preferred) ? self.preferred : 'not set'}) names the node label; set one of them",
+        ),
+    ),
+    InferenceBlock: (
+        Rule(
+            "self.minAvailable <= self.replicas",
+            "minAvailable ({self.minAvailable}) must be at most replicas ({self.replicas}); lower it or raise replicas",
+            ".minAvailable",
+        ),
+    ),
+    BackoffSpec: (
+        Rule(
+            "self.initialSeconds <= self.maxSeconds",
+            "initialSeconds ({self.initialSeconds}) must be at most maxSeconds ({self.maxSeconds}); "
+            "lower it or raise maxSeconds",
+            ".initialSeconds",
+        ),
+    ),
+    EnvVar: (
+        Rule(
+            f"!(self.name in {_listed(RESERVED_ENV)}) && !self.name.startsWith('{RESERVED_ENV_PREFIX}')",
+            f"name ({{self.name}}) is reserved: RLRun sets {', '.join(RESERVED_ENV)} and {RESERVED_ENV_PREFIX}* itself; "
+            "remove it",
+            ".name",
+        ),
+    ),
+}
+"""The rules of each model, in the order in which the CRD has them."""
+
+NAME_RULE = Rule(
+    f"self.metadata.name.size() <= {NAME_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    "metadata.name '{self.metadata.name}' has {self.metadata.name.size()} characters; it must be an RFC 1035 label of at most "
+    f"{NAME_MAX}, so that the names of its pods fit: lower-case letters, digits and '-', starting with a letter",
+)
+"""Of the whole resource: only there can CEL see the name. In Python `check_name` says it."""
+
+
+def frozen_rules() -> list[Rule]:
+    """Rules of the whole resource that let nothing of the spec change once an attempt has begun, but what `LIVE_FIELDS` names.
+
+    They stand at the root because they read the status: an update of the spec sees the status as it is stored. Python has no such
+    rule, as only the API server knows the old object.
+    """
+    return [
+        _frozen(info.alias or name, fields(RLRunSpec)[name], info)
+        for name, info in RLRunSpec.model_fields.items()
+        if info.alias not in LIVE_FIELDS
+    ]
+
+
+def _frozen(name: str, shape: Shape, info: FieldInfo) -> Rule:
+    # Compared as lists of one item: the API server takes the length of an optional for unbounded, and refuses the rule.
+    same = f"[self.spec.?{name}] == [oldSelf.spec.?{name}]"
+    what = f"spec.{name} is frozen"
+    if shape.kind in ("int", "choice"):
+        what = f"spec.{name} ({{self.spec.{name}}}) is frozen at {{oldSelf.spec.{name}}}"
+    elif shape.model is not None and always_there(info):
+        below = [spelled(shape.model, part, "camel") for part in fields(shape.model)]
+        kept = [part for part in below if f"{name}.{part}" not in LIVE_FIELDS]
+        both = f"[[self.spec.{name}, oldSelf.spec.{name}]]"
+        tests = [f"[b[0].?{part}] == [b[1].?{part}]" for part in kept]
+        changed = ", ".join(f"{test} ? '' : {quoted(part)}" for test, part in zip(tests, kept, strict=True))
+        what = f"spec.{name} (changed: {{{both}.map(b, [{changed}])[0].filter(n, n != '')}}) is frozen"
+        if kept != below:
+            same = f"{both}.all(b, {' && '.join(tests)})"
+    return Rule(f"self.?status.?attempt.orValue(0) < 1 || {same}", f"{what} {_FIX}", f".spec.{name}", forbidden=True)
+
+
+def always_there(info: FieldInfo) -> bool:
+    """Whether a block exists in every stored object: it is required, or its default is made of its fields' defaults alone."""
+    return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
+
+
+_FIX = (
+    "since attempt {self.status.attempt} began; delete the run and apply it again: on the same volume it continues from its "
+    "last checkpoint"
+)
+
+ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE, *frozen_rules())}

@@ -1,0 +1,170 @@
+"""What the operator tells about a run. Source of the CRD's status schema; the operator alone writes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlrun.config.base import Config
+
+Phase = Literal["Pending", "Starting", "Running", "Restarting", "Completing", "Complete", "Failed"]
+"""Derived from the conditions by one function and never read back. Queued, Suspending and Suspended come with their features."""
+
+
+class Condition(Config):
+    """One aspect of the run, as in Kubernetes' own resources."""
+
+    type: str
+    """Which aspect."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str
+    """One CamelCase word; the troubleshooting page lists them."""
+    message: str
+    """What a person needs to know, and what to do."""
+    last_transition_time: str
+    """When `status` changed last (RFC 3339)."""
+    observed_generation: int | None = None
+    """`metadata.generation` that this is about."""
+
+
+class RoleStatus(Config):
+    """Pods of one role."""
+
+    desired: int = 0
+    """How many there should be."""
+    ready: int = 0
+    """How many are ready."""
+    weight_version: int | None = None
+    """Inference: newest policy version that an engine holds."""
+
+
+class ProgressStatus(Config):
+    """How far the run is, as the orchestrator told last."""
+
+    step: int = 0
+    """Last trained step."""
+    total_steps: int = 0
+    """`spec.maxSteps`."""
+    percent: int = 0
+    """`step` of `totalSteps`."""
+    policy_version: int | None = None
+    """Newest version that an engine holds."""
+    reward: float | None = None
+    """Mean reward of the last trained step."""
+    tokens_per_second: float | None = None
+    """Tokens trained per second."""
+    staleness_mean: float | None = None
+    """Mean age of the last step's tokens, in policy versions."""
+    last_step_time: str | None = None
+    """When the operator saw the step change (RFC 3339)."""
+    estimated_completion_time: str | None = None
+    """From the speed of the last steps (RFC 3339)."""
+    waiting_on: str | None = None
+    """What the next step waits for."""
+
+
+class CheckpointStatus(Config):
+    """What a restart would lose."""
+
+    latest_complete_step: int | None = None
+    """Newest complete checkpoint."""
+    latest_complete_time: str | None = None
+    """When the operator saw it first (RFC 3339)."""
+    resumed_from_step: int | None = None
+    """Checkpoint that the current attempt started from; 0: from the model."""
+    steps_lost_total: int = 0
+    """Steps that restarts had to train again, over all attempts."""
+
+
+class FailureRecord(Config):
+    """Why an attempt ended."""
+
+    time: str
+    """When (RFC 3339)."""
+    attempt: int
+    """Which attempt."""
+    role: Literal["trainer", "inference", "orchestrator"]
+    """Whose pod failed first."""
+    pod_name: str
+    """That pod."""
+    node_name: str | None = None
+    """Where it ran."""
+    exit_code: int | None = None
+    """Of its container; 128+n: signal n."""
+    reason: str
+    """One CamelCase word."""
+    message: str
+    """What the role said, or what Kubernetes said of the pod."""
+    counted: bool = True
+    """Whether the restart counted towards `failurePolicy.maxRestarts`."""
+    step: int | None = None
+    """Step that the run had reached."""
+
+
+class StorageStatus(Config):
+    """The run's volume."""
+
+    claim_name: str
+    """The PersistentVolumeClaim."""
+    path: str
+    """The run's folder as the pods see it."""
+    volume_name: str | None = None
+    """The bound PersistentVolume."""
+
+
+class RLRunStatus(Config):
+    """The truth about a run."""
+
+    observed_generation: int | None = None
+    """`metadata.generation` that the operator has acted on."""
+    phase: Phase | None = None
+    """Where the run is in its life."""
+    conditions: list[Condition] = Field(default_factory=list)
+    """ConfigurationValid, StorageReady, Scheduled, PodsReady, InferenceAvailable, Progressing, CheckpointHealthy, Restarting, Complete,
+    Failed, and kstatus' Reconciling and Stalled."""
+    reason: str | None = None
+    """Reason of the condition that matters most now."""
+    message: str | None = None
+    """Its message: what the run waits for, or why it ended."""
+    attempt: int = 0
+    """Number of the current attempt; 0 before the first."""
+    launched_attempt: int = 0
+    """The newest attempt whose StatefulSet, Deployment and orchestrator pod have all been seen: from then on a missing one was deleted."""
+    restarts: int = 0
+    """All restarts."""
+    restarts_counted_towards_max: int = 0
+    """Restarts after failures; compared with `failurePolicy.maxRestarts`."""
+    next_retry_time: str | None = None
+    """When the backoff ends (RFC 3339)."""
+    start_time: str | None = None
+    """When the first attempt began (RFC 3339)."""
+    completion_time: str | None = None
+    """When the run became Complete or Failed (RFC 3339)."""
+    config_hash: str | None = None
+    """Fingerprint of what the run computes."""
+    spec_hash: str | None = None
+    """Fingerprint of the spec that the current attempt's children were rendered from."""
+    steps: str | None = None
+    """`412/1000`, for the printer column."""
+    trainer: RoleStatus = RoleStatus()
+    """The trainer's pods."""
+    inference: RoleStatus = RoleStatus()
+    """The engines."""
+    orchestrator: RoleStatus = RoleStatus()
+    """The orchestrator's pod."""
+    trainer_ready: str | None = None
+    """`2/2`, for the printer column."""
+    inference_ready: str | None = None
+    """`4/4`, for the printer column."""
+    progress: ProgressStatus = ProgressStatus()
+    """How far the run is."""
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    """What a restart would lose."""
+    last_failure: FailureRecord | None = None
+    """Why the last attempt ended early."""
+    failures: list[FailureRecord] = Field(default_factory=list, max_length=5)
+    """The last five, newest last."""
+    storage: StorageStatus | None = None
+    """The run's volume."""

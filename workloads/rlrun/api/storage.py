@@ -1,0 +1,75 @@
+"""The volume that all roles share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.api.formats import Format
+from rlrun.api.kubernetes import Quantity
+from rlrun.config.base import Config
+
+MountPath = Annotated[
+    str,
+    Field(min_length=2, max_length=512),
+    Format(r"/[^:]*[^:/]", "an absolute path such as /data, without ':' and without '/' at its end"),
+]
+SubPath = Annotated[
+    str,
+    Field(min_length=1, max_length=512),
+    Format(
+        r"[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*",
+        "a folder of the volume such as team-a/runs: names of letters, digits, '-', '_' and '.', no '/' at its start or end",
+    ),
+]
+
+AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
+
+
+def _read_write_many() -> list[AccessMode]:
+    return ["ReadWriteMany"]
+
+
+class ClaimTemplate(Config):
+    """A claim that the operator makes for the run."""
+
+    storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """StorageClass; default: the cluster's."""
+    size: Quantity = "100Gi"
+    """Requested capacity."""
+    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3)] = Field(
+        default_factory=_read_write_many
+    )
+    """ReadWriteMany where pods run on several nodes; ReadWriteOnce puts all pods on one node."""
+
+
+class StorageSpec(Config):
+    """The shared volume. Exactly one of `claimName` and `claimTemplate`."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """An existing PersistentVolumeClaim of this namespace."""
+    claim_template: ClaimTemplate | None = None
+    """Make a claim named `<run>-data`."""
+    mount_path: MountPath = "/data"
+    """Where the volume is mounted in every pod; the run's folder is `<mountPath>/<run>`."""
+    sub_path: SubPath | None = None
+    """Folder of the volume that is mounted; default: its root."""
+    when_deleted: Literal["Retain", "Delete"] = "Retain"
+    """What becomes of a claim made from `claimTemplate` when the run is deleted."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.claim_name is None) == (self.claim_template is None):
+            given = "neither" if self.claim_name is None else "both"
+            raise ValueError(
+                f"exactly one of claimName and claimTemplate says where the run's volume comes from; got {given}"
+            )
+        if self.claim_name is not None and self.when_deleted == "Delete":
+            raise ValueError(
+                "whenDeleted (Delete) needs claimTemplate: a claim that the run did not make is never deleted; remove it"
+            )
+        return self
+
+
+DEFAULT_STORAGE = StorageSpec(claim_template=ClaimTemplate())

@@ -1,0 +1,7 @@
+"""`python -m rlrun.pod ROLE`, the same as `rlrun-pod ROLE`."""
+
+import sys
+
+from rlrun.pod.main import main
+
+sys.exit(main())

@@ -1,0 +1,198 @@
+"""One start of a container: wait for what the role needs, run it, tell why it failed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.run import RunConfig
+from rlrun.pod.claim import claim_folder, has_begun
+from rlrun.pod.meeting import PodServer, channel_problem, join
+from rlrun.pod.output import Output
+from rlrun.pod.process import run_process
+from rlrun.pod.report import failure_text, write_termination_message
+from rlrun.pod.roles import EVERYWHERE, config_in_pod, model_command, role_command, role_environment
+from rlrun.pod.settings import PodSettings
+from rlrun.pod.signals import Signals
+from rlrun.pod.waits import wait_until
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import check_number
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import ERROR_FILE, RoleError, read_error, volume_is_full
+from rlrun.protocol.paths import Role, RunPaths
+
+
+class Container:
+    """One start of one role.
+
+    Args:
+        pod: the container's settings.
+        env: its environment.
+        signals: of this process.
+        scratch: an empty folder of this start alone: the process's configuration, and what it says when it fails.
+
+    Raises:
+        RoleError: the configuration is wrong.
+    """
+
+    def __init__(self, pod: PodSettings, env: Mapping[str, str], signals: Signals, scratch: Path) -> None:
+        self._pod, self._env, self._signals, self._scratch = pod, env, signals, scratch
+        try:
+            self._config = load_file(RunConfig, pod.config)
+        except ConfigError as error:
+            raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+        self._paths = RunPaths(Path(self._config.trainer.output_dir))
+        self._state = "the pod starts"
+
+    def run(self, command: str) -> int:
+        """Run `trainer`, `inference`, `orchestrator` or `model` to its end; returns the exit code.
+
+        Raises:
+            RoleError: the role could not be started.
+            StoppedError: a signal came before it was.
+        """
+        role: Role = (
+            "inference" if command == "inference" else "orchestrator" if command == "orchestrator" else "trainer"
+        )
+        name = self._pod.pod_name if command != "model" else f"{self._pod.pod_name}-model"
+        folder = self._paths.logs(self._pod.attempt, role)
+        self._output = Output(folder / f"{name}.log")
+        # One that is there before the role has started tells of an earlier life.
+        told_before = (folder / ERROR_FILE).exists()
+        try:
+            if command == "model":
+                code = self._make_model()
+            elif command == "trainer":
+                code = self._train()
+            else:
+                if command == "inference":
+                    self._wait_for_model()
+                code = self._start(role, restart=False)
+            if code != exit_codes.OK:
+                self._tell(code, folder, shared=role != "inference" and not told_before)
+            return code
+        finally:
+            self._output.close()
+
+    # ---- the model
+
+    def _make_model(self) -> int:
+        if self._pod.ordinal:
+            self._wait_for_model()
+            return exit_codes.OK
+        claim_folder(self._paths, self._config, say=self._output.say)
+        if self._config.trainer.model.tiny is None or self._model_is_there():
+            return exit_codes.OK
+        self._output.say("making the tiny model")
+        return self._process(model_command(self._pod, self._config_file(restart=False)), "trainer")
+
+    def _wait_for_model(self) -> None:
+        """The tiny model's folder appears only when it is whole."""
+        if self._config.trainer.model.tiny is not None:
+            wait_until(
+                lambda: None if self._model_is_there() else f"{self._paths.model} does not exist yet",
+                what="the tiny model, which the trainer's first pod makes",
+                say=self._output.say,
+                signals=self._signals,
+            )
+
+    def _model_is_there(self) -> bool:
+        try:
+            # By the folder's list: a network file system answers a question about one name from memory for a while.
+            return self._paths.model.name in os.listdir(self._paths.root)  # noqa: PTH208
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise RoleError(f"cannot read {self._paths.root}: {error.strerror}", exit_codes.STORAGE) from error
+
+    # ---- the trainer
+
+    def _train(self) -> int:
+        pod = self._pod
+        server = PodServer(pod.pod_ip or EVERYWHERE, attempt=pod.attempt, api_key=pod.api_key, look=self._why_not_ready)
+        try:
+            restart = False
+            role_command("trainer", pod, self._config, pod.config)  # refuses a pod that is no member
+            if pod.ordinal == 0:
+                claim_folder(self._paths, self._config, say=self._output.say)
+                check_number(self._paths, pod.attempt)
+                restart = has_begun(self._paths, self._config.trainer.uid)
+                self._wait_for_all(server)
+            else:
+                self._wait_for_first()
+            return self._start("trainer", restart=restart)
+        finally:
+            self._state = "the trainer's process has ended"
+            server.close()
+
+    def _wait_for_all(self, server: PodServer) -> None:
+        self._state = "not all pods of the trainer are up"
+        wait_until(
+            lambda: server.missing(self._pod.nodes) or self._name_problem(),
+            what="the other pods of the trainer" if self._pod.nodes > 1 else "this pod's name in the DNS",
+            say=self._output.say,
+            signals=self._signals,
+        )
+        server.go.set()
+
+    def _name_problem(self) -> str | None:
+        """torchrun looks this pod itself up by its name."""
+        try:
+            socket.getaddrinfo(self._pod.master_addr, self._pod.master_port)
+        except OSError as error:
+            return f"{self._pod.master_addr}: {error.strerror}"
+        return None
+
+    def _wait_for_first(self) -> None:
+        self._state = "the trainer's first pod has not started the group"
+        pod = self._pod
+        wait_until(
+            lambda: join(pod.master_addr, ordinal=pod.ordinal, attempt=pod.attempt, api_key=pod.api_key),
+            what="the trainer's first pod",
+            say=self._output.say,
+            signals=self._signals,
+        )
+
+    def _why_not_ready(self) -> str | None:
+        """For the probe. Only the first pod knows whether the attempt has begun; of the others it is enough that they run."""
+        if self._state:
+            return self._state
+        return channel_problem(self._config.trainer.port) if self._pod.ordinal == 0 else None
+
+    # ---- any role
+
+    def _config_file(self, *, restart: bool) -> Path:
+        file = self._scratch / "run.json"
+        document = config_in_pod(self._config, restart=restart).model_dump_json(indent=1, by_alias=False)
+        write_bytes(file, document.encode())
+        return file
+
+    def _start(self, role: Role, *, restart: bool) -> int:
+        command = role_command(role, self._pod, self._config, self._config_file(restart=restart))
+        self._state = ""
+        return self._process(command, role)
+
+    def _process(self, command: list[str], role: Role) -> int:
+        sys.stdout.flush()
+        env = role_environment(role, self._pod, self._env, self._scratch)
+        return run_process(command, env, output=self._output, signals=self._signals)
+
+    def _tell(self, code: int, folder: Path, *, shared: bool) -> None:
+        """Leave the termination message.
+
+        Args:
+            code: the exit code.
+            folder: the role's log folder, shared by all its pods of this attempt.
+            shared: whether `error.json` there is of this life: then it tells the role's first cause, perhaps another pod's.
+        """
+        if self._signals.received is not None:
+            return  # asked to stop: nothing failed
+        said = (read_error(folder) if shared else None) or read_error(self._scratch)
+        full = str(self._paths.root) if volume_is_full(self._paths.root) else None
+        text = failure_text(code, said=None if said is None else str(said), full=full, lines=self._output.last_lines())
+        write_termination_message(self._pod.termination_log, text)

@@ -1,0 +1,74 @@
+"""`rlrun-pod trainer|inference|orchestrator|model`: the first process of a container."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlrun.pod.settings import PodSettings, settings_from_environment
+from rlrun.pod.signals import Signals, StoppedError
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+COMMANDS = ("trainer", "inference", "orchestrator", "model")
+_USAGE = f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator"
+
+
+def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
+    """Run a container's role; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words in (["-h"], ["--help"]):
+        print(_USAGE)
+        return exit_codes.OK
+    if len(words) != 1 or words[0] not in COMMANDS:
+        print(_USAGE, file=sys.stderr)
+        return exit_codes.USAGE
+    signals = Signals()
+    try:
+        pod = settings_from_environment(env)
+    except RoleError as error:
+        print(f"rlrun-pod: {error}", file=sys.stderr)
+        return error.code
+    return _run(words[0], pod, env, signals)
+
+
+def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signals) -> int:
+    from rlrun.pod.report import cut, write_termination_message
+
+    try:
+        if command == "trainer":
+            from rlrun.pod.first_start import is_first_start
+
+            if not is_first_start(pod.state, pod.attempt):
+                return _hold(pod, signals)
+        from rlrun.pod.container import Container
+
+        with tempfile.TemporaryDirectory(prefix="rlrun-") as scratch:
+            return Container(pod, env, signals, Path(scratch)).run(command)
+    except StoppedError as stopped:
+        print(f"rlrun-pod: {stopped}", file=sys.stderr)
+        return stopped.exit_code
+    except (RoleError, OSError) as error:
+        code = error.code if isinstance(error, RoleError) else exit_codes.FAILURE
+        print(f"rlrun-pod: {error}", file=sys.stderr)
+        write_termination_message(pod.termination_log, cut(str(error)))
+        return code
+
+
+def _hold(pod: PodSettings, signals: Signals) -> int:
+    """Do nothing until the pod is deleted."""
+    from rlrun.pod.meeting import PodServer
+
+    reason = "the trainer's process of this pod has ended; the pod holds until it is deleted"
+    print(f"rlrun-pod: {reason}", file=sys.stderr, flush=True)
+    server = PodServer(pod.pod_ip or "0.0.0.0", attempt=pod.attempt, api_key=pod.api_key, look=lambda: reason)
+    try:
+        signals.sleep(None)
+    except StoppedError:
+        return exit_codes.OK
+    finally:
+        server.close()
+    raise AssertionError("a sleep without end ends with a signal alone")

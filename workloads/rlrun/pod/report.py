@@ -1,0 +1,61 @@
+"""Why a role failed, in a few words, where the operator finds them: the container's termination message."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlrun.pod.signals import SIGNALLED
+
+MAX_BYTES = 2048
+
+
+def failure_text(code: int, *, said: str | None, full: str | None, lines: Sequence[str]) -> str:
+    """The message.
+
+    Args:
+        code: the exit code; 128 + n for signal n.
+        said: the role's own message, if it left one.
+        full: the run's folder when its volume is full: roles then fail in any way.
+        lines: the end of its output.
+    """
+    if said is not None:
+        return cut(said)
+    head = how(code)
+    if full is not None:
+        return cut(f"{head}: the volume of {full} is full (No space left on device); make space")
+    if not lines:
+        return cut(f"{head} without a word")
+    return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
+
+
+def how(code: int) -> str:
+    """How a process ended, in words."""
+    if code <= SIGNALLED:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(code - SIGNALLED).name
+    except ValueError:
+        return f"ended with exit code {code}"
+    hint = " (often the container's memory limit)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def cut(text: str, *, keep_end: bool = False) -> str:
+    """At most `MAX_BYTES` of UTF-8; of what is too long the head's first line and the end are kept, or the beginning."""
+    data = text.encode()
+    if len(data) <= MAX_BYTES:
+        return text
+    if not keep_end:
+        return data[: MAX_BYTES - 3].decode(errors="ignore") + "..."
+    first, _, rest = text.partition("\n")
+    room = MAX_BYTES - len(first.encode()) - 5
+    return f"{first}\n..." + rest.encode()[-room:].decode(errors="ignore")
+
+
+def write_termination_message(path: Path, text: str) -> None:
+    """Best effort: outside a container there is no such file."""
+    with suppress(OSError), path.open("w") as file:
+        file.write(text)

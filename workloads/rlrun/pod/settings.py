@@ -1,0 +1,96 @@
+"""What the operator tells a container by its environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.endpoints import RENDEZVOUS_PORT
+from rlrun.protocol.failures import RoleError
+
+Implementation = Literal["real", "stub"]
+_ORDINAL = re.compile(r"-(\d+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSettings:
+    """One container, from its environment."""
+
+    config: Path
+    """`RLRUN_CONFIG`: the resolved configuration of all roles."""
+    attempt: int
+    """`RLRUN_ATTEMPT`, from 1."""
+    api_key: str
+    """`RLRUN_API_KEY`: the run's secret."""
+    pod_name: str
+    """`RLRUN_POD_NAME`."""
+    pod_ip: str | None = None
+    """`RLRUN_POD_IP`; None: not told, so listen on all addresses."""
+    nodes: int = 1
+    """`RLRUN_NNODES`: pods of the trainer."""
+    master_addr: str = "127.0.0.1"
+    """`RLRUN_MASTER_ADDR`: the trainer's first pod."""
+    master_port: int = RENDEZVOUS_PORT
+    """`RLRUN_MASTER_PORT`: torchrun's store there."""
+    state: Path = Path("/run/rlrun")
+    """`RLRUN_POD_STATE`: a volume that lives as long as the pod."""
+    termination_log: Path = Path("/dev/termination-log")
+    """`RLRUN_TERMINATION_LOG`: what is written there is in the container's status."""
+    implementation: Implementation = "real"
+    """`RLRUN_IMPLEMENTATION`, set by the image: the roles of `rlrun.stub` need neither torch nor an engine."""
+
+    @property
+    def ordinal(self) -> int:
+        """The number at the end of a StatefulSet pod's name.
+
+        Raises:
+            RoleError: the name has none.
+        """
+        found = _ORDINAL.search(self.pod_name)
+        if found is None:
+            raise RoleError(
+                f"RLRUN_POD_NAME is {self.pod_name!r}; a trainer's pod ends with '-' and its ordinal", exit_codes.USAGE
+            )
+        return int(found[1])
+
+
+def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
+    """Read the environment.
+
+    Raises:
+        RoleError: a variable is missing or wrong; names it.
+    """
+    implementation = env.get("RLRUN_IMPLEMENTATION") or "real"
+    if implementation not in ("real", "stub"):
+        raise RoleError(f"RLRUN_IMPLEMENTATION is {implementation!r}, expected real or stub", exit_codes.USAGE)
+    return PodSettings(
+        config=Path(_required(env, "RLRUN_CONFIG")),
+        attempt=_number(env, "RLRUN_ATTEMPT"),
+        api_key=_required(env, "RLRUN_API_KEY"),
+        pod_name=_required(env, "RLRUN_POD_NAME"),
+        pod_ip=env.get("RLRUN_POD_IP") or None,
+        nodes=_number(env, "RLRUN_NNODES", PodSettings.nodes),
+        master_addr=env.get("RLRUN_MASTER_ADDR") or PodSettings.master_addr,
+        master_port=_number(env, "RLRUN_MASTER_PORT", PodSettings.master_port),
+        state=Path(env.get("RLRUN_POD_STATE") or PodSettings.state),
+        termination_log=Path(env.get("RLRUN_TERMINATION_LOG") or PodSettings.termination_log),
+        implementation="stub" if implementation == "stub" else "real",
+    )
+
+
+def _required(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name)
+    if not value:
+        raise RoleError(f"{name} is not set; the operator sets it in every container of a run", exit_codes.USAGE)
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name) or ("" if default is None else str(default))
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise RoleError(f"{name} is {text!r}, expected a whole number from 1", exit_codes.USAGE)
+    return int(text)

@@ -1,0 +1,45 @@
+"""Paths and ports on which the roles of a run answer, in pods and on one machine.
+
+The real roles, their stubs and whoever renders probes, Services and network policies take them from here. Keyless routes are for probes
+and the metrics scraper; all others demand the run's key as `Authorization: Bearer`. The trainer's channel has more routes: see `channel`.
+"""
+
+from __future__ import annotations
+
+# ---- the engine, InferenceConfig.port
+
+ENGINE_PORT = 8000
+ENGINE_HEALTH = "/health"
+"""Keyless. 200 while the engine's process serves: startup and liveness."""
+ENGINE_READY = "/rlrun/ready"
+"""Keyless. 200 once the engine answers and holds a policy version that the run's orchestrator handed over, 503 with the reason before."""
+ENGINE_METRICS = "/metrics"
+"""Keyless. Prometheus text, with vLLM's names."""
+ENGINE_STATUS = "/rlrun/status"
+ENGINE_UPDATE_WEIGHTS = "/rlrun/update_weights"
+ENGINE_RELOAD_WEIGHTS = "/rlrun/reload_weights"
+ENGINE_GENERATE = "/inference/v1/generate"
+
+# ---- the trainer
+
+TRAINER_PORT = 29600
+"""Rank 0's channel to the orchestrator, TrainerConfig.port."""
+TRAINER_READY = "/rlrun/trainer/ready"
+"""Keyless, on the channel. 200 once the attempt has begun and batches are taken, 503 before."""
+RENDEZVOUS_PORT = 29500
+"""torchrun's store on the trainer's first pod."""
+POD_PORT = 29601
+"""Every trainer pod's own small server: its probe, and the meeting of the pods before torchrun starts."""
+POD_READY = "/rlrun/pod/ready"
+"""Keyless. 200 while the trainer of this pod runs (in the first pod: and its attempt has begun), else 503 with the reason."""
+POD_JOIN = "/rlrun/pod/join"
+"""Where the other pods report to the first one."""
+
+# ---- the orchestrator, OrchestratorConfig.metrics_port
+
+ORCHESTRATOR_PORT = 9100
+ORCHESTRATOR_HEALTH = "/health"
+"""Keyless. 200 while the orchestrator's event loop turns."""
+ORCHESTRATOR_METRICS = "/metrics"
+"""Keyless. Prometheus text."""
+ORCHESTRATOR_PROGRESS = "/rlrun/progress"

@@ -1,0 +1,84 @@
+"""Whether a run may use a folder: is it writable, and does it hold the same run? The same rules on one machine and in a cluster."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+MIN_FREE_BYTES = 64 * 1024 * 1024
+"""Below this much space on the run's volume nothing useful can be written."""
+
+
+def check_writable(root: Path, *, remedy: str) -> None:
+    """Make the folder, and see that something can be written into it.
+
+    Args:
+        root: the run's folder.
+        remedy: what else than making space helps, as the end of `make space or ...`.
+
+    Raises:
+        RoleError: it cannot be written, or its volume is full.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / ".writable"
+        probe.write_bytes(b"x")
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise RoleError(f"cannot write to {root}: {error.strerror}", exit_codes.STORAGE) from None
+    free = shutil.disk_usage(root).free
+    if free < MIN_FREE_BYTES:
+        raise RoleError(
+            f"the volume of {root} is full: {free >> 20} MiB are free, a run needs at least {MIN_FREE_BYTES >> 20} MiB; "
+            f"make space or {remedy}",
+            exit_codes.STORAGE,
+        )
+
+
+def recorded_run(paths: RunPaths) -> TrainerConfig | None:
+    """The trainer's part of the folder's `run.json`; None when there is none.
+
+    Raises:
+        RoleError: the file is damaged.
+    """
+    if not paths.run_json.is_file():
+        return None
+    try:
+        return load_file(TrainerConfig, paths.run_json, section="trainer")
+    except ConfigError as error:
+        raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+
+
+def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) -> None:
+    """What makes a run this run may not change when it goes on in its folder: the name and the model. All else may.
+
+    Args:
+        before: of the folder's `run.json`.
+        now: of the run that wants the folder.
+        remedy: what to do about it.
+
+    Raises:
+        RoleError: names what differs.
+    """
+    for field, label in (("name", "metadata.name"), ("model", "spec.model")):
+        if getattr(before, field) != getattr(now, field):
+            raise RoleError(
+                f"{label} is another one than that of the run in {before.output_dir}: {_shown(getattr(before, field))} there, "
+                f"{_shown(getattr(now, field))} here; {remedy}",
+                exit_codes.CONFIGURATION,
+            )
+
+
+def _shown(value: object) -> str:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        return repr(value)
+    given = dump(exclude_defaults=True, by_alias=True)
+    return ", ".join(f"{key} {content!r}" for key, content in given.items())[:160]

@@ -1,0 +1,161 @@
+"""The engine behind the stub's server: what vLLM's engine client is to the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from loguru import logger
+
+from rlrun.inference.handover import UNKNOWN_VERSION
+from rlrun.stub.policy import WEIGHTS, Policy, read_policy
+from rlrun.stub.replies import Reply, Sampled, Vocabulary
+from rlrun.stub.script import InferenceScript, claim, end
+
+_REMEMBERED_PROMPTS = 100_000
+
+
+@dataclass
+class Choice:
+    """One continuation as it grows."""
+
+    reply: Reply
+    tokens: list[Sampled] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """Version that sampled each token."""
+    finish_reason: str | None = None
+
+    def spans(self) -> list[dict[str, Any]]:
+        """The versions as runs of tokens, `end` exclusive."""
+        spans: list[dict[str, Any]] = []
+        for position, label in enumerate(self.labels):
+            if spans and spans[-1]["version"] == label:
+                spans[-1]["end"] = position + 1
+            else:
+                spans.append({"version": label, "start": position, "end": position + 1})
+        return spans
+
+
+class StubEngine:
+    """Samples from the policy that it holds; satisfies `rlrun.inference.handover.Engine`.
+
+    Args:
+        model: folder of the model that it starts with.
+        seed: of all sampling; the same requests in the same order get the same answers.
+        script: durations and faults.
+        run_folder: where it is kept which faults have happened.
+        sleep: how it waits.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        seed: int,
+        script: InferenceScript,
+        run_folder: Path,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.vocabulary = Vocabulary.load(model)
+        self._policy = read_policy(model / WEIGHTS)
+        self._seed, self._script, self._run_folder, self._sleep = seed, script, run_folder, sleep
+        self._label = UNKNOWN_VERSION
+        self._going = asyncio.Event()
+        self._going.set()
+        self._hanging = False
+        self._asked: Counter[tuple[int, ...]] = Counter()
+        self.running = 0
+        """Continuations that are being sampled."""
+
+    @property
+    def errored(self) -> bool:
+        """Whether it is beyond repair; it never is."""
+        return False
+
+    async def pause_generation(self, *, mode: Any = "abort", clear_cache: bool = True) -> None:
+        """Sample no token until resumed; requests in flight stay."""
+        self._going.clear()
+
+    async def resume_generation(self) -> None:
+        """Go on, unless it hangs."""
+        if not self._hanging:
+            self._going.set()
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Label what is sampled from now on."""
+        self._label = new_version
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """There is no cache."""
+        return True
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[None]:
+        """`reload_weights`, or `check_health`, which a hanging engine never answers."""
+        if method == "reload_weights":
+            await self._reload(Path((kwargs or {})["weights_path"]))
+        elif self._hanging:
+            await asyncio.Event().wait()
+        return [None]
+
+    async def _reload(self, folder: Path) -> None:
+        policy = await asyncio.to_thread(read_policy, folder / WEIGHTS)
+        await self._sleep(self._script.update_seconds)
+        for number, fault in enumerate(self._script.faults):
+            if fault.version != policy.step or not claim(self._run_folder, number, fault.times):
+                continue
+            logger.warning(f"script: {fault.action} at version {policy.step}")
+            match fault.action:
+                case "slow_update":
+                    await self._sleep(fault.seconds)
+                case "fail_update":
+                    raise RuntimeError("the script lets this update break")
+                case "hang":
+                    self._hanging = True
+                case _:
+                    end(fault.action, fault.code)
+        self._policy = policy
+
+    async def generate(
+        self, prompt: Sequence[int], *, n: int, max_tokens: int, stop: Sequence[int], ignore_eos: bool, seed: int | None
+    ) -> list[Choice]:
+        """`n` continuations of a prompt, side by side, a token each at a time; a hand-over in between shows in their versions."""
+        stops = {*stop} if ignore_eos else {*stop, self.vocabulary.eos}
+        key = tuple(prompt)
+        self._asked[key] += 1
+        if len(self._asked) > _REMEMBERED_PROMPTS:
+            self._asked.clear()
+        text = f"{self._seed}/{seed}/{self._asked[key]}/{key}"
+        choices = [
+            Choice(Reply(self.vocabulary, prompt, Random(f"{text}/{index}"), ignore_eos=ignore_eos))
+            for index in range(n)
+        ]
+        self.running += n
+        try:
+            while growing := [choice for choice in choices if choice.finish_reason is None]:
+                await self._sleep(self._script.token_seconds)
+                await self._going.wait()
+                for choice in growing:
+                    self._sample(choice, self._policy, stops, max_tokens)
+        finally:
+            self.running -= n
+        return choices
+
+    def _sample(self, choice: Choice, policy: Policy, stops: set[int], max_tokens: int) -> None:
+        sampled = choice.reply.next(policy.accuracy)
+        choice.tokens.append(sampled)
+        choice.labels.append(self._label)
+        if sampled.token in stops:
+            choice.finish_reason = "stop"
+        elif len(choice.tokens) >= max_tokens:
+            choice.finish_reason = "length"

@@ -1,0 +1,241 @@
+"""An engine without vLLM: `python -m rlrun.stub.inference --config run.json`.
+
+Guard, `/rlrun` routes, hand-over, preflight and heartbeat are the real server's code around another engine. Of vLLM's own routes there
+are those that the roles and probes use: `/health`, `/metrics`, `/v1/models` and `/inference/v1/generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from loguru import logger
+from pydantic import BaseModel, Field
+
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.roles import InferenceConfig
+from rlrun.inference.from_config import settings_from_config
+from rlrun.inference.guard import Guard
+from rlrun.inference.handover import Handover
+from rlrun.inference.heartbeat import Heartbeat
+from rlrun.inference.preflight import FolderError, Shapes, check_model
+from rlrun.inference.routes import Control, router
+from rlrun.inference.settings import InferenceSettings, SettingsError
+from rlrun.protocol import exit_codes
+from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
+from rlrun.protocol.failures import RoleError, write_error
+from rlrun.stub.engine import Choice, StubEngine
+from rlrun.stub.script import InferenceScript, load_script
+
+TERMINATED = 128 + signal.SIGTERM
+ANSWER_SECONDS = 1.0
+KEEP_ALIVE_SECONDS = 75
+"""Like the real server: longer than the client keeps a connection."""
+
+
+class SamplingParams(BaseModel):
+    """The part of vLLM's that the stub heeds; others are taken and ignored, temperature among them."""
+
+    n: Annotated[int, Field(ge=1, le=4096)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+class GenerateRequest(BaseModel):
+    """Body of `/inference/v1/generate`."""
+
+    token_ids: Annotated[list[int], Field(min_length=1)]
+    sampling_params: SamplingParams
+    request_id: str = ""
+
+
+def application(engine: StubEngine, settings: InferenceSettings, control: Control) -> FastAPI:
+    """The server's app, without its guard."""
+    app = FastAPI(openapi_url=None)
+    app.include_router(router)
+    app.state.rlrun = control
+
+    @app.api_route(ENGINE_HEALTH, methods=["GET", "HEAD"])
+    async def health() -> Response:
+        return Response()
+
+    @app.api_route(ENGINE_METRICS, methods=["GET", "HEAD"])
+    async def metrics() -> PlainTextResponse:
+        labels = f'{{engine="0",model_name="{settings.served_model_name}"}}'
+        values = {"num_requests_running": engine.running, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+        return PlainTextResponse("".join(f"vllm:{name}{labels} {value}\n" for name, value in values.items()))
+
+    @app.api_route("/v1/models", methods=["GET", "HEAD"])
+    async def models() -> dict[str, Any]:
+        card = {"id": settings.served_model_name, "object": "model", "root": settings.model_path}
+        return {"object": "list", "data": [card]}
+
+    @app.post(ENGINE_GENERATE)
+    async def generate(request: Request, body: GenerateRequest) -> Response:
+        sampling, room = body.sampling_params, (settings.max_model_len or 2**31) - len(body.token_ids)
+        if room < 1:
+            message = f"the prompt has {len(body.token_ids)} tokens; the longest sequence is {settings.max_model_len}"
+            return JSONResponse({"error": {"code": 400, "message": message}}, status_code=400)
+        choices = await _unless_gone(
+            request,
+            engine.generate(
+                body.token_ids,
+                n=sampling.n,
+                max_tokens=min(sampling.max_tokens, room),
+                stop=sampling.stop_token_ids,
+                ignore_eos=sampling.ignore_eos,
+                seed=sampling.seed,
+            ),
+        )
+        if choices is None:
+            return Response(status_code=499)
+        return JSONResponse(
+            {"request_id": body.request_id, "choices": [_document(i, choice) for i, choice in enumerate(choices)]}
+        )
+
+    return app
+
+
+async def _unless_gone(request: Request, work: Any) -> list[Choice] | None:
+    """The result of `work`, which is cancelled when the client goes away; None then."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def _document(index: int, choice: Choice) -> dict[str, Any]:
+    content = [{"token_id": sampled.token, "logprob": sampled.logprob} for sampled in choice.tokens]
+    return {
+        "index": index,
+        "token_ids": [sampled.token for sampled in choice.tokens],
+        "logprobs": {"content": content},
+        "finish_reason": choice.finish_reason,
+        "weight_versions": choice.spans(),
+    }
+
+
+def serve(settings: InferenceSettings, script: InferenceScript, run_folder: Path) -> int:
+    """Serve until SIGTERM or SIGINT; the exit codes are those of `rlrun.inference.server.serve`.
+
+    Raises:
+        RoleError: the model folder or the address cannot be used.
+    """
+    try:
+        expected = check_model(settings)
+    except FolderError as error:
+        raise RoleError(str(error), exit_codes.DATA) from None
+    if expected is None:
+        raise RoleError(f"model.name is {settings.model_path}: the stub image runs model.tiny", exit_codes.DATA)
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise RoleError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; stop what listens there or choose another port",
+            exit_codes.UNAVAILABLE,
+        ) from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(TERMINATED))
+    with listener:
+        time.sleep(script.start_seconds)
+        return asyncio.run(_serve(settings, script, run_folder, listener, expected))
+
+
+async def _serve(
+    settings: InferenceSettings, script: InferenceScript, run_folder: Path, listener: socket.socket, expected: Shapes
+) -> int:
+    engine = StubEngine(Path(settings.model_path), seed=settings.seed, script=script, run_folder=run_folder)
+    handover = Handover(
+        engine,
+        base_model=settings.model_path,
+        weights_dir=settings.weights_dir,
+        expected=expected,
+        timeout=settings.update_timeout,
+        on_broken=_stop_soon,
+    )
+    heartbeat = Heartbeat(
+        lambda: engine.collective_rpc("check_health"),
+        interval=settings.heartbeat_interval,
+        timeout=settings.heartbeat_timeout,
+    )
+    app = application(engine, settings, Control(handover, heartbeat))
+    config = uvicorn.Config(
+        Guard(app, settings.api_key),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn puts back and raises again what it caught; this one keeps the exit code ours.
+        signal.signal(number, server.handle_exit)
+    async with _running(heartbeat):
+        logger.info(f"the engine without vLLM serves on {settings.host}:{settings.port}")
+        await server.serve(sockets=[listener])
+    return exit_codes.FAILURE if handover.fault is not None else exit_codes.OK
+
+
+def _stop_soon() -> None:
+    """End this server like a signal from outside, once the answer that says why has left."""
+    asyncio.get_running_loop().call_later(ANSWER_SECONDS, os.kill, os.getpid(), signal.SIGTERM)
+
+
+@contextlib.asynccontextmanager
+async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
+    await heartbeat.beat()
+    task = asyncio.create_task(heartbeat.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and serve; returns the exit code."""
+    logger.remove()
+    logger.add(sys.stderr, format="{time:HH:mm:ss} | {level: <7} | inference | {message}", level="INFO")
+    parser = argparse.ArgumentParser(prog="python -m rlrun.stub.inference", description="Serve a run without vLLM.")
+    parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
+    options = parser.parse_args(argv)
+    try:
+        config = load_file(InferenceConfig, options.config, section="inference")
+        settings = settings_from_config(config, api_key=os.environ.get("RLRUN_API_KEY", ""))
+        folder = Path(config.output_dir)
+        return serve(settings, load_script(folder).inference, folder)
+    except (SettingsError, ConfigError) as error:
+        failure = RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION)
+    except RoleError as error:
+        failure = error
+    print(f"inference: {failure}", file=sys.stderr, flush=True)
+    write_error(None, "inference", failure)
+    return failure.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The metrics of a stub's step, under the names of the real trainer's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol.batch import Batch
+from rlrun.stub.policy import Policy
+from rlrun.trainer.schedule import learning_rate
+
+
+def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dict[str, float]) -> dict[str, float]:
+    """What the `trained` event of a step carries.
+
+    Args:
+        config: of the trainer.
+        batch: that was trained on.
+        policy: after the step.
+        times: seconds, by metric.
+    """
+    logprobs = np.concatenate([sample.logprobs[sample.loss_mask] for sample in batch.samples])
+    advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in batch.samples])
+    return times | {
+        "loss": float(-(advantages * logprobs).mean()),
+        "grad_norm": float(np.abs(advantages).mean()),
+        "lr": learning_rate(config.scheduler, config.optimizer.lr, policy.step, config.max_steps),
+        "entropy": float(-logprobs.mean()),
+        "mismatch_kl": 0.0,
+        "mismatch_kl_max": 0.0,
+        "ratio_max": 1.0,
+        "sequences": float(sum(bool(sample.loss_mask.any()) for sample in batch.samples)),
+        "tokens": float(batch.tokens),
+        "loss_tokens": float(batch.loss_tokens),
+        "skipped_steps": 0.0,
+        "param_checksum": policy.checksum,
+        "time/optimizer": 0.0,
+        "perf/throughput": batch.tokens / max(times["time/forward_backward"], 1e-6),
+    }

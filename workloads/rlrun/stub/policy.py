@@ -1,0 +1,90 @@
+"""The stub's policy: one number that a step moves, kept in safetensors like any model's weights."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import new_folder
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import COMPLETE
+from rlrun.stub.script import PolicyScript
+
+WEIGHTS = "model-00001-of-00001.safetensors"
+INDEX = "model.safetensors.index.json"
+ACCURACY = "stub.accuracy"
+STEP = "stub.step"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The policy after `step` steps; `accuracy` is the probability that it writes the right character."""
+
+    step: int
+    accuracy: float
+
+    def trained(self, script: PolicyScript) -> Policy:
+        """One step later."""
+        kept = 0.5 ** (1 / script.half_life_steps)
+        return Policy(self.step + 1, float(np.float32(script.last + (self.accuracy - script.last) * kept)))
+
+    @property
+    def checksum(self) -> float:
+        """Equal for equal policies."""
+        return float(zlib.crc32(np.float32(self.accuracy).tobytes() + np.int32(self.step).tobytes()))
+
+
+def write_policy(file: Path, policy: Policy) -> None:
+    """Write the tensors to one file."""
+    tensors = {ACCURACY: np.array([policy.accuracy], np.float32), STEP: np.array([policy.step], np.int32)}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def read_policy(file: Path) -> Policy:
+    """Read one file.
+
+    Raises:
+        RoleError: it is not there, or holds the weights of a real model.
+    """
+    try:
+        tensors = load_file(file)
+        return Policy(int(tensors[STEP][0]), float(tensors[ACCURACY][0]))
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RoleError(
+            f"{file} holds no weights of the stub ({error}): the stub image runs model.tiny, or a folder that rlrun.stub.model made",
+            exit_codes.DATA,
+        ) from None
+
+
+def small_files(source: Path) -> dict[str, bytes]:
+    """What every version's folder repeats: configuration and tokenizer."""
+    return {
+        p.name: p.read_bytes() for p in sorted(source.iterdir()) if p.suffix in (".json", ".jinja") and p.name != INDEX
+    }
+
+
+def write_model(path: Path, policy: Policy, files: dict[str, bytes], *, complete: bool) -> None:
+    """Write a model folder that appears durable and whole.
+
+    Args:
+        path: the folder.
+        policy: the weights.
+        files: see `small_files`.
+        complete: put `COMPLETE` into it, as into a published version.
+    """
+    with new_folder(path) as folder:
+        write_policy(folder / WEIGHTS, policy)
+        size = (folder / WEIGHTS).stat().st_size
+        index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys((ACCURACY, STEP), WEIGHTS)}
+        (folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True))
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        if complete:
+            (folder / COMPLETE).touch()

@@ -1,0 +1,185 @@
+"""The script of a stub run: how long everything takes, what goes wrong when, and how fast the policy learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from loguru import logger
+from pydantic import Field, ValidationError, model_validator
+
+from rlrun.config.base import Config
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+VARIABLE = "STUB_SCRIPT"
+FILE = "stub.json"
+FAULTS_FOLDER = "stub"
+"""In the run's folder: which faults of engines have happened."""
+
+Seconds = Annotated[float, Field(ge=0, le=86400)]
+ExitCode = Annotated[int, Field(ge=0, le=255)]
+
+
+class TrainerFault(Config):
+    """Something that goes wrong in a trainer pod. It happens in every attempt that it fits."""
+
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    """Only in this attempt; default: in each."""
+    step: Annotated[int, Field(ge=0)]
+    """In this step, once its batch has come; 0: at the start, once the attempt's file is written."""
+    pod: Annotated[int, Field(ge=0)] = 0
+    """Ordinal of the trainer pod."""
+    action: Literal["exit", "sigkill", "hang", "slow_step", "slow_save", "disk_full"]
+    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing for ever. slow_step, slow_save: take `seconds`
+    longer, for the step or for its checkpoint. disk_full: its checkpoint finds the volume full."""
+    code: ExitCode = 1
+    """Of `exit`."""
+    seconds: Seconds = 5.0
+    """Of `slow_step` and `slow_save`."""
+
+    @model_validator(mode="after")
+    def _only_the_first_pod_saves(self) -> Self:
+        if self.action in ("slow_save", "disk_full") and (self.pod or not self.step):
+            raise ValueError(
+                f"{self.action} needs pod 0, which saves, and a step from 1; got pod {self.pod}, step {self.step}"
+            )
+        return self
+
+
+class InferenceFault(Config):
+    """Something that goes wrong in an engine when a version is handed over to it; the first `times` engines that get there have it."""
+
+    version: Annotated[int, Field(ge=0)]
+    """The policy version."""
+    action: Literal["exit", "sigkill", "hang", "slow_update", "fail_update"]
+    """exit, sigkill: the process ends. hang: the engine answers nothing any more. slow_update: the hand-over takes `seconds` longer.
+    fail_update: loading breaks half-way, so the server stops."""
+    code: ExitCode = 1
+    """Of `exit`."""
+    seconds: Seconds = 5.0
+    """Of `slow_update`."""
+    times: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How often in the whole run: an engine that comes back is handed the same version again."""
+
+
+class TrainerScript(Config):
+    """The trainer's part."""
+
+    start_seconds: Seconds = 0.0
+    """Loading the model."""
+    step_seconds: Seconds = 0.05
+    """Training on one batch."""
+    faults: list[TrainerFault] = Field(default_factory=list, max_length=1000)
+    """What goes wrong."""
+
+
+class InferenceScript(Config):
+    """The engine's part."""
+
+    start_seconds: Seconds = 0.0
+    """Until the server answers."""
+    token_seconds: Seconds = 0.001
+    """Sampling one token of every continuation of a request."""
+    update_seconds: Seconds = 0.0
+    """Loading weights."""
+    faults: list[InferenceFault] = Field(default_factory=list, max_length=1000)
+    """What goes wrong."""
+
+
+class PolicyScript(Config):
+    """How good the policy is: the probability of the right character at each position."""
+
+    first: Annotated[float, Field(gt=0, lt=1)] = 0.35
+    """Of version 0."""
+    last: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """That it approaches."""
+    half_life_steps: Annotated[float, Field(gt=0, le=1e6)] = 10.0
+    """Steps that halve the distance to `last`."""
+
+
+class Script(Config):
+    """All of it."""
+
+    trainer: TrainerScript = TrainerScript()
+    """Durations and faults of the trainer."""
+    inference: InferenceScript = InferenceScript()
+    """Durations and faults of each engine."""
+    policy: PolicyScript = PolicyScript()
+    """How the policy learns."""
+
+
+def load_script(run_folder: Path) -> Script:
+    """The script of the environment, else of the run's folder, else one without faults.
+
+    Raises:
+        RoleError: it is not JSON or has a wrong field; names source, field, value and what is expected.
+    """
+    text, source = os.environ.get(VARIABLE), VARIABLE
+    if not text:
+        file = run_folder / FILE
+        try:
+            text, source = file.read_text(), str(file)
+        except FileNotFoundError:
+            return Script()
+        except (OSError, ValueError) as error:
+            raise RoleError(f"{file} cannot be read: {error}", exit_codes.CONFIGURATION) from None
+    try:
+        return Script.model_validate(json.loads(text))
+    except ValidationError as error:
+        problems = [_problem(dict(entry)) for entry in error.errors(include_url=False)]
+        raise RoleError(f"{source}: {'; '.join(problems)}", exit_codes.CONFIGURATION) from None
+    except ValueError as error:
+        raise RoleError(f"{source} is not JSON: {error}", exit_codes.CONFIGURATION) from None
+
+
+def _problem(entry: dict[str, object]) -> str:
+    location = entry["loc"]
+    assert isinstance(location, tuple)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    value = json.dumps(entry["input"], default=str)
+    return f"{path or 'the script'} is {value[:100]}: {entry['msg']}"
+
+
+def end(action: str, code: int) -> None:
+    """Do what `exit`, `sigkill` and `hang` say, from whatever thread; nothing for other actions."""
+    if action == "exit":
+        os._exit(code)
+    if action == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while action in ("sigkill", "hang"):
+        time.sleep(3600)
+
+
+def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int) -> None:
+    """The faults of this moment of a trainer pod, those of saving apart."""
+    for fault in faults:
+        if fault.attempt in (None, attempt) and (fault.step, fault.pod) == (step, pod):
+            if fault.action in ("slow_save", "disk_full"):
+                continue
+            logger.warning(f"script: {fault.action} in attempt {attempt}, step {step}, pod {pod}")
+            if fault.action == "slow_step":
+                time.sleep(fault.seconds)
+            end(fault.action, fault.code)
+
+
+def claim(run_folder: Path, fault: int, times: int) -> bool:
+    """Whether engine fault number `fault` is to happen now; true at most `times` times in the whole run, whoever asks.
+
+    On a volume that this engine cannot write to it happens every time.
+    """
+    folder = run_folder / FAULTS_FOLDER
+    for number in range(times):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"inference-{fault}.{number}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:
+            return True
+        return True
+    return False

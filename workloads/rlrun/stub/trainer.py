@@ -1,0 +1,56 @@
+"""A trainer pod without torch: `python -m rlrun.stub.trainer --config run.json`.
+
+Attempts, channel, manifests, retention, metrics' names, exit codes and signals are the real trainer's. One process stands for all ranks
+of its pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, write_error
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.__main__ import attempt_number, configure_log, end_on_signal, read_config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one pod's process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="trainer", description="One pod of the trainer, without torch.")
+    parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
+    options = parser.parse_args(argv)
+    end_on_signal()
+    configure_log(0)
+    folder: Path | None = None
+    try:
+        config, attempt = read_config(options.config), attempt_number()
+        folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")
+        api_key = os.environ.get("RLRUN_API_KEY", "")
+        if not api_key:
+            raise RoleError(
+                "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
+            )
+        # Not before the signals are blocked: numpy starts threads, and one that does not block a signal would take it.
+        from rlrun.stub.loop import run
+
+        return run(config, attempt=attempt, api_key=api_key)
+    except RoleError as error:
+        logger.error(str(error))
+        failure = error
+    except Exception as error:
+        logger.opt(exception=error).error("the trainer failed")
+        failure = RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE)
+    write_error(folder, "trainer", failure)
+    return failure.code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # threads may still wait for messages; nothing is left to be written
