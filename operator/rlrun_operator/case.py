@@ -127,6 +127,8 @@ class Case:
         named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
         found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
+        if self.wanted.own_claim and self.claim is not None and is_ending(self.claim):
+            found.append(f"PersistentVolumeClaim {self.wanted.claim}")
         return found + [f"Pod {pod.name}" for pod in self._pods[1]]
 
     @cached_property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json, to_json
 
 from rlrun_operator.names import MANAGER
 from rlrun_operator.resources import BY_KIND, Resource
@@ -28,6 +28,9 @@ _PASSING = re.compile(
 """Admission that lacks something for a moment: an account that is being made, an API server that has just started."""
 _WRONG_SHAPE = "failed to create typed patch object"
 """Server-side apply says so, with status 500, of a field that does not exist or has another type."""
+
+_TWO_OWNERS = "Only one reference can have Controller set to true"
+"""The object still belongs to a deleted run of the same name, and goes with it."""
 
 Json = dict[str, Any]
 Count = Callable[[str, str, str], None]
@@ -63,7 +66,7 @@ class ApiError(Exception):
         """Validation, admission or Pod Security say no to the object itself: asking again cannot help."""
         if self.status == 403:
             return not (self.lacks_permission or self.over_quota or _PASSING.search(self.message))
-        return self.status in (400, 422) or _WRONG_SHAPE in self.message
+        return (self.status in (400, 422) and _TWO_OWNERS not in self.message) or _WRONG_SHAPE in self.message
 
 
 class UnavailableError(Exception):
@@ -244,7 +247,7 @@ class Client:
                 method,
                 self._server + path,
                 params=query,
-                data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+                data=None if body is None else to_json(body),
                 headers={"Accept": "application/json"} | ({"Content-Type": content} if body is not None else {}),
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
@@ -267,7 +270,7 @@ def address(manifest: Manifest) -> tuple[Resource, str, str]:
 
 def _answer(status: int, raw: bytes, what: str) -> Json:
     try:
-        document: Json = json.loads(raw)
+        document: Json = from_json(raw, cache_strings="keys")
     except ValueError:
         document = {}
     if status < 400:

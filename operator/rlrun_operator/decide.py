@@ -101,7 +101,9 @@ def _complete(case: Case) -> Decision:
         **report.roles(case, case.attempt, heard, over=over),
         "attempt": case.attempt,
         "next_retry_time": None,
-        "progress": progress.progressed(case.past, heard, case.total_steps, case.now),
+        "progress": progress.progressed(case.past, heard, case.total_steps, case.now).model_copy(
+            update={"waiting_on": None, "estimated_completion_time": None}
+        ),
         "checkpoint": progress.checkpointed(case.past, heard, case.now),
         "completion_time": rfc3339(case.now) if over else None,
     }

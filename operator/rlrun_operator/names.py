@@ -60,8 +60,12 @@ class Names:
 
     @property
     def account(self) -> str:
-        """ServiceAccount, Role and RoleBinding of the orchestrator; ConfigMap, Secret and NetworkPolicy of the run."""
+        """ServiceAccount, Role and RoleBinding of the orchestrator; ConfigMap and NetworkPolicy of the run."""
         return f"{self.run}-rlrun"
+
+    def secret(self, uid: str) -> str:
+        """Secret with the run's API key. It is created and never read, so that of a deleted run, on its way out, must not be taken for it."""
+        return f"{self.run}-key-{uid[:8]}"
 
     @property
     def api_access(self) -> str:

@@ -7,11 +7,12 @@ wrote itself. Only what decisions need is kept.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlrun_operator.names import RUN_LABEL
-from rlrun_operator.resources import CLAIM, LEASE, POD, RLRUN
+from rlrun_operator.resources import CLAIM, LEASE, RLRUN
+from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Manifest
 
 Key = tuple[str, str]
@@ -20,24 +21,6 @@ Ident = tuple[str, str, str]
 """Kind, namespace and name of an object."""
 TOMBSTONES = 4096
 """Deleted objects whose late events are still recognised."""
-
-_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "labels",
-    "annotations",
-    "ownerReferences",
-)
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_CONTAINER = ("name", "image", "resources")
-_CONTAINER_STATUS = ("name", "image", "ready", "started", "restartCount", "state", "lastState")
-_CLAIM_SPEC = ("storageClassName", "volumeName", "accessModes", "resources", "volumeMode")
 
 
 class Store:
@@ -64,10 +47,10 @@ class Store:
         ident = (sys.intern(manifest["kind"]), sys.intern(metadata.get("namespace", "")), metadata["name"])
         if metadata["uid"] in self._dead:
             return set()
-        slim = slimmed(manifest)
         known = self._objects.get(ident)
-        if known is not None and not _newer(slim, known):
+        if known is not None and not _newer(manifest, known):
             return set()
+        slim: Manifest = _interned(slimmed(manifest))
         if ident[0] == LEASE.kind and (known is None or _renewal(known) != _renewal(slim)):
             self._lease_changed[ident] = now
         self._objects[ident] = slim
@@ -195,14 +178,12 @@ def claim_name(run: Manifest | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _newer(new: Manifest, old: Manifest) -> bool:
+def _newer(new: Mapping[str, Any], old: Manifest) -> bool:
     """Whether `new` is a later state than `old` of what has their name."""
-    if new["metadata"]["uid"] != old["metadata"]["uid"]:
-        return _version(new) > _version(old)
-    return _version(new) >= _version(old)
+    return _version(new) > _version(old)
 
 
-def _version(manifest: Manifest) -> int:
+def _version(manifest: Mapping[str, Any]) -> int:
     """resourceVersion as a number: comparable for all objects of one API server."""
     value = str(manifest["metadata"].get("resourceVersion", ""))
     return int(value) if value.isdecimal() else sys.maxsize
@@ -219,63 +200,6 @@ def _same(a: Manifest, b: Manifest) -> bool:
 def _renewal(lease: Manifest) -> object:
     spec = lease.get("spec") or {}
     return spec.get("renewTime"), spec.get("holderIdentity")
-
-
-def slimmed(manifest: Mapping[str, Any]) -> Manifest:
-    """A copy of an object without what decisions never read; most of a pod, all managed fields."""
-    metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
-    annotations = metadata.get("annotations")
-    if annotations and _LAST_APPLIED in annotations:
-        metadata["annotations"] = {name: value for name, value in annotations.items() if name != _LAST_APPLIED}
-    slim: dict[str, Any] = {
-        "apiVersion": manifest.get("apiVersion"),
-        "kind": manifest["kind"],
-        "metadata": metadata,
-    }
-    select = _SPECS.get(manifest["kind"])
-    spec, status = manifest.get("spec"), manifest.get("status")
-    if spec is not None:
-        slim["spec"] = select(spec) if select else spec
-    if status is not None:
-        slim["status"] = _pod_status(status) if manifest["kind"] == POD.kind else status
-    result: Manifest = _interned(slim)
-    return result
-
-
-def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
-    for group in ("containers", "initContainers"):
-        if spec.get(group):
-            kept[group] = [{k: c[k] for k in _CONTAINER if k in c} for c in spec[group]]
-    return kept
-
-
-def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
-        name: status[name]
-        for name in ("phase", "conditions", "reason", "message", "podIP", "startTime")
-        if name in status
-    }
-    for group in ("containerStatuses", "initContainerStatuses"):
-        if status.get(group):
-            kept[group] = [{k: c[k] for k in _CONTAINER_STATUS if k in c} for c in status[group]]
-    return kept
-
-
-def _workload_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {"replicas": spec["replicas"]} if "replicas" in spec else {}
-
-
-def _claim_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: spec[name] for name in _CLAIM_SPEC if name in spec}
-
-
-_SPECS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "Pod": _pod_spec,
-    "StatefulSet": _workload_spec,
-    "Deployment": _workload_spec,
-    "PersistentVolumeClaim": _claim_spec,
-}
 
 
 def _interned(value: Any) -> Any:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+from pydantic_core import from_json, to_json
 
 from rlrun_operator.resources import Resource
+from rlrun_operator.slim import slimmed
 
 HEADER_SECONDS = 15.0
 """The API server begins to answer a list or a watch at once. One that is starting or stopping may never; kopf then tries again."""
@@ -39,6 +41,8 @@ class _State:
     """kopf listed and has not opened its watch yet."""
     alive_at: float | None = None
     """When the watch brought anything last."""
+    told: dict[str, int] = field(default_factory=dict)
+    """UID -> hash of what kopf was told of the object last."""
 
 
 @dataclass
@@ -85,9 +89,10 @@ class Watches:
             state.listed = True
             return response
         state.alive_at = self.clock()
-        response.content = _Tap(response.content, lambda: self._heard(state))  # type: ignore[assignment]
+        response.content = _Tap(response.content, lambda: self._heard(state), state.told)  # type: ignore[assignment]
         if state.listed:
             state.listed = False
+            state.told.clear()
             self.on_listed(stream)
         return response
 
@@ -96,16 +101,47 @@ class Watches:
 
 
 class _Tap:
-    """A response's content that tells of each chunk."""
+    """A watch's content that tells of each chunk, and whose events are thinned out before kopf handles them.
 
-    def __init__(self, content: Any, heard: Callable[[], None]) -> None:
+    Most of what a watch brings is never read here: managed fields, pod templates, counts of other controllers. An event that changes
+    nothing but those ends here; it would cost kopf a millisecond.
+    """
+
+    def __init__(self, content: Any, heard: Callable[[], None], told: dict[str, int]) -> None:
         self._content = content
         self._heard = heard
+        self._told = told
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        rest = b""
         async for chunk in self._content.iter_chunked(size):
             self._heard()
-            yield chunk
+            *lines, rest = (rest + chunk).split(b"\n")
+            thinned = b"".join(self._thinned(line) for line in lines)
+            if thinned:
+                yield thinned
+        if rest:
+            yield rest
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
+
+    def _thinned(self, line: bytes) -> bytes:
+        """One watch event as kopf is to get it; bookmarks, errors and what cannot be read are left as they are."""
+        try:
+            event = from_json(line)
+            kind = event["type"]
+            if kind not in ("ADDED", "MODIFIED", "DELETED"):
+                return line + b"\n"
+            slim = slimmed(event["object"])
+        except (ValueError, KeyError, TypeError):
+            return line + b"\n"
+        metadata = slim["metadata"]
+        content = hash(to_json({**slim, "metadata": {**metadata, "resourceVersion": ""}}))
+        if kind == "DELETED":
+            self._told.pop(metadata["uid"], None)
+        elif self._told.get(metadata["uid"]) == content:
+            return b""
+        else:
+            self._told[metadata["uid"]] = content
+        return to_json({"type": kind, "object": slim}) + b"\n"

@@ -27,7 +27,7 @@ from urllib.parse import urlparse
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
 
-from rlrun.protocol import annotations
+from rlrun.protocol import annotations as told_by
 from tests.cluster import Cluster
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ class Kube:
         load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
         self._host = urlparse(str(configuration.host))
         self._tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        self._tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+        self._tls.load_cert_chain(str(configuration.cert_file), configuration.key_file)
         self._connection: http.client.HTTPSConnection | None = None
 
     def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, ok: bool = True) -> Json:
@@ -307,7 +307,7 @@ class World:
 
     def renew(self, name: str, step: int, *, attempt: int = 1, ok: bool = True, **more: object) -> None:
         """The orchestrator tells how far it is; `more`: annotation names in snake case -> values."""
-        told = {annotations.STEP: step, annotations.ATTEMPT: attempt, annotations.REWARD: 0.5 + step / 1000}
+        told = {told_by.STEP: step, told_by.ATTEMPT: attempt, told_by.REWARD: 0.5 + step / 1000}
         told |= {f"rlrun.io/{key.replace('_', '-')}": value for key, value in more.items()}  # type: ignore[misc]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         patch = {

@@ -109,7 +109,7 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     ours: list[dict[str, Any]] = [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-        {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.names.account, "key": API_KEY}}},
+        {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.names.secret(ctx.uid), "key": API_KEY}}},
     ]
     own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
     return list({variable["name"]: variable for variable in [*ours, *own]}.values())

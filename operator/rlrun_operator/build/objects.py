@@ -43,7 +43,7 @@ def api_key_secret(ctx: RunContext, key: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(ctx, ctx.names.account),
+        "metadata": metadata(ctx, ctx.names.secret(ctx.uid)),
         "type": "Opaque",
         "immutable": True,
         "stringData": {API_KEY: key},

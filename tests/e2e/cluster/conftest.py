@@ -50,7 +50,8 @@ def new_run(cluster: api.Cluster) -> Iterator[Callable[[dict[str, Any]], KubeRun
     yield make
     for run in made:
         run.delete()
-        run.kubectl("delete", "pvc", "--all", "--wait", timeout=60)
+    for run in made:
+        run.kubectl("delete", "pvc", f"{run.name}-data", "--ignore-not-found", "--wait", timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,20 @@ import yaml
 
 from tests.cluster import Cluster, ClusterError
 
+_KILL = """
+import os, pathlib, signal, sys
+killed = 0
+for folder in pathlib.Path('/proc').iterdir():
+    if folder.name.isdigit() and int(folder.name) not in (1, os.getpid()):
+        try:
+            line = (folder / 'cmdline').read_bytes().decode().replace(chr(0), ' ')
+        except OSError:
+            continue
+        if sys.argv[1] in line and 'torchrun' not in line:
+            os.kill(int(folder.name), signal.SIGKILL)
+            killed += 1
+print(killed)
+"""
 ROOT = Path(__file__).resolve().parents[3]
 POLL_SECONDS = 0.5
 
@@ -108,6 +122,11 @@ class KubeRun:
             return int(lease["metadata"].get("annotations", {}).get("rlrun.io/checkpoint-step", 0)) >= step
 
         self.wait(f"checkpoint {step}", reached, timeout)
+
+    def kill_process(self, pod: str, container: str, words: str) -> None:
+        """SIGKILL the processes of a container whose command line holds `words`; its first process, the exit shim, lives on."""
+        killed = self.kubectl("exec", pod, "-c", container, "--", "python3", "-c", _KILL, words)
+        assert int(killed) > 0, f"no process of {pod} has {words!r} in its command line"
 
     def explain(self) -> str:
         """All that helps to see why a test failed."""

@@ -98,3 +98,17 @@ def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
     second.wait_phase("Complete")
     assert run.get()["metadata"]["resourceVersion"] == before
     assert not run.pods("trainer")
+
+
+def test_a_run_made_again_at_once_goes_on_from_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
+    run = new_run(stub_manifest("phoenix", steps=30))
+    run.apply()
+    run.wait_checkpoint(10)
+    first = run.get()["metadata"]["uid"]
+    run.kubectl("delete", "rlr", "phoenix", "--wait")  # its children are still on their way out
+    run.apply()
+    final = run.wait_phase("Complete")
+    assert run.get()["metadata"]["uid"] != first
+    assert final["checkpoint"]["resumedFromStep"] >= 10
+    assert final["attempt"] > 1, "the volume knows of attempt 1"
+    assert final["restartsCountedTowardsMax"] == 0

@@ -45,12 +45,7 @@ def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRu
     run.apply()
     run.wait_checkpoint(6, 400)
     nodes = {pod["spec"]["nodeName"] for pod in run.pods("trainer")}
-    script = (
-        "import os, pathlib, signal\n"
-        "for p in pathlib.Path('/proc').iterdir():\n"
-        "    if p.name.isdigit() and b'rlrun.trainer\\0--config' in (p / 'cmdline').read_bytes(): os.kill(int(p.name), signal.SIGKILL)\n"
-    )
-    run.kubectl("exec", "two-pods-trainer-1", "-c", "trainer", "--", "python3", "-c", script, check=False)
+    run.kill_process("two-pods-trainer-1", "trainer", "rlrun.trainer --config")
     began = time.monotonic()
     run.wait("attempt 2", lambda: run.attempt() == 2, 120)
     assert time.monotonic() - began < 60

@@ -22,16 +22,6 @@ INTERVAL = 5
 pytestmark = pytest.mark.timeout(900)
 
 
-def _kill_trainer_process(run: KubeRun) -> None:
-    """SIGKILL the trainer itself inside its pod; the pod's first process, the exit shim, lives on."""
-    script = (
-        "import os, pathlib, signal\n"
-        "for p in pathlib.Path('/proc').iterdir():\n"
-        "    if p.name.isdigit() and b'rlrun.stub.trainer' in (p / 'cmdline').read_bytes(): os.kill(int(p.name), signal.SIGKILL)\n"
-    )
-    run.kubectl("exec", f"{run.name}-trainer-0", "-c", "trainer", "--", "python3", "-c", script)
-
-
 def _trained_steps(run: KubeRun) -> list[tuple[int, int]]:
     """Step and attempt of every line of the training log."""
     claim = json.loads(run.kubectl("get", "pvc", f"{run.name}-data", "-o", "json"))
@@ -49,7 +39,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
     run.apply()
 
     run.wait_checkpoint(INTERVAL)
-    _kill_trainer_process(run)
+    run.kill_process("survivor-trainer-0", "trainer", "rlrun.stub.trainer")
     run.wait("attempt 2 trains", lambda: run.attempt() == 2 and run.status()["phase"] == "Running")
     status = run.status()
     assert status["lastFailure"]["role"] == "trainer"

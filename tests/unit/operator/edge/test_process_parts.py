@@ -185,13 +185,15 @@ class Kopf:
         self.stream = Stream(POD, "team-a")
         self.watches = Watches([self.stream], on_listed=self.listed.append, clock=lambda: self.time)
 
-    async def send(self, *, watch: bool, chunks: int = 0, status: int = 200, at: tuple[float, ...] = ()) -> None:
+    async def send(
+        self, *, watch: bool, chunks: tuple[bytes, ...] = (), status: int = 200, at: tuple[float, ...] = ()
+    ) -> bytes:
         from yarl import URL
 
         class Content:
             async def iter_chunked(self, size: int) -> Any:
-                for _ in range(chunks):
-                    yield b"{}"
+                for chunk in chunks:
+                    yield chunk
 
         class Response:
             def __init__(self) -> None:
@@ -205,10 +207,13 @@ class Kopf:
             return Response()
 
         response = await self.watches.middleware(Request(), handler)  # type: ignore[arg-type]
+        received = b""
         if watch and status == 200:
             times = iter(at)
-            async for _ in response.content.iter_chunked(1):
+            async for chunk in response.content.iter_chunked(1):
+                received += chunk
                 self.time = next(times, self.time)
+        return received
 
 
 async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_that_continues_does_not() -> None:
@@ -229,12 +234,53 @@ async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_tha
 
 async def test_a_watch_is_fresh_while_anything_comes_and_stale_when_nothing_does() -> None:
     kopf = Kopf()
-    await kopf.send(watch=True, chunks=2, at=(100.0, 200.0))
+    await kopf.send(watch=True, chunks=(b"{}\n", b"{}\n"), at=(100.0, 200.0))
     assert kopf.watches.age(kopf.stream) == pytest.approx(100.0)
     kopf.time = 100.0 + STALE_SECONDS
     assert kopf.watches.stale() == []
     kopf.time += 1.0
     assert kopf.watches.stale() == [kopf.stream]
+
+
+async def test_kopf_gets_every_line_whole_and_slim_however_the_network_cuts_it() -> None:
+    pod = make("Pod", "p", 7, run="a", spec={"nodeName": "n", "volumes": [{"name": "v"}]}, status={"phase": "Running"})
+    pod["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    bookmark = {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "9"}}}
+    error = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
+    sent = b"".join(json.dumps(e).encode() + b"\n" for e in ({"type": "ADDED", "object": pod}, bookmark, error))
+    for cut in (1, 50, len(sent)):
+        kopf = Kopf()
+        chunks = tuple(sent[i : i + cut] for i in range(0, len(sent), cut))
+        added, *others = map(json.loads, (await kopf.send(watch=True, chunks=chunks)).splitlines())
+        assert others == [bookmark, error]
+        assert added["type"] == "ADDED"
+        assert added["object"]["metadata"]["resourceVersion"] == "7"
+        assert added["object"]["spec"] == {"nodeName": "n"}
+        assert "managedFields" not in added["object"]["metadata"]
+    assert await Kopf().send(watch=True, chunks=(b"not json\n", b"half")) == b"not json\nhalf"
+
+
+async def test_kopf_is_spared_events_that_change_nothing_that_is_read() -> None:
+    def event(version: int, *, kind: str = "MODIFIED", replicas: int = 2, ready: int = 0) -> bytes:
+        status = {"replicas": 2, "readyReplicas": ready, "observedGeneration": 1}
+        sts = make("StatefulSet", "t", version, run="a", spec={"replicas": replicas}, status=status)
+        return json.dumps({"type": kind, "object": sts}).encode() + b"\n"
+
+    kopf = Kopf()
+    events = (
+        event(1, kind="ADDED"),
+        event(2, ready=1),
+        event(3, ready=2),
+        event(4, replicas=0),
+        event(5),
+        event(6, kind="DELETED"),
+    )
+    told = (await kopf.send(watch=True, chunks=events)).splitlines()
+    assert [json.loads(line)["object"]["metadata"]["resourceVersion"] for line in told] == ["1", "4", "5", "6"]
+    assert await kopf.send(watch=True, chunks=(event(7, kind="ADDED"),)), "another life of the object"
+    assert not await kopf.send(watch=True, chunks=(event(8, ready=1),)), "a watch that continues remembers"
+    await kopf.send(watch=False)
+    assert await kopf.send(watch=True, chunks=(event(9, ready=1),)), "one that begins anew does not"
 
 
 def scrape(metrics: Metrics) -> str:
@@ -295,7 +341,7 @@ def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureF
     handlers, level = root.handlers[:], root.level
     try:
         for log_format in ("plain", "json"):
-            logs.set_up("info", log_format)  # type: ignore[arg-type]
+            logs.set_up("info", log_format)
             try:
                 json.loads("{\n")
             except ValueError as error:

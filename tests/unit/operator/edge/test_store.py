@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun_operator.store import Store, slimmed
+from rlrun_operator.slim import slimmed
+from rlrun_operator.store import Store
 
 
 def make(kind: str, name: str, version: int, *, run: str | None = None, uid: str = "", **more: Any) -> dict[str, Any]:
