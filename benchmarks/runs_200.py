@@ -23,8 +23,9 @@ from kubernetes.config import load_kube_config
 
 from rlrun_operator.connection import Connection
 from tests.cluster import Cluster, up
-from tests.controlplane.conftest import install_crds
-from tests.controlplane.harness import RUNS, Json, OperatorProcess, World
+from tests.controlplane.harness import Json, OperatorProcess
+from tests.controlplane.installation import install_crds
+from tests.controlplane.world import RUNS, World
 
 RESULTS = Path(__file__).parent / "results" / "runs_200.md"
 ENGINES = 2

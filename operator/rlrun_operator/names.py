@@ -64,7 +64,7 @@ class Names:
         return f"{self.run}-rlrun"
 
     def secret(self, uid: str) -> str:
-        """Secret with the run's API key. It is created and never read, so that of a deleted run, on its way out, must not be taken for it."""
+        """Secret with the run's API key. It is created and never read, so that of a deleted run must not be taken for it."""
         return f"{self.run}-key-{uid[:8]}"
 
     @property

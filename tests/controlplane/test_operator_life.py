@@ -10,7 +10,8 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.corpus import MALFORMED, Malformed
-from tests.controlplane.harness import APPS, CORE, OperatorProcess, World, wait_for
+from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.world import APPS, CORE, World
 
 GPU = "nvidia.com/gpu"
 PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H200"}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.controlplane.harness import CORE, OperatorProcess, World, wait_for
+from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.world import CORE, World
 
 AWAY_SECONDS = 20.0
 """Longer than a leader may go without renewing its Lease."""

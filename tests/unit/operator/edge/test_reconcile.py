@@ -15,7 +15,7 @@ from rlrun_operator.names import Ref
 from rlrun_operator.observe import LookUps
 from rlrun_operator.reconcile import Reconciler, merge_patch
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Manifest, Observed, Scale
+from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Observed, Scale
 from rlrun_operator.store import Key, Store
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
@@ -335,79 +335,6 @@ async def test_an_outage_is_left_to_the_queue_and_changes_nothing() -> None:
         api.hook = lambda verb, path, body: None
         await bench.go()
     assert bench.status == {"phase": "Starting"}
-
-
-async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> None:
-    api = FakeApi()
-    events = "/api/v1/namespaces/ns/events"
-    mine: Manifest = {"message": "no node", "involvedObject": {"kind": "Pod", "name": "a-trainer-0"}}
-    for name, event in (
-        ("1", mine),
-        ("2", {"message": "not mine", "involvedObject": {"kind": "Pod", "name": "b-trainer-0"}}),
-        ("3", {"message": "quota", "involvedObject": {"kind": "ReplicaSet", "name": "a-inference-abc"}}),
-    ):
-        api.seed(f"{events}/{name}", {**event, "metadata": {}})
-    api.seed("/api/v1/nodes/n1", {"metadata": {}, "status": {"images": ["big"], "allocatable": {"cpu": "4"}}})
-
-    def brain(observed: Observed) -> Decision:
-        told = sorted(event["message"] for event in observed.events)
-        return Decision(status={"told": told}, look_up=frozenset({"events", "nodes"}))
-
-    async with serving(api) as client:
-        bench = Bench(api, client, brain)
-        bench.store.put(api.seed("/api/v1/namespaces/ns/pods/a-trainer-0", child("Pod", "a-trainer-0")), 0.0)
-        await bench.go()
-        await bench.go()
-        assert bench.status == {"told": ["no node", "quota"]}
-        nodes = bench.seen[-1].nodes
-        assert nodes is not None
-        assert nodes[0]["status"] == {"allocatable": {"cpu": "4"}}
-        assert [verb for verb, _ in api.requests].count("list") == 2, "one list of events, one of nodes"
-        bench.time += 6
-        await bench.go()
-        assert [verb for verb, _ in api.requests].count("list") == 4
-
-
-async def test_facts_that_may_not_be_read_are_done_without() -> None:
-    api = FakeApi()
-    api.hook = lambda verb, path, body: (403, "Forbidden", 'User "sa" cannot list resource') if verb == "list" else None
-    async with serving(api) as client:
-        bench = Bench(
-            api, client, lambda observed: Decision(status={"phase": "Starting"}, look_up=frozenset({"events", "nodes"}))
-        )
-        for _ in range(3):
-            bench.time += 10
-            await bench.go()
-    assert bench.status == {"phase": "Starting"}
-    assert [verb for verb, _ in api.requests].count("list") == 2, "a refusal is the answer for minutes"
-
-
-async def test_an_event_that_repeats_is_counted_up() -> None:
-    api, phase = FakeApi(), 0
-    async with serving(api) as client:
-        bench = Bench(
-            api,
-            client,
-            lambda observed: Decision(status={"n": phase}, events=(EventRecord("Warning", "Restarting", "x" * 2000),)),
-        )
-        for number in range(3):
-            phase = number
-            bench.time += 5
-            await bench.go()
-    events = [o for o in api.objects.values() if o["kind"] == "Event"]
-    assert [(e["count"], e["reason"], e["involvedObject"]["uid"]) for e in events] == [(3, "Restarting", bench.uid)]
-    assert len(events[0]["message"]) <= 1024
-
-
-async def test_an_event_that_cannot_be_posted_fails_nothing() -> None:
-    api = FakeApi()
-    api.hook = lambda verb, path, body: (403, "Forbidden", "no") if path.endswith("/events") else None
-    async with serving(api) as client:
-        bench = Bench(
-            api, client, lambda observed: Decision(status={"a": 1}, events=(EventRecord("Normal", "Started", "go"),))
-        )
-        await bench.go()
-    assert bench.status == {"a": 1}
 
 
 def test_a_merge_patch_removes_what_is_gone_at_any_depth() -> None:

@@ -1,0 +1,192 @@
+"""One namespace with runs, and the part of their pods.
+
+kwok makes pods Running and Ready. Everything that a process inside a pod would cause is caused here: renewed progress Leases, exit
+codes, failed pods.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from rlrun.protocol import annotations as told_by
+from tests.cluster import Cluster
+from tests.controlplane.harness import WAIT_SECONDS, Json, Kube, wait_for
+
+RUNS = "/apis/rlrun.io/v1alpha1"
+APPS = "/apis/apps/v1"
+LEASES = "/apis/coordination.k8s.io/v1"
+CORE = "/api/v1"
+
+
+class World:
+    """One namespace, and the pods of the runs in it."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.kube = Kube(cluster.kubeconfig)
+
+    def path(self, api: str, plural: str, name: str = "") -> str:
+        """Path of an object or of a list."""
+        return f"{api}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def create(self, name: str, **spec: Any) -> None:
+        """Create a run: the smallest spec, with `spec` over it."""
+        self.kube("POST", self.path(RUNS, "rlruns"), run(name, **spec))
+
+    def edit(self, name: str, spec: Json) -> None:
+        """Merge into a run's spec."""
+        self.kube("PATCH", self.path(RUNS, "rlruns", name), {"spec": spec})
+
+    def run(self, name: str) -> Json:
+        """The run."""
+        return self.kube("GET", self.path(RUNS, "rlruns", name))
+
+    def status(self, name: str) -> Json:
+        """Its status."""
+        return dict(self.run(name).get("status") or {})
+
+    def wait_phase(self, name: str, phase: str, *, attempt: int | None = None, timeout: float = WAIT_SECONDS) -> Json:
+        """The status, once the run is in this phase (of this attempt)."""
+        return wait_for(
+            lambda: self.status(name),
+            lambda status: status.get("phase") == phase and attempt in (None, status.get("attempt")),
+            f"run {name} is {phase}" + (f" in attempt {attempt}" if attempt else ""),
+            timeout=timeout,
+        )
+
+    def wait_told(self, name: str, words: str, *, timeout: float = WAIT_SECONDS) -> Json:
+        """The status, once its message matches."""
+        return wait_for(
+            lambda: self.status(name),
+            lambda status: re.search(words, status.get("message") or "") is not None,
+            f"run {name} says /{words}/",
+            timeout=timeout,
+        )
+
+    def condition(self, name: str, kind: str) -> Json:
+        """One condition; empty when it is not there."""
+        found = [c for c in self.status(name).get("conditions", ()) if c["type"] == kind]
+        return dict(found[0]) if found else {}
+
+    def pods(self, name: str) -> list[Json]:
+        """Pods of a run that have not ended or been deleted."""
+        found = self.kube.items(self.path(CORE, "pods") + f"?labelSelector=rlrun.io/run={name}")
+        return [p for p in found if "deletionTimestamp" not in p["metadata"] and p["status"]["phase"] != "Succeeded"]
+
+    def wait_pods_ready(self, name: str, count: int, *, timeout: float = WAIT_SECONDS) -> None:
+        """Wait until the status counts so many ready trainer and inference pods together."""
+        wait_for(
+            lambda: self.status(name),
+            lambda s: (s.get("trainer") or {}).get("ready", 0) + (s.get("inference") or {}).get("ready", 0) == count,
+            f"{count} pods of {name} are ready",
+            timeout=timeout,
+        )
+
+    def renew(self, name: str, step: int, *, attempt: int = 1, ok: bool = True, **more: object) -> None:
+        """The orchestrator tells how far it is; `more`: annotation names in snake case -> values."""
+        told = {told_by.STEP: step, told_by.ATTEMPT: attempt, told_by.REWARD: 0.5 + step / 1000}
+        told |= {f"rlrun.io/{key.replace('_', '-')}": value for key, value in more.items()}  # type: ignore[misc]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        patch = {
+            "metadata": {"annotations": {key: str(value) for key, value in told.items()}},
+            "spec": {"renewTime": now, "holderIdentity": f"{name}-orchestrator-{attempt}"},
+        }
+        self.kube("PATCH", self.path(LEASES, "leases", f"{name}-progress"), patch, ok=ok)
+
+    def start(self, name: str, *, step: int = 1, **spec: Any) -> None:
+        """Create a run and let its first attempt train."""
+        self.create(name, **spec)
+        self.wait_phase(name, "Starting")
+        self.wait_pods_ready(name, 2)
+        self.renew(name, step)
+        self.wait_phase(name, "Running")
+
+    def end_pod(self, pod: str, code: int, message: str = "") -> None:
+        """A pod that never restarts (the orchestrator's) ends with this exit code."""
+        phase = "Failed" if code else "Succeeded"
+        self._set_status(pod, {"phase": phase}, {"state": _terminated(code, message), "ready": False})
+
+    def end_container(self, pod: str, code: int, message: str = "") -> None:
+        """The container of a pod that always restarts (a trainer's) ends with this exit code; the exit shim then holds."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        held = {"lastState": _terminated(code, message), "restartCount": 1, "ready": False}
+        self._set_status(pod, {}, {**held, "state": {"running": {"startedAt": now}}})
+
+    def _set_status(self, pod: str, status: Json, container: Json) -> None:
+        found = self.kube("GET", self.path(CORE, "pods", pod))["status"]
+        containers = [{**found["containerStatuses"][0], **container}, *found["containerStatuses"][1:]]
+        conditions = [
+            {**c, "status": "False"} if c["type"] in ("Ready", "ContainersReady") else c for c in found["conditions"]
+        ]
+        patch = {"status": {**status, "containerStatuses": containers, "conditions": conditions}}
+        self.kube("PATCH", self.path(CORE, "pods", pod) + "/status", patch)
+
+    def delete(self, plural: str, name: str, api: str = CORE) -> None:
+        """Delete an object, with a pod's own grace."""
+        self.kube("DELETE", self.path(api, plural, name))
+
+    def versions(self, name: str, *, leave_out: tuple[str, ...] = ()) -> dict[str, tuple[str, int]]:
+        """All children of a run: kind and name -> resourceVersion and generation."""
+        found = {}
+        for api, plural in CHILDREN:
+            if plural in leave_out:
+                continue
+            for child in self.kube.items(self.path(api, plural) + f"?labelSelector=rlrun.io/run={name}"):
+                meta = child["metadata"]
+                found[f"{plural}/{meta['name']}"] = (meta["resourceVersion"], meta.get("generation", 0))
+        return found
+
+    def events(self, name: str) -> list[str]:
+        """Reasons of the events on a run, oldest first."""
+        found = self.kube.items(
+            self.path(CORE, "events") + f"?fieldSelector=involvedObject.kind=RLRun,involvedObject.name={name}"
+        )
+        return [
+            e["reason"] for e in sorted(found, key=lambda e: (e["firstTimestamp"], e["metadata"]["resourceVersion"]))
+        ]
+
+
+CHILDREN = (
+    (CORE, "pods"),
+    (CORE, "services"),
+    (CORE, "configmaps"),
+    (CORE, "secrets"),
+    (CORE, "serviceaccounts"),
+    (CORE, "persistentvolumeclaims"),
+    (APPS, "statefulsets"),
+    (APPS, "deployments"),
+    (LEASES, "leases"),
+    ("/apis/rbac.authorization.k8s.io/v1", "roles"),
+    ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    ("/apis/networking.k8s.io/v1", "networkpolicies"),
+)
+
+
+def run(name: str, **spec: Any) -> Json:
+    """A small run."""
+    small = {
+        "model": {"tiny": {}},
+        "maxSteps": 100,
+        "seqLen": 512,
+        "environments": [{"id": "reverse-text", "groupSize": 8}],
+        "orchestrator": {"batchSize": 16},
+    }
+    metadata = {"name": name}
+    return {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": {**small, **spec}}
+
+
+def _terminated(code: int, message: str) -> Json:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    reason = "Completed" if code == 0 else "Error"
+    return {
+        "terminated": {
+            "exitCode": code,
+            "reason": reason,
+            "message": message,
+            "startedAt": now,
+            "finishedAt": now,
+        }
+    }
