@@ -36,8 +36,7 @@ STEADY_SECONDS = 40.0
 LIMIT_SECONDS = 600.0
 APPLIES = 300
 REFERENCE_APPLY_SECONDS = 0.27e-3
-"""CPU of one such apply on the machine on which the goal of 20 ms a run was set."""
-GOAL_CPU_SECONDS = 20e-3
+"""CPU of one such apply as the design notes measured it."""
 PURPOSE = {
     ("create", "persistentvolumeclaims"): "the run's volume",
     ("create", "leases"): "where the orchestrator tells its progress",
@@ -150,9 +149,9 @@ def measure(count: int) -> str:
         ("API reads per run", f"{reads / count:.1f}", ""),
         ("operator CPU per run, create to Running", f"{busy_cpu / count * 1000:.1f} ms", "≤ 20 ms"),
         (
-            f"  the same in plain applies of {one_apply * 1000:.2f} ms each, as bare aiohttp makes them here",
-            f"{busy_cpu / count / one_apply:.0f}",
-            f"≤ {GOAL_CPU_SECONDS / REFERENCE_APPLY_SECONDS:.0f} (20 ms where one took {REFERENCE_APPLY_SECONDS * 1000:.2f} ms)",
+            "for scale: CPU of one plain apply by bare aiohttp on these cores",
+            f"{one_apply * 1000:.2f} ms ({REFERENCE_APPLY_SECONDS * 1000:.2f} ms in the design notes)",
+            "",
         ),
         (
             "operator memory (RSS): idle / all Running / later",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster import Cluster
+from tests.cluster import Cluster, ClusterError
+from tests.cluster.progress import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +17,16 @@ def install_crds(cluster: Cluster) -> None:
     """The first step of the installation; repeated, it updates."""
     chart = str(ROOT / "charts" / "rlrun-crds")
     cluster.helm("upgrade", "--install", "rlrun-crds", chart, "--namespace", "kube-system")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/rlruns.rlrun.io", "--timeout=30s")
+    # Not `kubectl wait --for=condition=Established`: it fails where the CRD has no conditions yet.
+    wait_until(lambda: _served(cluster), "the API server to serve RLRuns", timeout=30.0)
+
+
+def _served(cluster: Cluster) -> bool:
+    try:
+        cluster.kubectl("get", "rlr", "--all-namespaces")
+    except ClusterError:
+        return False
+    return True
 
 
 @contextmanager
