@@ -1,4 +1,4 @@
-"""Posts the operator's events on runs. An event that repeats is counted up, as `kubectl describe` expects; a lost one is lost."""
+"""Posts and logs the operator's events. One that repeats is counted up, as `kubectl describe` expects; a lost one is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Poster:
 
     async def post(self, run: Manifest, event: EventRecord) -> None:
         """Tell one event; never raises for what the API server says."""
-        key = (run["metadata"]["uid"], event.reason, event.message)
+        metadata = run["metadata"]
+        level = logging.WARNING if event.type == "Warning" else logging.INFO
+        log.log(level, "run %s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
+        key = (metadata["uid"], event.reason, event.message)
         name, count, since = self._posted.get(key, ("", 0, 0.0))
         if name and self._clock() - since > SAME_SECONDS:
             name, count = "", 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlrun_operator.state import Decision, EventRecord, Manifest, Observed
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import Bench, child
@@ -67,6 +69,14 @@ async def test_an_event_that_repeats_is_counted_up() -> None:
     events = [o for o in api.objects.values() if o["kind"] == "Event"]
     assert [(e["count"], e["reason"], e["involvedObject"]["uid"]) for e in events] == [(3, "Restarting", bench.uid)]
     assert len(events[0]["message"]) <= 1024
+
+
+async def test_an_event_is_logged_with_its_run(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    api, told = FakeApi(), (EventRecord("Normal", "Training", "attempt 1 trains"),)
+    async with serving(api) as client:
+        await Bench(api, client, lambda observed: Decision(status={"n": 1}, events=told)).go()
+    assert any(line.endswith(": Training: attempt 1 trains") for line in caplog.messages), caplog.messages
 
 
 async def test_an_event_that_cannot_be_posted_fails_nothing() -> None:
