@@ -41,6 +41,7 @@ unit: install
 TIERS = tests/unit tests/controlplane "tests/trainer tests/engine tests/e2e/local" "tests/cluster/selftest tests/e2e/cluster"
 test: lint
 	$(BIN)/python -m tests.cluster prepare
+	$(BIN)/python -m tests.cluster.images build
 	failed=; for tier in $(TIERS); do echo "== $$tier"; $(BIN)/pytest $$tier || failed="$$failed [$$tier]"; done; \
 	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 

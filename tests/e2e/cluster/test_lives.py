@@ -16,7 +16,7 @@ from tests.e2e.cluster.kube_run import KubeRun
 Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)  # the first one brings the cluster up, and unpacks the images where they are new
 
 
 def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
