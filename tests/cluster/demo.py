@@ -1,6 +1,6 @@
 """The main job on a fresh machine: a local cluster, the images of this checkout, `helm install`, `kubectl apply`, and a run that learns.
 
-    python -m tests.cluster.demo [--name demo] [--keep]
+    python -m tests.cluster.demo [--name demo] [--down]
 
 The bar is that of the local run: the reward of the last third of the steps is at least GAIN above that of the first five.
 """

@@ -44,7 +44,6 @@ def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRu
     run = new_run(document)
     run.apply()
     run.wait_checkpoint(6, 400)
-    nodes = {pod["spec"]["nodeName"] for pod in run.pods("trainer")}
     run.kill_process("two-pods-trainer-1", "trainer", "rlrun.trainer --config")
     began = time.monotonic()
     run.wait("attempt 2", lambda: run.attempt() == 2, 120)
@@ -54,4 +53,3 @@ def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRu
     assert final["checkpoint"]["resumedFromStep"] >= 6
     assert final["checkpoint"]["stepsLostTotal"] <= 6
     assert final["progress"]["step"] == 24
-    assert len(nodes) >= 1

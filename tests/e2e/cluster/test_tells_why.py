@@ -19,7 +19,8 @@ def _told(run: KubeRun, *words: str) -> str:
     run.apply()
 
     def found() -> str | None:
-        text = run.kubectl("describe", "rlr", run.name)
+        # What the manifest itself says does not count: only status and events are the operator's words.
+        text = run.kubectl("describe", "rlr", run.name).partition("\nStatus:")[2]
         return text if all(word in text for word in words) else None
 
     text: str = run.wait(f"describe says {', '.join(words)}", found, 60)
@@ -36,6 +37,7 @@ def test_no_gpu_node(new_run: NewRun, stub_manifest: Manifest) -> None:
 def test_wrong_label(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("wrong-label", inference={"nodeSelector": {"disk": "fast"}}))
     _told(run, "inference needs", "disk=fast")
+    assert run.condition("Scheduled")["status"] == "False"
 
 
 def test_unbound_claim(new_run: NewRun, stub_manifest: Manifest) -> None:
@@ -47,6 +49,7 @@ def test_unbound_claim(new_run: NewRun, stub_manifest: Manifest) -> None:
 def test_missing_storage_class(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("no-class", storage={"claimTemplate": {"storageClassName": "nowhere", "size": "1Gi"}}))
     _told(run, "no-class-data", "nowhere")
+    assert run.condition("StorageReady")["status"] == "False"
 
 
 def test_missing_image(new_run: NewRun, stub_manifest: Manifest) -> None:
@@ -58,3 +61,4 @@ def test_missing_image(new_run: NewRun, stub_manifest: Manifest) -> None:
 def test_missing_secret(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("no-secret", trainer={"envFrom": [{"secretRef": {"name": "hub-token"}}]}))
     _told(run, "trainer", "hub-token")
+    assert run.condition("PodsReady")["status"] == "False"
