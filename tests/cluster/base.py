@@ -111,8 +111,12 @@ class Cluster:
             seen = expired.stdout.decode(errors="replace") if isinstance(expired.stdout, bytes) else ""
             raise ClusterError(f"`{shown}` did not end within {timeout:.0f} s\n{seen[-2000:]}".rstrip()) from None
         if check and result.returncode != 0:
-            raise ClusterError(f"`{shown}` failed with {result.returncode}: {result.stderr.strip()}")
+            raise ClusterError(f"`{shown}` failed with {result.returncode}: {result.stderr.strip()}{self._damage()}")
         return result.stdout
+
+    def _damage(self) -> str:
+        """What of the cluster itself is broken, for messages; empty when nothing is known to be."""
+        return ""
 
     def load_image(self, *archives: Path) -> None:
         """Make the images of docker archives usable on every node under their names.

@@ -105,6 +105,10 @@ class NativeCluster(Cluster):
         """JSON lines, one for each write request that the API server has answered."""
         return self.state.machine(CONTROL_PLANE).log / "audit.log"
 
+    def _damage(self) -> str:
+        off = [machine for machine in (RACK, *self.plan.machines) if first_process(self.plan, machine) is None]
+        return "".join(f"\nmachine {name} is off; its last words:\n{log_tail(self.state, name, 'init')}" for name in off)
+
     def load_image(self, *archives: Path) -> None:
         """Import into the golden root, for later clusters, and into every node that is on.
 

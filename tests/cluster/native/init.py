@@ -99,8 +99,7 @@ class Daemons:
     def tick(self) -> None:
         """Reap, then bring what runs to what shall run."""
         self._reap()
-        file = self._control / "stopped"
-        stopped = file.read_text().split() if file.exists() else []
+        stopped = self._stopped()
         for pid, name in self._running.items():
             if name in stopped:
                 os.kill(pid, signal.SIGKILL)
@@ -109,6 +108,12 @@ class Daemons:
             due = time.monotonic() >= self._earliest.get(name, 0.0)
             if name not in self._running.values() and name not in stopped and due and (not gate or Path(gate).exists()):
                 self._start(name, daemon)
+
+    def _stopped(self) -> list[str]:
+        try:
+            return (self._control / "stopped").read_text().split()
+        except FileNotFoundError:  # the host removes it at any moment
+            return []
 
     def _start(self, name: str, daemon: dict[str, Any]) -> None:
         with (self._logs / f"{name}.log").open("ab") as log:
@@ -135,7 +140,7 @@ class Daemons:
             if pid == 0:
                 return
             if name := self._running.pop(pid, None):
-                (self._control / f"{name}.pid").unlink()
+                (self._control / f"{name}.pid").unlink(missing_ok=True)
                 self._earliest[name] = time.monotonic() + RESTART_DELAY_S
                 print(f"{name} ended: {os.waitstatus_to_exitcode(status)}", flush=True)
 
@@ -143,8 +148,11 @@ class Daemons:
 def open_new_volumes(folder: Path) -> None:
     """Make new volume folders writable by every user: the provisioner makes them for root alone."""
     for volume in folder.iterdir():
-        if volume.stat().st_mode & 0o7777 == 0o750:
-            volume.chmod(0o1777)
+        try:
+            if volume.stat().st_mode & 0o7777 == 0o750:
+                volume.chmod(0o1777)
+        except FileNotFoundError:  # deleted in between: the provisioner does so at any moment
+            continue
 
 
 def main() -> None:
@@ -159,9 +167,13 @@ def main() -> None:
     (Path(spec["control"]) / "up").touch()
     daemons = Daemons(spec)
     while True:
-        daemons.tick()
-        if spec["volumes"]:
-            open_new_volumes(Path(spec["volumes"]))
+        # If this process ended, all of its machine would: what one look cannot do, a full disk say, the next one tries again.
+        try:
+            daemons.tick()
+            if spec["volumes"]:
+                open_new_volumes(Path(spec["volumes"]))
+        except OSError as error:
+            print(f"init: {error}", flush=True)
         time.sleep(TICK_S)
 
 
