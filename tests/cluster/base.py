@@ -109,7 +109,9 @@ class Cluster:
             )
         except subprocess.TimeoutExpired as expired:
             seen = expired.stdout.decode(errors="replace") if isinstance(expired.stdout, bytes) else ""
-            raise ClusterError(f"`{shown}` did not end within {timeout:.0f} s\n{seen[-2000:]}".rstrip()) from None
+            raise ClusterError(
+                f"`{shown}` did not end within {timeout:.0f} s\n{seen[-2000:]}{self._damage()}"
+            ) from None
         if check and result.returncode != 0:
             raise ClusterError(f"`{shown}` failed with {result.returncode}: {result.stderr.strip()}{self._damage()}")
         return result.stdout

@@ -107,7 +107,9 @@ class NativeCluster(Cluster):
 
     def _damage(self) -> str:
         off = [machine for machine in (RACK, *self.plan.machines) if first_process(self.plan, machine) is None]
-        return "".join(f"\nmachine {name} is off; its last words:\n{log_tail(self.state, name, 'init')}" for name in off)
+        return "".join(
+            f"\nmachine {name} is off; its last words:\n{log_tail(self.state, name, 'init')}" for name in off
+        )
 
     def load_image(self, *archives: Path) -> None:
         """Import into the golden root, for later clusters, and into every node that is on.

@@ -1,0 +1,38 @@
+"""The runner of tiers: no test file is outside of every tier, and a tier that fails or finds nothing is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.tiers import STAGES, TIERS
+
+ROOT = Path(__file__).parents[2]
+GPU = "tests/gpu"
+"""Runs where there is a GPU, by hand."""
+
+
+def run(*tiers: str, options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTEST_ADDOPTS": options}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.tiers", *tiers], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
+    folders = [ROOT / folder for name in (name for stage in STAGES for name in stage) for folder in TIERS[name]]
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        if not file.is_relative_to(ROOT / GPU):
+            assert sum(file.is_relative_to(folder) for folder in folders) == 1, file
+
+
+def test_a_tier_in_which_nothing_runs_has_not_passed() -> None:
+    result = run("unit", options="--ignore-glob=* -q")
+    assert (result.returncode, "unit: FAILED (5)" in result.stdout) == (1, True), result.stdout
+
+
+def test_an_unknown_tier_is_named() -> None:
+    result = run("units", options="")
+    assert (result.returncode, "unknown tier units; there are unit, " in result.stderr) == (2, True)
