@@ -17,7 +17,11 @@ def install_crds(cluster: Cluster) -> None:
     """The first step of the installation; repeated, it updates."""
     chart = str(ROOT / "charts" / "rlrun-crds")
     cluster.helm("upgrade", "--install", "rlrun-crds", chart, "--namespace", "kube-system")
-    # Not `kubectl wait --for=condition=Established`: it fails where the CRD has no conditions yet.
+    wait_served(cluster)
+
+
+def wait_served(cluster: Cluster) -> None:
+    """Wait until RLRuns can be asked for. `kubectl wait --for=condition=Established` fails where the CRD has no conditions yet."""
     wait_until(lambda: _served(cluster), "the API server to serve RLRuns", timeout=30.0)
 
 

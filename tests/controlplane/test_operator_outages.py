@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.installation import wait_served
 from tests.controlplane.world import CORE, World
 
 AWAY_SECONDS = 20.0
@@ -255,7 +256,7 @@ def test_a_crd_that_comes_late_is_waited_for(world: World, tmp_path: Path) -> No
             assert operator.http("/livez")[0] == 200
         finally:
             cluster.kubectl("create", "-f", "-", stdin=json.dumps(kept))
-            cluster.kubectl("wait", "--for=condition=Established", "crd/rlruns.rlrun.io", "--timeout=30s")
+            wait_served(cluster)
         operator.wait_ready()
         world.start("a")
         assert "Traceback" not in operator.log()
