@@ -14,14 +14,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+REAL_IMAGES = "tests/e2e/cluster/test_real_images.py"
 TIERS: Mapping[str, Sequence[str]] = {
     "unit": ("tests/unit",),
     "controlplane": ("tests/controlplane",),
     "parts": ("tests/trainer", "tests/engine", "tests/e2e/local"),
-    "cluster": ("tests/cluster/selftest", "tests/e2e/cluster"),
+    "cluster": ("tests/cluster/selftest", "tests/e2e/cluster", f"--ignore={REAL_IMAGES}"),
+    "real": (REAL_IMAGES,),
 }
-STAGES: Sequence[Sequence[str]] = (("unit", "controlplane"), ("parts",), ("cluster",))
-"""Tiers of one stage run side by side. `controlplane` waits for controllers nearly all of its time."""
+"""Arguments of pytest."""
+STAGES: Sequence[Sequence[str]] = (("unit", "controlplane"), ("parts", "cluster"), ("real",))
+"""Tiers of one stage run side by side. `controlplane` waits for controllers, and `cluster` for stubs, nearly all of their time."""
 
 
 @dataclass
