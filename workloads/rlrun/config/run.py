@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rlrun.config.base import Config
 from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 
-# Where a role listens, and where an attempt starts, may change from attempt to attempt without changing what the run computes.
+# Where a role listens, where an attempt starts, and how many replicas share the work may change without changing what the run computes.
 _NOT_HASHED: dict[str, Any] = {
     "port": True,
     "host": True,
@@ -20,6 +20,7 @@ _NOT_HASHED: dict[str, Any] = {
     "output_dir": True,
     "uid": True,
     "replay": True,
+    "replicas": True,
     "checkpoint": {"resume": True},
 }
 
