@@ -16,7 +16,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer import checkpoint
-from rlrun.trainer.checkpoint import Progress
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
 from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step
@@ -41,10 +41,10 @@ def test_training_goes_on_bit_for_bit(
 
     model, optimizer = fresh()
     train(model, optimizer, range(1, 3))
-    checkpoint.save(model, optimizer, Progress(2, 1), tmp_path / "step", solo)
+    checkpoint.save({POLICY: Part(model, optimizer)}, Progress(2, 1), tmp_path / "step", solo)
     uninterrupted = train(model, optimizer, range(3, 6))
     again, other = fresh()
-    assert checkpoint.load(again, other, tmp_path / "step") == Progress(2, 1)
+    assert checkpoint.load({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
     assert train(again, other, range(3, 6)) == uninterrupted
 
 
@@ -58,7 +58,7 @@ def test_a_full_volume_is_told(
     model = shard(make_model(), solo)
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
     with pytest.raises(RoleError, match="volume is full") as caught:
-        checkpoint.save(model, optimizer, Progress(1), tmp_path / "checkpoints" / "step", solo)
+        checkpoint.save({POLICY: Part(model, optimizer)}, Progress(1), tmp_path / "checkpoints" / "step", solo)
     assert caught.value.code == exit_codes.STORAGE
     assert str(tmp_path / "checkpoints") in str(caught.value)
 

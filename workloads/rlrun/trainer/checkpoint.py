@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,24 @@ def seed_step(seed: int, step: int) -> None:
     torch.manual_seed(zlib.crc32(f"{seed}/{step}".encode()))  # the CPU's generator looks at 32 bits only
 
 
-def save(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, path: Path, group: Group) -> None:
+@dataclass(frozen=True)
+class Part:
+    """A module that is trained, and the optimizer that remembers how."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+POLICY = "policy"
+"""Name of the part that every run has."""
+
+
+def save(parts: Mapping[str, Part], progress: Progress, path: Path, group: Group) -> None:
     """Write the shards into `path`/trainer, durable when this returns. Every rank takes part.
 
     Args:
+        parts: what is trained, by name; the names are keys of the checkpoint.
+        progress: of the run.
         path: the checkpoint's folder; it is not complete before its manifest is written.
 
     Raises:
@@ -55,16 +69,19 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress,
             folder.mkdir(parents=True)
         group.barrier()
         writer = dcp.FileSystemWriter(folder, sync_files=True)
-        _checked(lambda: dcp.save(_state(model, optimizer, progress), storage_writer=writer))
+        _checked(lambda: dcp.save(_state(parts, progress), storage_writer=writer))
 
 
-def load(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> Progress:
-    """Fill model and optimizer from `path`/trainer, whatever the world size that wrote it. Every rank takes part."""
-    progress = Progress()
-    state = _state(model, optimizer, progress)
+def load(parts: Mapping[str, Part], path: Path) -> Progress:
+    """Fill all parts from `path`/trainer, whatever the world size that wrote it. Every rank takes part."""
+    state = _state(parts, Progress())
     reader = dcp.FileSystemReader(path / TRAINER_PART)
     _checked(lambda: dcp.load(state, storage_reader=reader))
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for name, part in parts.items():
+        loaded = state[name]
+        set_state_dict(
+            part.module, part.optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+        )
     return Progress(**{name: int(value) for name, value in state["progress"].items()})
 
 
@@ -76,7 +93,9 @@ def _checked(transfer: Callable[[], object]) -> None:
         raise RuntimeError(str(error)) from error
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
-    parameters, moments = get_state_dict(model, optimizer)
-    counts = {name: torch.tensor(value) for name, value in vars(progress).items()}
-    return {"model": parameters, "optimizer": moments, "progress": counts}
+def _state(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
+    state: dict[str, Any] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
+    for name, part in parts.items():
+        parameters, moments = get_state_dict(part.module, part.optimizer)
+        state[name] = {"model": parameters, "optimizer": moments}
+    return state

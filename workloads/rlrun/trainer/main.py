@@ -30,7 +30,7 @@ from rlrun.protocol.packing import plan
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer import checkpoint, publish, resume, versions
 from rlrun.trainer.channel import Channel
-from rlrun.trainer.checkpoint import Progress, seed_step
+from rlrun.trainer.checkpoint import POLICY, Part, Progress, seed_step
 from rlrun.trainer.completion import Completer
 from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_checked, wait_for_batch
 from rlrun.trainer.flops import model_cost, peak_flops
@@ -94,10 +94,11 @@ class _Trainer:
         self.files = publish.model_files(self.model, config.model, source)
         shard(self.model, group)
         self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
+        self.parts = {POLICY: Part(self.model, self.optimizer)}
         self.progress = Progress()
         if self.attempt.base_attempt is not None:
             base = self.paths.checkpoint(self.attempt.base_step, self.attempt.base_attempt)
-            self.progress = checkpoint.load(self.model, self.optimizer, base)
+            self.progress = checkpoint.load(self.parts, base)
         if group.leads:
             self._start_completer()
 
@@ -279,7 +280,7 @@ class _Trainer:
         """Save this rank's shards; returns seconds. The manifest follows in the background."""
         with self._timed("saving") as timer:
             path = self.paths.checkpoint(self.progress.step, self.number)
-            checkpoint.save(self.model, self.optimizer, self.progress, path, self.group)
+            checkpoint.save(self.parts, self.progress, path, self.group)
         return timer[0]
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
