@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
-from rlrun.protocol.failures import RoleError
 from rlrun.trainer import checkpoint
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
+from rlrun.trainer.saving import Saver
 from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step
 
 
@@ -41,26 +37,11 @@ def test_training_goes_on_bit_for_bit(
 
     model, optimizer = fresh()
     train(model, optimizer, range(1, 3))
-    checkpoint.save({POLICY: Part(model, optimizer)}, Progress(2, 1), tmp_path / "step", solo)
+    Saver({POLICY: Part(model, optimizer)}, solo, background=False).save(Progress(2, 1), tmp_path / "step")
     uninterrupted = train(model, optimizer, range(3, 6))
     again, other = fresh()
     assert checkpoint.load({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
     assert train(again, other, range(3, 6)) == uninterrupted
-
-
-def test_a_full_volume_is_told(
-    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
-    model = shard(make_model(), solo)
-    optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
-    with pytest.raises(RoleError, match="volume is full") as caught:
-        checkpoint.save({POLICY: Part(model, optimizer)}, Progress(1), tmp_path / "checkpoints" / "step", solo)
-    assert caught.value.code == exit_codes.STORAGE
-    assert str(tmp_path / "checkpoints") in str(caught.value)
 
 
 def test_a_steps_random_numbers_depend_on_seed_and_step_alone() -> None:

@@ -32,6 +32,8 @@ class CheckpointConfig(Config):
     """Save checkpoints. Off: an interrupted run starts again."""
     interval: Annotated[int, Field(ge=1)] = 20
     """Steps between checkpoints; the last step always makes one."""
+    save_async: bool = True
+    """Write checkpoints beside training, which then waits only for a copy in host memory. Off: it waits for the files."""
     keep_last: Annotated[int, Field(ge=1)] = 3
     """Newest complete checkpoints that are kept."""
     keep_interval: Annotated[int, Field(ge=1)] | None = None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -51,13 +52,23 @@ POLICY = "policy"
 """Name of the part that every run has."""
 
 
-def save(parts: Mapping[str, Part], progress: Progress, path: Path, group: Group) -> None:
-    """Write the shards into `path`/trainer, durable when this returns. Every rank takes part.
+def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
+    """This rank's shards of everything that a checkpoint holds; tensors share the memory of modules and optimizers."""
+    state: dict[str, Any] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
+    for name, part in parts.items():
+        parameters, moments = get_state_dict(part.module, part.optimizer)
+        state[name] = {"model": parameters, "optimizer": moments}
+    return state
+
+
+def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> None:
+    """Write the shards into `path`/trainer, durable on all ranks when this returns. Every rank takes part.
 
     Args:
-        parts: what is trained, by name; the names are keys of the checkpoint.
-        progress: of the run.
+        state: a `snapshot`, or a copy of one.
         path: the checkpoint's folder; it is not complete before its manifest is written.
+        group: the ranks.
+        peers: the process group of gloo that the ranks meet in; of the calling thread alone.
 
     Raises:
         RoleError: the volume is full or read-only.
@@ -67,14 +78,14 @@ def save(parts: Mapping[str, Part], progress: Progress, path: Path, group: Group
         if group.leads:
             shutil.rmtree(path, ignore_errors=True)
             folder.mkdir(parents=True)
-        group.barrier()
+        dist.barrier(peers)
         writer = dcp.FileSystemWriter(folder, sync_files=True)
-        _checked(lambda: dcp.save(_state(parts, progress), storage_writer=writer))
+        _checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
 
 
 def load(parts: Mapping[str, Part], path: Path) -> Progress:
     """Fill all parts from `path`/trainer, whatever the world size that wrote it. Every rank takes part."""
-    state = _state(parts, Progress())
+    state = snapshot(parts, Progress())
     reader = dcp.FileSystemReader(path / TRAINER_PART)
     _checked(lambda: dcp.load(state, storage_reader=reader))
     for name, part in parts.items():
@@ -91,11 +102,3 @@ def _checked(transfer: Callable[[], object]) -> None:
         transfer()
     except CheckpointException as error:
         raise RuntimeError(str(error)) from error
-
-
-def _state(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
-    state: dict[str, Any] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
-    for name, part in parts.items():
-        parameters, moments = get_state_dict(part.module, part.optimizer)
-        state[name] = {"model": parameters, "optimizer": moments}
-    return state

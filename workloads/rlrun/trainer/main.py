@@ -36,6 +36,7 @@ from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_ch
 from rlrun.trainer.flops import model_cost, peak_flops
 from rlrun.trainer.group import Group, process_group
 from rlrun.trainer.model import check_source, load_model, shard
+from rlrun.trainer.saving import Saver, Written
 from rlrun.trainer.schedule import learning_rate
 from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
 
@@ -96,6 +97,7 @@ class _Trainer:
         self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
         self.parts = {POLICY: Part(self.model, self.optimizer)}
         self.progress = Progress()
+        self.saver = Saver(self.parts, group, background=config.checkpoint.save_async)
         if self.attempt.base_attempt is not None:
             base = self.paths.checkpoint(self.attempt.base_step, self.attempt.base_attempt)
             self.progress = checkpoint.load(self.parts, base)
@@ -196,7 +198,7 @@ class _Trainer:
     def _step(self, step: int) -> bool:
         began = time.perf_counter()
         self._phase("waiting_for_batch")
-        path = wait_for_batch(self.feed, step, self.group, self._check_completer)
+        path = wait_for_batch(self.feed, step, self.group, self._check_checkpoints)
         if path is None:
             return False
         arrived = time.perf_counter()
@@ -211,9 +213,14 @@ class _Trainer:
         metrics["param_checksum"] = parameter_checksum(self.model)
         metrics["time/wait_for_batch"] = arrived - began
         metrics["time/broadcast_weights"] = self._publish()
-        metrics["time/save_ckpt"] = self._save() if self._checkpoint_due(step) else 0.0
+        due = self._checkpoint_due(step)
+        metrics["time/save_ckpt"] = self._save() if due else 0.0
+        if (written := self.saver.finished()) is not None:
+            metrics["time/write_ckpt"] = written.seconds
         metrics["time/step"] = time.perf_counter() - began
         self._report(step, metrics)
+        if due:
+            self.saver.then(self._written)  # after the report: the orchestrator expects `trained` first
         return True
 
     def _train(self, step: int, path: Path) -> dict[str, float]:
@@ -277,11 +284,17 @@ class _Trainer:
         return config.enabled and (step % config.interval == 0 or step == self.config.max_steps)
 
     def _save(self) -> float:
-        """Save this rank's shards; returns seconds. The manifest follows in the background."""
+        """Start to save this rank's shards; returns the seconds that the loop stood still."""
         with self._timed("saving") as timer:
-            path = self.paths.checkpoint(self.progress.step, self.number)
-            checkpoint.save(self.parts, self.progress, path, self.group)
+            self.saver.save(self.progress, self.paths.checkpoint(self.progress.step, self.number))
         return timer[0]
+
+    def _written(self, written: Written) -> None:
+        """All ranks' shards are durable: on rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
+        if self.channel is not None:
+            self.channel.emit("checkpoint_saved", written.step, path=written.path)
+        if self.completer is not None:
+            self.completer.saved(written.step, written.path)
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         if not self.group.leads:
@@ -296,13 +309,8 @@ class _Trainer:
             line = json.dumps({"step": step, "attempt": self.number, **finite})
             with storage_errors(self.paths.root, "write metrics"), self.paths.metrics.open("a") as file:
                 file.write(line + "\n")
-        saved = self.paths.checkpoint(step, self.number) if self._checkpoint_due(step) else None
         if self.channel is not None:
             self.channel.emit("trained", step, metrics=metrics)
-            if saved is not None:
-                self.channel.emit("checkpoint_saved", step, path=saved)
-        if saved is not None and self.completer is not None:
-            self.completer.saved(step, saved)
 
     def _cut_metrics(self, base_step: int) -> None:
         """In a replay this process owns `metrics.jsonl`: drop the steps that are trained again."""
@@ -314,13 +322,15 @@ class _Trainer:
     def _finish(self) -> None:
         """Wait for the orchestrator's last word, and for the last manifest."""
         self._phase("finished")
+        self.saver.wait()
+        self.saver.check()
         if self.channel is not None:
             self.channel.emit("finished", self.progress.step)
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         over = False
         while not over:
             if self.channel is not None:
-                self._check_completer()
+                self._check_checkpoints()
                 if time.monotonic() > deadline:
                     raise RoleError(
                         f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
@@ -332,10 +342,11 @@ class _Trainer:
             raise RoleError(
                 f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
             )
-        self._check_completer()
+        self._check_checkpoints()
         self.group.barrier()
 
-    def _check_completer(self) -> None:
+    def _check_checkpoints(self) -> None:
+        self.saver.check()
         if self.completer is not None and self.completer.failure is not None:
             raise self.completer.failure
 

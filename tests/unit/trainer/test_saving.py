@@ -1,0 +1,160 @@
+"""Saving beside training: the files hold the moment of the call, one save is in flight, failures are told."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer import checkpoint
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import shard
+from rlrun.trainer.saving import Saver, Written
+from rlrun.trainer.step import make_optimizer, parameter_checksum
+
+MakePart = Callable[[], Part]
+
+
+@pytest.fixture
+def make_part(solo: Group, make_model: Callable[..., nn.Module]) -> MakePart:
+    """A model after one step, so that the optimizer remembers something."""
+
+    def make() -> Part:
+        model = shard(make_model(), solo)
+        optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
+        change(Part(model, optimizer))
+        return Part(model, optimizer)
+
+    return make
+
+
+def change(part: Part) -> None:
+    for parameter in part.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    part.optimizer.step()
+
+
+def moments(part: Part) -> float:
+    return sum(float(entry["exp_avg"].to_local().double().sum()) for entry in part.optimizer.state.values())
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Writers wait until it is set."""
+    opened = threading.Event()
+    write_data = dcp.FileSystemWriter.write_data
+
+    def waiting(self: dcp.FileSystemWriter, *arguments: object) -> object:
+        assert opened.wait(30)
+        return write_data(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", waiting)
+    yield opened
+    opened.set()
+
+
+def test_what_changes_after_the_call_does_not_reach_the_files(
+    tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
+) -> None:
+    part = make_part()
+    saver = Saver({POLICY: part}, solo, background=True)
+    before = parameter_checksum(part.module), moments(part)
+    told: list[Written] = []
+    saver.save(Progress(3), tmp_path / "three")
+    saver.then(told.append)
+    change(part)
+    assert (parameter_checksum(part.module), moments(part)) != before
+    assert saver.finished() is None
+    gate.set()
+    saver.wait()
+    assert [written.step for written in told] == [3]
+    written = saver.finished()
+    assert written is not None
+    assert written.path == tmp_path / "three"
+    assert saver.finished() is None, "told twice"
+    again = make_part()
+    assert checkpoint.load({POLICY: again}, tmp_path / "three") == Progress(3)
+    assert (parameter_checksum(again.module), moments(again)) == before
+
+
+def test_the_buffers_are_reused_and_two_saves_are_never_in_flight(
+    tmp_path: Path, solo: Group, make_part: MakePart, gate: threading.Event
+) -> None:
+    part = make_part()
+    saver = Saver({POLICY: part}, solo, background=True)
+    saver.save(Progress(1), tmp_path / "1")
+    second = threading.Thread(target=saver.save, args=(Progress(2), tmp_path / "2"))
+    change(part)
+    after = parameter_checksum(part.module)
+    second.start()
+    second.join(0.3)
+    assert second.is_alive(), "the second save did not wait for the first"
+    assert not (tmp_path / "2").exists()
+    gate.set()
+    second.join(30)
+    saver.wait()
+    stager = saver._stager._state_dict_stager
+    buffers = {storage.data_ptr() for storage in stager._cached_storage_mapping.values()}
+    saver.save(Progress(3), tmp_path / "3")
+    assert {storage.data_ptr() for storage in stager._cached_storage_mapping.values()} >= buffers
+    saver.wait()
+    again = make_part()
+    checkpoint.load({POLICY: again}, tmp_path / "2")
+    assert parameter_checksum(again.module) == after
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_full_volume_is_told(
+    tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
+    saver = Saver({POLICY: make_part()}, solo, background=background)
+    told: list[Written] = []
+
+    def save() -> None:
+        saver.save(Progress(1), tmp_path / "checkpoints" / "step")
+        saver.then(told.append)
+        saver.wait()
+        saver.check()
+
+    with pytest.raises(RoleError, match="volume is full") as caught:
+        save()
+    assert caught.value.code == exit_codes.STORAGE
+    assert str(tmp_path / "checkpoints") in str(caught.value)
+    assert not told
+    assert saver.finished() is None
+    if background:
+        with pytest.raises(RoleError, match="volume is full"):
+            saver.save(Progress(2), tmp_path / "checkpoints" / "next")
+
+
+def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, make_part: MakePart) -> None:
+    parts = {POLICY: make_part(), "critic": make_part()}
+    change(parts["critic"])
+    sums = {name: (parameter_checksum(part.module), moments(part)) for name, part in parts.items()}
+    assert sums[POLICY] != sums["critic"]
+    saver = Saver(parts, solo, background=True)
+    began = time.perf_counter()
+    saver.save(Progress(1, 7), tmp_path / "one")
+    stall = time.perf_counter() - began
+    saver.wait()
+    written = saver.finished()
+    assert written is not None
+    assert 0 < written.seconds < time.perf_counter() - began - stall + 1
+    again = {POLICY: make_part(), "critic": make_part()}
+    assert checkpoint.load(again, tmp_path / "one") == Progress(1, 7)
+    assert {name: (parameter_checksum(part.module), moments(part)) for name, part in again.items()} == sums
