@@ -21,6 +21,7 @@ STEPS = 16
 INTERVAL = 4
 INTERRUPTED = 130
 SPEC: dict[str, Any] = {
+    "model": {"tiny": {}, "dtype": "float32"},  # what it has learned before does not matter here
     "maxSteps": STEPS,
     "checkpoint": {"interval": INTERVAL, "keepLast": 3},
     "evaluation": None,
