@@ -21,6 +21,11 @@ LENGTHS = [10, 20, 30, 5, 5, 10]
         ("grpo", [0.5, -0.5, 0.0, -0.66667, 0.33333, 0.33333]),
         ("rloo", [0.75, -0.75, 0.0, -1.0, 0.5, 0.5]),
         ("opo", [0.58333, -0.41667, 0.08333, -0.75, 0.25, 0.25]),
+        ("dr_grpo", [0.5, -0.5, 0.0, -0.66667, 0.33333, 0.33333]),
+        ("max_rl", [1.0, -1.0, 0.0, -1.0, 0.5, 0.5]),
+        ("reinforce_pp", [0.84758, -1.18661, -0.16952, -1.18661, 0.84758, 0.84758]),
+        ("reinforce_pp_baseline", [1.03510, -1.03510, 0.0, -1.38013, 0.69007, 0.69007]),
+        ("reward", REWARDS),
     ],
 )
 def test_check_values(name: str, expected: list[float]) -> None:
@@ -69,6 +74,10 @@ def _by_hand(name: str, rewards: list[float], lengths: list[int], options: dict[
             a = r - mean
             if options.get("std") == "group" and size > 1:
                 a /= statistics.stdev(rewards) + 1e-6
+        elif name == "max_rl":
+            a = (r - mean) / mean if mean > 0 else 0.0
+        elif name == "reward":
+            a = r
         elif name == "rloo":
             a = (r - mean) * size / (size - 1) if size > 1 else r
         elif options.get("leave_one_out"):
@@ -94,6 +103,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("rloo", {}),
     ("opo", {}),
     ("opo", {"leave_one_out": True}),
+    ("max_rl", {}),
+    ("reward", {}),
 ]
 
 
@@ -128,10 +139,10 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "grop"}, r"unknown advantage 'grop' \(did you mean grpo\?\); known: grpo, opo, rloo"),
+        ({"name": "grop"}, r"unknown advantage 'grop' \(did you mean grpo\?\); known: dr_grpo, gae, grpo"),
         (
             {"leave_one_out": True},
-            r"unknown option of advantage grpo 'leave_one_out'; known: global_std, neg_clipped, std",
+            r"unknown option of advantage grpo 'leave_one_out'; known: global_std, length_penalty, neg_clipped, std",
         ),
         ({"std": "batch"}, r"std must be one of 'none', 'group', got 'batch'"),
         ({"neg_clipped": 1}, "neg_clipped must be true or false, got 1"),
@@ -147,12 +158,46 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
         ({"name": "opo"}, "lengths must be given"),
         ({"lengths": [1]}, "lengths has 1 entries for 2 rewards"),
         ({"lengths": [1, 0]}, "lengths must be positive, got 0"),
+        ({"turns": [1]}, "turns has 1 entries for 2 rewards"),
+        ({"turns": [1, -1]}, "turns must be positive, got -1"),
+        ({"length_penalty": 0.1}, "lengths must be given where length_penalty > 0"),
+        ({"length_penalty": -1.0}, "length_penalty must be at least 0, got -1.0"),
+        ({"turn_discount": 0.0}, "turn_discount must be greater than 0 and at most 1, got 0.0"),
+        ({"name": "reinforce_pp", "global_std": True}, "unknown option of advantage reinforce_pp 'global_std'"),
     ],
 )
 def test_refusals_name_the_argument(arguments: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"name": "grpo", "rewards": [1.0, 0.0], "group_size": 2} | arguments
     with pytest.raises(ValueError, match=message):
         advantages(call.pop("name"), call.pop("rewards"), **call)
+
+
+def test_a_length_penalty_and_a_turn_discount_change_the_rewards_before_the_baseline() -> None:
+    shaped = [r * 0.5 ** (k - 1) - 0.01 * n for r, n, k in zip(REWARDS, LENGTHS, [1, 2, 3, 1, 2, 1], strict=True)]
+    for name in ("grpo", "rloo", "opo", "reinforce_pp"):
+        found = advantages(
+            name,
+            REWARDS,
+            group_size=3,
+            lengths=LENGTHS,
+            turns=[1, 2, 3, 1, 2, 1],
+            length_penalty=0.01,
+            turn_discount=0.5,
+        )
+        torch.testing.assert_close(found, advantages(name, shaped, group_size=3, lengths=LENGTHS))
+
+
+def test_max_rl_is_zero_where_the_mean_is_not_positive() -> None:
+    rewards = [1.0, -1.0, -2.0, -1.0, 3.0, 1.0]
+    assert advantages("max_rl", rewards, group_size=2).tolist() == [0, 0, 0, 0, 0.5, -0.5]
+
+
+def test_whitening_is_over_the_whole_batch() -> None:
+    found = advantages("reinforce_pp", [1.0, 0.0, 0.0, 5.0, -3.0], group_ids=[0, 0, 1, 1, 1]).double()
+    assert found.mean().item() == pytest.approx(0, abs=1e-6)
+    assert found.std().item() == pytest.approx(1, abs=1e-5)
+    assert advantages("reinforce_pp", [7.0], group_size=1).tolist() == [0.0]
+    assert advantages("reinforce_pp", [2.0] * 5, group_size=5).tolist() == [0.0] * 5
 
 
 def best_of_group(groups: RewardGroups, *, bonus: float = 1.0) -> torch.Tensor:
@@ -174,6 +219,10 @@ def test_own_advantage_by_import_path() -> None:
 
 def test_every_known_advantage_runs_with_its_defaults() -> None:
     for name, algorithm in ADVANTAGES.items():
+        if name == "gae":
+            with pytest.raises(ValueError, match=r"per token, from a critic's values: call rlrun\.algorithms\.gae"):
+                advantages(name, REWARDS, group_size=3)
+            continue
         defaults = {option: spec.default for option, spec in algorithm.options.items()}
         given_all = advantages(name, REWARDS, group_size=3, lengths=LENGTHS, **defaults)
         assert torch.equal(given_all, advantages(name, REWARDS, group_size=3, lengths=LENGTHS))

@@ -136,10 +136,17 @@ def test_teacher_pull_needs_a_reference() -> None:
     assert gradient.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
+def inputs_of(name: str, values: Tensor) -> dict[str, Tensor]:
+    """The optional inputs without which a loss refuses to run."""
+    wanted = {"decoupled_ppo": "proximal_logprobs", "ref_kl": "reference_logprobs", "distill": "reference_logprobs"}
+    return {wanted[name]: values} if name in wanted else {}
+
+
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_empty_batches_give_a_differentiable_zero(name: str) -> None:
     for denominator in (None, 0, 128.0):
-        output, gradient = run(name, mask=torch.zeros(8, dtype=torch.bool), denominator=denominator)
+        own = inputs_of(name, torch.tensor(I))
+        output, gradient = run(name, mask=torch.zeros(8, dtype=torch.bool), denominator=denominator, **own)
         assert output.loss.item() == 0
         assert gradient.tolist() == [0] * 8
         assert set(mean_metrics(output.metrics).values()) == {0.0}
@@ -152,6 +159,7 @@ def test_empty_batches_give_a_differentiable_zero(name: str) -> None:
             mask=nothing.bool(),
             sequence_lengths=[],
             denominator=denominator,
+            **inputs_of(name, nothing),
         )
         assert output.loss.item() == 0
         assert gradient.shape == (0,)
@@ -163,7 +171,8 @@ def test_empty_batches_give_a_differentiable_zero(name: str) -> None:
 def test_extreme_ratios_keep_loss_and_gradient_finite(name: str, gap: float) -> None:
     i = torch.full((8,), -300.0)
     for advantage in (1.0, -1.0):
-        output, gradient = run(name, i + gap, inference_logprobs=i, advantages=torch.full((8,), advantage))
+        own = inputs_of(name, i / 2)
+        output, gradient = run(name, i + gap, inference_logprobs=i, advantages=torch.full((8,), advantage), **own)
         assert torch.isfinite(output.loss)
         assert torch.isfinite(gradient).all()
         assert all(torch.isfinite(value) for value in output.metrics.values())
@@ -202,6 +211,8 @@ def test_only_logprobs_get_a_gradient() -> None:
             "reference_logprobs": torch.tensor(I, requires_grad=True),
             "advantages": torch.tensor([0.5, -0.5], requires_grad=True),
         }
+        if name == "sapo":
+            del constants["proximal_logprobs"]
         logprobs = torch.tensor(T, requires_grad=True)
         output = policy_loss(name, logprobs, mask=torch.tensor(MASK), sequence_lengths=LENGTHS, **constants)
         output.loss.backward()
@@ -240,7 +251,7 @@ def test_clip_fractions() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "aip"}, r"unknown loss 'aip' \(did you mean aipo\?\); known: aipo, cispo, dppo"),
+        ({"name": "aip"}, r"unknown loss 'aip' \(did you mean aipo\?\); known: aipo, cispo, decoupled_ppo"),
         ({"detla": 2.0}, r"unknown option of loss aipo 'detla' \(did you mean delta\?\); known: delta"),
         ({"delta": 0.0}, r"delta must be greater than 0, got 0.0"),
         ({"delta": math.inf}, "delta must be a finite number, got inf"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlrun.algorithms import denominator_count, mean_metrics, merge_metrics, policy_loss
+from rlrun.algorithms import Regularizers, denominator_count, mean_metrics, merge_metrics, policy_loss
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class Batch:
             advantages=self.advantages,
             mask=self.mask,
             sequence_lengths=self.lengths,
-            proximal_logprobs=self.o,
+            proximal_logprobs=None if name == "sapo" else self.o,
             reference_logprobs=self.ref,
             denominator=denominator,
+            entropy=torch.sigmoid(self.t),  # any function of t with a gradient
             **options,
         )
 
@@ -80,71 +81,179 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(t, i, t - 0.3 * scale * normal(), i - 0.2 * normal(), advantages, mask, lengths)
 
 
-def definition(name: str, batch: Batch, t: Tensor, options: dict[str, Any]) -> tuple[Tensor, int]:
-    """Sum of the loss and its default denominator, token by token from the table of the design."""
-    total, denominator = t.sum() * 0.0, 0
+def token_loss(name: str, batch: Batch, t: Tensor, k: int, on: list[int], options: dict[str, Any]) -> Tensor:
+    """The loss of token `k`, straight from the table of the design; `on` are the loss tokens of its sequence."""
+    a, i, o = batch.advantages[k], batch.i, batch.o
+    low, high = options.get("eps_low", 0.2), options.get("eps_high", 0.2)
+    rho = torch.exp(t[k] - i[k])
+    fixed, d = rho.item(), (t[k].exp() - i[k].exp()).item()
+    kl = options.get("kl_tau", 0.0) * torch.log(rho) ** 2
+    match name:
+        case "aipo":
+            return -min(fixed, options["delta"]) * a * (1 + t[k] - t[k].item())
+        case "ppo" | "decoupled_ppo":
+            r = torch.exp(t[k] - o[k])
+            term = max(-a * r, -a * r.clamp(1 - low, 1 + high))
+            term = min(term, -a * options["dual_clip"]) if a < 0 else term
+            if name == "ppo":
+                return term
+            weight = math.exp((o[k] - i[k]).item())
+            too_large = weight > options["cap"]
+            return term * (0.0 if too_large and options["cap_mode"] == "mask" else min(weight, options["cap"]))
+        case "gspo":
+            s = math.exp(sum((t[j] - o[j]).item() for j in on) / len(on))
+            token = s * torch.exp(t[k] - t[k].item())
+            return max(-a * token, -a * token.clamp(1 - low, 1 + high))
+        case "cispo":
+            return -min(max(fixed, 1 - low), 1 + high) * a * t[k]
+        case "sapo":
+            tau = options["tau_positive"] if a > 0 else options["tau_negative"]
+            return -4 / tau / (1 + torch.exp(-tau * (rho - 1))) * a
+        case "dppo":
+            drop = d > options["mask_high"] if a > 0 else d < -options["mask_low"]
+            return (0.0 if drop else -a * rho) + kl
+        case "ipo":
+            return (0.0 if abs(d) > options["thr"] else -a * rho) + kl
+        case "ref_kl" | "distill":
+            return (0.0 if d < -options["mask_low"] else -(batch.ref[k] - t[k].item()) * rho) + kl
+        case "sft":
+            return -a * t[k]
+    ratios = [math.exp((t[j] - i[j]).item()) for j in on]
+    geometric = math.exp(sum(map(math.log, ratios)) / len(on))
+    drop = not 0.125 <= fixed <= 8 or not 0.1 <= geometric <= 10 or max(ratios) > 100
+    pull = options["adv_tau"] * a - options["kl_tau"] * math.log(fixed)
+    pull = pull + options["teacher_tau"] * (batch.ref[k] - t[k].item())
+    weight = fixed
+    if options["ratio"] == "sequence":
+        weight = min(math.exp(min(sum(map(math.log, ratios)), 10.0)), 10.0)
+    return torch.zeros((), dtype=t.dtype) if drop else -weight * pull * t[k]
+
+
+def correction_weight(batch: Batch, t: Tensor, k: int, on: list[int], options: dict[str, Any], name: str) -> float:
+    """What a correction multiplies the loss of token `k` by."""
+    chosen = {
+        "action": "clamp",
+        "level": "token",
+        "measure": "ratio",
+        "reduce": "mean",
+        "low": 0.0,
+        "high": 2.0,
+    } | options
+    if chosen["measure"] == "k1":
+        chosen["low"] = -chosen["high"]
+
+    def measure(x: float) -> float:
+        return {"ratio": math.exp(x), "k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}[chosen["measure"]]
+
+    xs = {j: ((t[j] if name == "sapo" else batch.o[j]) - batch.i[j]).item() for j in on}
+    if chosen["level"] == "token":
+        value = measure(xs[k])
+    elif chosen["reduce"] == "max":
+        value = max(map(measure, xs.values()))
+    else:
+        count = len(on) if chosen["reduce"] == "mean" else 1
+        is_ratio = chosen["measure"] == "ratio"
+        value = math.exp(sum(xs.values()) / count) if is_ratio else sum(map(measure, xs.values())) / count
+    if chosen["action"] == "clamp":
+        return min(max(value, chosen["low"]), chosen["high"])
+    return float(chosen["low"] <= value <= chosen["high"])
+
+
+def definition(name: str, batch: Batch, t: Tensor, options: dict[str, Any]) -> tuple[Tensor, float]:
+    """Sum of the loss and its default denominator, token by token."""
+    by_sequence = "seq_mean_token_mean" if options.get("ratio") == "sequence" else "token_mean"
+    aggregation = options.get("aggregation", by_sequence)
+    terms = options.get("regularizers", Regularizers())
+    total, denominator = t.sum() * 0.0, 0.0
     starts = [sum(batch.lengths[:k]) for k in range(len(batch.lengths))]
     for start, length in zip(starts, batch.lengths, strict=True):
         on = [k for k in range(start, start + length) if batch.mask[k]]
         if not on:
             continue
-        a, i, o = batch.advantages, batch.i, batch.o
-        terms = []
+        of_sequence = t.sum() * 0.0
         for k in on:
-            rho, fixed = torch.exp(t[k] - i[k]), torch.exp(t[k] - i[k]).item()
-            if name == "aipo":
-                cap = options["delta"]
-                terms.append(-min(fixed, cap) * a[k] * (1 + t[k] - t[k].item()))
-            elif name == "ppo":
-                r = torch.exp(t[k] - o[k])
-                term = max(-a[k] * r, -a[k] * r.clamp(1 - options["eps_low"], 1 + options["eps_high"]))
-                terms.append(min(term, -a[k] * options["dual_clip"]) if a[k] < 0 else term)
-            elif name == "gspo":
-                s = math.exp(sum((t[j] - o[j]).item() for j in on) / len(on))
-                token = s * torch.exp(t[k] - t[k].item())
-                terms.append(max(-a[k] * token, -a[k] * token.clamp(1 - options["eps_low"], 1 + options["eps_high"])))
-            elif name == "cispo":
-                terms.append(-min(max(fixed, 1 - options["eps_low"]), 1 + options["eps_high"]) * a[k] * t[k])
-            elif name == "dppo":
-                d = (t[k].exp() - i[k].exp()).item()
-                drop = d > options["mask_high"] if a[k] > 0 else d < -options["mask_low"]
-                terms.append((0.0 if drop else -a[k] * rho) + options["kl_tau"] * torch.log(rho) ** 2)
-            else:
-                ratios = [math.exp((t[j] - i[j]).item()) for j in on]
-                geometric = math.exp(sum(map(math.log, ratios)) / len(on))
-                drop = not 0.125 <= fixed <= 8 or not 0.1 <= geometric <= 10 or max(ratios) > 100
-                pull = options["adv_tau"] * a[k] - options["kl_tau"] * math.log(fixed)
-                pull = pull + options["teacher_tau"] * (batch.ref[k] - t[k].item())
-                weight = fixed
-                if options["ratio"] == "sequence":
-                    weight = min(math.exp(min(sum(map(math.log, ratios)), 10.0)), 10.0) / len(on)
-                terms.append(torch.zeros(()) if drop else -weight * pull * t[k])
-        total = total + sum(terms)
-        denominator += 1 if options.get("ratio") == "sequence" else len(on)
+            loss = token_loss(name, batch, t, k, on, options)
+            if "correction" in options:
+                loss = loss * correction_weight(batch, t, k, on, options["correction"], name)
+            d = t[k] - batch.ref[k]
+            estimate = {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[terms.kl_kind]
+            of_sequence = of_sequence + loss + terms.kl * estimate - terms.entropy * torch.sigmoid(t[k])
+        total = total + (of_sequence / len(on) if aggregation == "seq_mean_token_mean" else of_sequence)
+        denominator += {"token_mean": len(on), "constant_length": options.get("aggregation_length")}.get(aggregation, 1)
     return total, denominator
 
 
 CLIP = {"eps_low": 0.2, "eps_high": 0.28}
+PPO = CLIP | {"dual_clip": 1.1}
 IS = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 0.0, "ratio": "token"}
+AIPO = {"delta": 1.2}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("aipo", {"delta": 8.0}),
-    ("aipo", {"delta": 1.2}),
+    ("aipo", AIPO),
     ("ppo", CLIP | {"dual_clip": 3.0}),
-    ("ppo", CLIP | {"dual_clip": 1.1}),
+    ("ppo", PPO),
+    ("decoupled_ppo", PPO | {"cap": 5.0, "cap_mode": "clamp"}),
+    ("decoupled_ppo", PPO | {"cap": 1.1, "cap_mode": "clamp"}),
+    ("decoupled_ppo", PPO | {"cap": 1.1, "cap_mode": "mask"}),
     ("gspo", {"eps_low": 3e-4, "eps_high": 4e-4}),
-    ("gspo", CLIP),
+    ("gspo", CLIP | {"aggregation": "seq_mean_token_mean"}),
     ("cispo", {"eps_low": 1.0, "eps_high": 5.0}),
     ("cispo", CLIP),
+    ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}),
+    ("sapo", {"tau_positive": 3.0, "tau_negative": 0.5, "correction": {"action": "mask", "high": 1.2}}),
     ("dppo", {"mask_low": 0.2, "mask_high": 0.2, "kl_tau": 1e-3}),
     ("dppo", {"mask_low": 0.01, "mask_high": 0.03, "kl_tau": 0.5}),
+    ("ipo", {"thr": 0.1, "kl_tau": 1e-3}),
+    ("ipo", {"thr": 0.01, "kl_tau": 0.5}),
+    ("ref_kl", {"mask_low": 0.2, "kl_tau": 1e-3}),
+    ("distill", {"mask_low": 0.01, "kl_tau": 0.5}),
+    ("sft", {}),
     ("masked_is", IS),
     ("masked_is", IS | {"adv_tau": 0.5, "teacher_tau": 0.3, "kl_tau": 0.2}),
     ("masked_is", IS | {"ratio": "sequence"}),
+    ("masked_is", IS | {"ratio": "sequence", "aggregation": "token_mean"}),
+    ("aipo", AIPO | {"aggregation": "seq_mean_token_sum"}),
+    ("aipo", AIPO | {"aggregation": "seq_mean_token_mean"}),
+    ("aipo", AIPO | {"aggregation": "constant_length", "aggregation_length": 7}),
+    ("aipo", AIPO | {"regularizers": Regularizers(entropy=0.3, kl=0.2, kl_kind="k1")}),
+    ("cispo", CLIP | {"regularizers": Regularizers(kl=0.2, kl_kind="k2"), "aggregation": "seq_mean_token_mean"}),
+    ("sft", {"regularizers": Regularizers(entropy=0.1, kl=0.2, kl_kind="k3")}),
+    ("ppo", PPO | {"correction": {"high": 1.1, "low": 0.8}}),
+    ("ppo", PPO | {"correction": {"level": "sequence", "high": 1.1}}),
+    ("gspo", CLIP | {"correction": {"level": "sequence", "reduce": "sum", "high": 1.5}}),
+    ("ppo", PPO | {"correction": {"action": "mask", "level": "sequence", "reduce": "max", "high": 1.3}}),
+    ("aipo", AIPO | {"correction": {"action": "mask", "measure": "k1", "high": 0.05}}),
+    ("aipo", AIPO | {"correction": {"action": "mask", "measure": "k2", "high": 0.05, "level": "sequence"}}),
+    (
+        "dppo",
+        {"mask_low": 0.2, "mask_high": 0.2, "kl_tau": 1e-3}
+        | {"correction": {"action": "mask", "measure": "k3", "high": 0.05, "level": "sequence", "reduce": "sum"}},
+    ),
 ]
 each_variant = pytest.mark.parametrize(("name", "options"), VARIANTS)
-each_path = pytest.mark.parametrize(("name", "options"), [VARIANTS[k] for k in (1, 3, 5, 7, 9, 11, 12)])
-"""One variant per loss and code path, the one that clips or drops most."""
+PATHS = [
+    ("decoupled_ppo", PPO | {"cap": 1.1, "cap_mode": "mask"}),
+    ("gspo", CLIP | {"aggregation": "seq_mean_token_mean"}),
+    ("masked_is", IS | {"adv_tau": 0.5, "teacher_tau": 0.3, "kl_tau": 0.2}),
+    ("masked_is", IS | {"ratio": "sequence"}),
+    (
+        "sapo",
+        {"aggregation": "seq_mean_token_sum", "correction": {"action": "mask", "level": "sequence", "reduce": "max"}},
+    ),
+    (
+        "dppo",
+        {"aggregation": "constant_length", "aggregation_length": 7, "regularizers": Regularizers(entropy=0.3, kl=0.2)},
+    ),
+]
+each_path = pytest.mark.parametrize(("name", "options"), PATHS)
+"""Together every way in which tokens of a sequence, or a sequence and its batch, depend on each other."""
 a_few = settings(max_examples=12, deadline=None)
+COUNTED = ("ratio", "aggregation", "aggregation_length")
+
+
+def count(name: str, part: Batch, options: dict[str, Any]) -> float:
+    chosen = {key: value for key, value in options.items() if key in COUNTED}
+    return float(denominator_count(name, part.mask, part.lengths, **chosen))
 
 
 def value_and_gradient(batch: Batch, name: str, denominator: Any, options: dict[str, Any]) -> tuple[float, Tensor]:
@@ -165,7 +274,7 @@ def test_value_and_gradient_equal_the_written_out_definition(name: str, options:
     value, gradient = value_and_gradient(batch, name, None, options)
     assert value == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
     torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-9)
-    assert denominator_count(name, batch.mask, batch.lengths, **options).item() == denominator
+    assert count(name, batch, options) == denominator
 
 
 @each_path
@@ -190,7 +299,7 @@ def test_micro_batches_add_up_to_the_batch(name: str, options: dict[str, Any], b
     parts = batch.sequences()
     groups = [group for group in (parts[:cut], parts[cut:]) if group]
     micro = [Batch.pack(group) for group in groups]
-    denominator = sum(denominator_count(name, part.mask, part.lengths, **options) for part in micro)
+    denominator = sum(count(name, part, options) for part in micro)
     whole = batch.loss(name, None, options)
     outputs = [part.loss(name, denominator, options) for part in micro]
     assert sum(output.loss.item() for output in outputs) == pytest.approx(whole.loss.item(), rel=1e-9, abs=1e-9)

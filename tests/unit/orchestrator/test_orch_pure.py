@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.config.learning import AdvantageConfig
+from rlrun.config.learning import AdvantageConfig, FilterConfig
 from rlrun.orchestrator.batcher import assemble, choose, split_by_age
 from rlrun.orchestrator.conversation import Recorded
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
+from rlrun.orchestrator.filters import Rules
 from rlrun.orchestrator.ledger import Ledger, LedgerError
 from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.records import MetricsFile, read_lines, spans
@@ -40,6 +41,12 @@ def group(
 ) -> FinishedGroup:
     rollouts = tuple(rollout(reward, tokens, version) for reward in rewards)
     return FinishedGroup(number, environment, f"task-{number}", version, 1.0, rollouts)
+
+
+def rules(advantage: AdvantageConfig) -> dict[str, Rules]:
+    """For every environment of these tests."""
+    own = Rules(advantage, FilterConfig(), max_tokens=16, vocabulary=100)
+    return dict.fromkeys(("e", "a", "b"), own)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_groups_are_split_by_the_age_they_would_have_in_the_step() -> None:
 
 def test_advantages_are_per_group_and_only_on_sampled_tokens() -> None:
     groups = [group(4, [1.0, 0.0, 0.5]), group(9, [0.0, 1.0, 1.0])]
-    batch = assemble(groups, step=1, attempt=1, advantage=AdvantageConfig(name="grpo"))
+    batch = assemble(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
     values = [float(s.advantages[s.loss_mask][0]) for s in batch.samples]
     np.testing.assert_allclose(values, [0.5, -0.5, 0, -2 / 3, 1 / 3, 1 / 3], atol=1e-6)
     assert all(s.advantages[0] == 0 for s in batch.samples)
@@ -179,7 +186,7 @@ def test_lengths_are_those_of_the_sampled_tokens() -> None:
     lengths, rewards = [10, 20, 30], [1.0, 0.0, 0.5]
     rollouts = tuple(rollout(r, n) for r, n in zip(rewards, lengths, strict=True))
     groups = [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)]
-    batch = assemble(groups, step=1, attempt=1, advantage=AdvantageConfig(name="opo"))
+    batch = assemble(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="opo")))
     values = [float(s.advantages[-1]) for s in batch.samples]
     np.testing.assert_allclose(values, [0.58333, -0.41667, 0.08333], atol=1e-4)
 
@@ -187,7 +194,7 @@ def test_lengths_are_those_of_the_sampled_tokens() -> None:
 def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
     rollouts = (rollout(1.0, sequences=3), rollout(0.0))
     batch = assemble(
-        [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)], step=1, attempt=1, advantage=AdvantageConfig(name="grpo")
+        [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)], step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo"))
     )
     assert [(s.rollout, float(s.advantages[-1])) for s in batch.samples] == [(0, 0.5), (0, 0.5), (0, 0.5), (1, -0.5)]
     assert batch_metrics(batch)["reward/mean"] == 0.5
@@ -220,7 +227,7 @@ def test_step_metrics_have_the_ecosystems_names_and_meanings() -> None:
         group(1, [0.0, 0.0], version=3, environment="b"),
         group(2, [1.0, 0.0], version=3, environment="b", tokens=9),
     ]
-    batch = assemble(groups, step=5, attempt=1, advantage=AdvantageConfig(name="grpo"))
+    batch = assemble(groups, step=5, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
     found = batch_metrics(batch)
     assert found["reward/mean"] == 0.5
     assert found["reward/a/mean"] == 1.0

@@ -110,6 +110,11 @@ def test_a_policy_approaches_its_last_accuracy_and_weights_of_a_real_model_are_r
         ("rloo", {}),
         ("opo", {}),
         ("opo", {"leave_one_out": True}),
+        ("dr_grpo", {"turn_discount": 0.5}),
+        ("max_rl", {"length_penalty": 0.01}),
+        ("reinforce_pp", {}),
+        ("reinforce_pp_baseline", {"neg_clipped": True}),
+        ("reward", {}),
     ],
 )
 def test_advantages_are_those_of_the_algorithms(name: str, options: dict[str, Any]) -> None:
@@ -118,9 +123,9 @@ def test_advantages_are_those_of_the_algorithms(name: str, options: dict[str, An
     rng = random.Random(0)
     ids = [0] * 4 + [1] * 3 + [2]
     rewards = [rng.choice([0.0, 0.25, 1.0]) for _ in ids]
-    lengths = [rng.randint(1, 9) for _ in ids]
-    ours = advantages(name, rewards, group_ids=ids, lengths=lengths, **options)
-    theirs = real(name, rewards, group_ids=ids, lengths=lengths, **options)
+    lengths, turns = [rng.randint(1, 9) for _ in ids], [rng.randint(1, 3) for _ in ids]
+    ours = advantages(name, rewards, group_ids=ids, lengths=lengths, turns=turns, **options)
+    theirs = real(name, rewards, group_ids=ids, lengths=lengths, turns=turns, **options)
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
 
 
@@ -133,6 +138,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from rlrun.algorithms import Objective
     from rlrun.trainer import attention
     from rlrun.trainer.group import Group
     from rlrun.trainer.step import make_optimizer, train_step
@@ -157,7 +163,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
         batch,
         [(0,)],
         group=group,
-        loss=("aipo", {}),
+        loss=Objective("aipo"),
         lr=1e-3,
         max_grad_norm=1.0,
     )

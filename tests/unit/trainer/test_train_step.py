@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlrun.algorithms import Objective
 from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
@@ -34,7 +35,7 @@ def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
                 local_part(model.lm_head.weight)[0, 0] = float("inf")
         optimizer = make_optimizer(model, OptimizerConfig(lr=0.01), solo.device)
         metrics = train_step(
-            model, optimizer, batch, rows, group=solo, loss=(loss, {}), lr=0.01, max_grad_norm=max_grad_norm
+            model, optimizer, batch, rows, group=solo, loss=Objective(loss), lr=0.01, max_grad_norm=max_grad_norm
         )
         return metrics, model
 
@@ -101,7 +102,7 @@ def test_clipping_bounds_the_update(
             make_batch(LENGTHS),
             [(0, 1, 2, 3, 4)],
             group=solo,
-            loss=("aipo", {}),
+            loss=Objective("aipo"),
             lr=1.0,
             max_grad_norm=limit,
         )
@@ -120,14 +121,19 @@ def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., 
 
 
 def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:
-    assert objective(AlgorithmConfig(preset="dppo"))[0] == "dppo"
+    assert objective(AlgorithmConfig(preset="dppo"), 64).loss == "dppo"
     chosen = AlgorithmConfig(preset="dppo", loss=LossConfig(name="cispo", options={"eps_high": 3.0}))
-    assert objective(chosen) == ("cispo", {"eps_high": 3.0})
+    assert objective(chosen, 64) == Objective("cispo", {"eps_high": 3.0})
+    by_length = AlgorithmConfig(preset="dr_grpo")
+    assert objective(by_length, 64).aggregation_length == 64
+    assert objective(by_length.model_copy(update={"aggregation_length": 9}), 64).aggregation_length == 9
+    assert objective(AlgorithmConfig(preset="gspo"), 64).aggregation == "seq_mean_token_mean"
+    assert objective(AlgorithmConfig(preset="decoupled_ppo"), 64).proximal == "recompute"
 
 
 def test_a_loss_that_cannot_be_imported_is_told_before_a_model_is_loaded() -> None:
     with pytest.raises(RoleError, match=r"algorithm\.loss.*no_such_module") as caught:
-        objective(AlgorithmConfig(loss=LossConfig(name="no_such_module:loss")))
+        objective(AlgorithmConfig(loss=LossConfig(name="no_such_module:loss")), 64)
     assert caught.value.code == 78
 
 

@@ -5,31 +5,50 @@ Names, options and presets are data in `rlrun.config.algorithm_names`.
 """
 
 from rlrun.algorithms.advantages import ADVANTAGES, RewardGroups, advantages
+from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights
+from rlrun.algorithms.correction import Corrected, correct_mismatch
 from rlrun.algorithms.custom import Algorithm
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.metrics import mean_metrics, merge_metrics
+from rlrun.algorithms.objective import Objective
 from rlrun.algorithms.policy import LOSSES, LossOutput, denominator_count, policy_loss
-from rlrun.config.algorithm_names import DEFAULT_ADVANTAGE, DEFAULT_LOSS, PRESETS, Preset
+from rlrun.algorithms.proximal import proximal_logprobs
+from rlrun.algorithms.regularizers import Regularizers
+from rlrun.algorithms.returns import Estimate, Moments, gae, returns_to_go, whiten
+from rlrun.config.algorithm_names import AGGREGATIONS, DEFAULT_ADVANTAGE, DEFAULT_LOSS, PRESETS, Preset
 
 __all__ = [
     "ADVANTAGES",
+    "AGGREGATIONS",
     "DEFAULT_ADVANTAGE",
     "DEFAULT_LOSS",
     "LOSSES",
     "PRESETS",
     "Algorithm",
+    "Corrected",
+    "Estimate",
     "LossInputs",
     "LossOutput",
+    "Moments",
+    "Objective",
     "Preset",
+    "Regularizers",
     "RewardGroups",
     "TokenLoss",
     "advantages",
+    "aggregation_count",
+    "aggregation_weights",
+    "correct_mismatch",
     "denominator_count",
+    "gae",
     "kl_estimate",
     "mean_metrics",
     "merge_metrics",
     "mismatch_kl",
     "policy_loss",
+    "proximal_logprobs",
+    "returns_to_go",
+    "whiten",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms.custom import bind, builtins
+from rlrun.config.algorithm_names import is_import_path
 
 STD_FLOOR = 1e-6
 
@@ -49,6 +50,7 @@ def advantages(
     group_size: int | None = None,
     group_ids: Tensor | Sequence[int] | None = None,
     lengths: Tensor | Sequence[int] | None = None,
+    turns: Tensor | Sequence[int] | None = None,
     **options: Any,
 ) -> Tensor:
     """One advantage per rollout, `[N]` fp32.
@@ -59,7 +61,8 @@ def advantages(
         rewards: `[N]`.
         group_size: contiguous groups of this size; or
         group_ids: `[N]` integers, equal within a group; groups may be of any size and interleaved.
-        lengths: `[N]` positive lengths in tokens, read by `opo`.
+        lengths: `[N]` positive lengths in tokens, read by `opo` and by a `length_penalty`.
+        turns: `[N]` positive numbers of the model's turns, read by a `turn_discount`; default: one each.
         options: of the estimator, see `ADVANTAGES[name].options`. `global_std` looks at the rewards of this call.
 
     Raises:
@@ -68,11 +71,11 @@ def advantages(
     function, complete = bind("advantage", name, ADVANTAGES, options)
     values = _vector("rewards", rewards)
     ids, num_groups = _groups(len(values), group_size, group_ids, values.device)
-    weights = None if lengths is None else _vector("lengths", lengths).to(values.device)
-    if weights is not None and len(weights) != len(values):
-        raise ValueError(f"lengths has {len(weights)} entries for {len(values)} rewards")
-    if weights is not None and bool((weights < 1).any()):
-        raise ValueError(f"lengths must be positive, got {weights.min().item():g}")
+    weights, steps = _counts("lengths", lengths, values), _counts("turns", turns, values)
+    if not is_import_path(name):
+        values = _shaped(
+            values, weights, steps, complete.pop("turn_discount", 1.0), complete.pop("length_penalty", 0.0)
+        )
     result = function(RewardGroups(values, ids, num_groups, weights), **complete)
     if not isinstance(result, Tensor) or result.shape != values.shape or not bool(torch.isfinite(result).all()):
         raise ValueError(f"advantage {name} must return {len(values)} finite numbers in a tensor, got {result}")
@@ -88,6 +91,11 @@ def grpo(groups: RewardGroups, *, std: str, global_std: bool, neg_clipped: bool)
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
+def dr_grpo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+    """R - mean (Liu et al. 2025); the constant length is the aggregation's part."""
+    return _finish(groups, groups.centred, global_std, neg_clipped)
+
+
 def rloo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
     """(R - mean)·G/(G-1), that is R less the mean of the others (Ahmadian et al. 2024); a group of 1 keeps R."""
     others = (groups.sizes - 1).clamp(min=1)
@@ -98,7 +106,7 @@ def rloo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor
 def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clipped: bool) -> Tensor:
     """R - ΣR·L/ΣL: the baseline of least variance if the gradient's norm grows with length (OPO, Hao et al. 2025).
 
-    `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; 0 in a group of 1.
+    `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; a group of 1 keeps R.
     """
     if groups.lengths is None:
         raise ValueError("lengths must be given for advantage opo: it weights the baseline by length")
@@ -112,8 +120,76 @@ def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clip
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"grpo": grpo, "rloo": rloo, "opo": opo}
+def max_rl(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+    """(R - mean)/mean of the group; 0 where the mean is not positive (MaxRL)."""
+    mean = groups.rewards - groups.centred
+    advantage = torch.where(mean > 0, groups.centred / torch.where(mean > 0, mean, 1), 0)
+    return _finish(groups, advantage, global_std, neg_clipped)
+
+
+def reinforce_pp(groups: RewardGroups, *, neg_clipped: bool) -> Tensor:
+    """R whitened over the batch: the return-to-go of an outcome reward with γ = 1 (REINFORCE++, Hu et al. 2025)."""
+    return _finish(groups, _whitened(groups.rewards), False, neg_clipped)
+
+
+def reinforce_pp_baseline(groups: RewardGroups, *, neg_clipped: bool) -> Tensor:
+    """R - mean of the group, whitened over the batch (REINFORCE++-baseline)."""
+    return _finish(groups, _whitened(groups.centred), False, neg_clipped)
+
+
+def reward(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+    """R (REINFORCE without a baseline)."""
+    return _finish(groups, groups.rewards, global_std, neg_clipped)
+
+
+def _per_token(groups: RewardGroups, **options: Any) -> Tensor:
+    raise ValueError("advantage gae is estimated per token, from a critic's values: call rlrun.algorithms.gae")
+
+
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "opo": opo,
+    "max_rl": max_rl,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "reward": reward,
+    "gae": _per_token,
+}
 ADVANTAGES = builtins("advantage", FUNCTIONS)
+SHAPING = ("turn_discount", "length_penalty")
+"""Options of every estimator above that change the rewards before it sees them."""
+
+
+def _shaped(
+    rewards: Tensor, lengths: Tensor | None, turns: Tensor | None, turn_discount: float, length_penalty: float
+) -> Tensor:
+    """R·γ^(turns - 1) - penalty·L."""
+    if turns is not None:
+        rewards = rewards * turn_discount ** (turns - 1)
+    if length_penalty == 0:
+        return rewards
+    if lengths is None:
+        raise ValueError("lengths must be given where length_penalty > 0")
+    return rewards - length_penalty * lengths
+
+
+def _whitened(values: Tensor) -> Tensor:
+    """Less the mean, divided by the unbiased standard deviation + 1e-6; a single value becomes 0."""
+    centred = values - values.mean() if len(values) else values
+    return centred / (values.std() + STD_FLOOR) if len(values) > 1 else centred
+
+
+def _counts(name: str, counts: Tensor | Sequence[int] | None, rewards: Tensor) -> Tensor | None:
+    if counts is None:
+        return None
+    values = _vector(name, counts).to(rewards.device)
+    if len(values) != len(rewards):
+        raise ValueError(f"{name} has {len(values)} entries for {len(rewards)} rewards")
+    if bool((values < 1).any()):
+        raise ValueError(f"{name} must be positive, got {values.min().item():g}")
+    return values
 
 
 def _finish(groups: RewardGroups, advantage: Tensor, global_std: bool, neg_clipped: bool) -> Tensor:

@@ -48,6 +48,22 @@ def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float
     return TokenLoss(loss, _ratio_metrics(ratio) | {"clip_fraction": is_clipped})
 
 
+def decoupled_ppo(
+    inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float, cap: float, cap_mode: str
+) -> TokenLoss:
+    """PPO on exp(t - o), weighted by w = sg exp(o - i), capped or dropped above `cap` (Hilton et al. 2022; AReaL)."""
+    if inputs.proximal_logprobs is None:
+        raise ValueError("proximal_logprobs must be given for loss decoupled_ppo; without them use ppo")
+    result = ppo(inputs, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip)
+    log_weight = inputs.proximal_logprobs - inputs.inference_logprobs
+    above = log_weight > math.log(cap)
+    weight = log_weight.clamp(max=math.log(cap)).exp()
+    if cap_mode == "mask":
+        weight = torch.where(above, 0, weight)
+    metrics = {"weight": weight, "cap_fraction": above}
+    return TokenLoss(weight * result.loss, {**result.metrics, **metrics})
+
+
 def gspo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
     """PPO's clip on s = exp(mean over the sequence of t - o), as sg(s)·exp(t - sg t) per token (GSPO-token).
 
@@ -68,17 +84,47 @@ def cispo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
     return TokenLoss(loss, _ratio_metrics(ratio) | {"clip_fraction": weight != ratio})
 
 
+def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> TokenLoss:
+    """-(4/τ)·σ(τ(ρ - 1))·A, τ by the sign of A (SAPO, Gao et al. 2025): the slope is -A at ρ = 1 and fades away from it."""
+    if inputs.proximal_logprobs is not None:
+        raise ValueError(
+            "proximal_logprobs must not be given for loss sapo: its gate is centred on the engine's policy"
+        )
+    ratio = bounded_exp(inputs.log_ratio)
+    tau = torch.full_like(ratio, tau_negative).masked_fill(inputs.advantages > 0, tau_positive).detach()
+    gate = 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0))
+    return TokenLoss(-gate * inputs.advantages, {**_ratio_metrics(ratio), "gate": gate})
+
+
 def dppo(inputs: LossInputs, *, mask_low: float, mask_high: float, kl_tau: float) -> TokenLoss:
     """-A·ρ + kl_tau·(log ρ)²; a token that moved too far with its advantage keeps only the second term.
 
     With d = e^t - e^i, dropped where A > 0 and d > mask_high, or A <= 0 and d < -mask_low.
     """
-    log_ratio = inputs.log_ratio
-    ratio = bounded_exp(log_ratio)
-    moved = inputs.logprobs.detach().exp() - inputs.inference_logprobs.exp()
+    moved = _moved(inputs)
     dropped = torch.where(inputs.advantages > 0, moved > mask_high, moved < -mask_low)
-    loss = torch.where(dropped, 0, -inputs.advantages * ratio) + kl_tau * log_ratio.square()
-    return TokenLoss(loss, _ratio_metrics(ratio) | {"dropped_fraction": dropped})
+    return _trust_region(inputs, -inputs.advantages, dropped, kl_tau)
+
+
+def ipo(inputs: LossInputs, *, thr: float, kl_tau: float) -> TokenLoss:
+    """-A·ρ + kl_tau·(log ρ)²; a token with abs(e^t - e^i) > thr keeps only the second term, whatever the sign of A."""
+    return _trust_region(inputs, -inputs.advantages, _moved(inputs).abs() > thr, kl_tau)
+
+
+def ref_kl(inputs: LossInputs, *, mask_low: float, kl_tau: float) -> TokenLoss:
+    """-sg(ref - t)·ρ + kl_tau·(log ρ)²; a token with e^t - e^i < -mask_low keeps only the second term.
+
+    The gradient of the reverse KL(student || teacher) on sampled tokens, with ref - t as the advantage (on-policy distillation).
+    """
+    if inputs.reference_logprobs is None:
+        raise ValueError("reference_logprobs must be given for a distillation loss: it needs a teacher")
+    pull = inputs.reference_logprobs - inputs.logprobs.detach()
+    return _trust_region(inputs, -pull, _moved(inputs) < -mask_low, kl_tau)
+
+
+def sft(inputs: LossInputs) -> TokenLoss:
+    """-w·t with the advantage as weight w: 1 for demonstrations, the reward for the policy's own rollouts."""
+    return TokenLoss(-inputs.advantages * inputs.logprobs, {"nll": -inputs.logprobs})
 
 
 def masked_is(
@@ -99,7 +145,7 @@ def masked_is(
 
     A token is dropped when ρ is outside [mask_low, mask_high], a sequence when its geometric-mean ρ is outside
     [geo_mask_low, geo_mask_high] or any ρ exceeds sequence_mask_high. With `ratio="sequence"` every token has the
-    sequence's ratio min(exp(min(Σ log ρ, 10)), sequence_clip), and the loss is a mean over its loss tokens.
+    sequence's ratio min(exp(min(Σ log ρ, 10)), sequence_clip), and the default aggregation is `seq_mean_token_mean`.
     """
     log_ratio = inputs.log_ratio.detach()
     token_ratio = bounded_exp(log_ratio)
@@ -119,19 +165,36 @@ def masked_is(
     if ratio == "sequence":
         weight = inputs.on_tokens(log_total.clamp(max=LARGEST_SEQUENCE_LOG_RATIO).exp().clamp(max=sequence_clip))
     loss = -torch.where(dropped, 0, weight * pull) * inputs.logprobs
-    if ratio == "sequence":
-        loss = loss / inputs.on_tokens(tokens)
     return TokenLoss(loss, _ratio_metrics(weight) | {"dropped_fraction": dropped})
 
 
 FUNCTIONS: Mapping[str, Callable[..., TokenLoss]] = {
     "aipo": aipo,
     "ppo": ppo,
-    "dppo": dppo,
-    "masked_is": masked_is,
+    "decoupled_ppo": decoupled_ppo,
     "gspo": gspo,
     "cispo": cispo,
+    "sapo": sapo,
+    "masked_is": masked_is,
+    "dppo": dppo,
+    "ipo": ipo,
+    "ref_kl": ref_kl,
+    "distill": ref_kl,
+    "sft": sft,
 }
+
+
+def _moved(inputs: LossInputs) -> Tensor:
+    """d = e^t - e^i, how far the probability moved since the token was sampled; detached."""
+    return inputs.logprobs.detach().exp() - inputs.inference_logprobs.exp()
+
+
+def _trust_region(inputs: LossInputs, coefficient: Tensor, dropped: Tensor, kl_tau: float) -> TokenLoss:
+    """coefficient·ρ where not `dropped`, and kl_tau·(log ρ)² everywhere."""
+    log_ratio = inputs.log_ratio
+    ratio = bounded_exp(log_ratio)
+    loss = torch.where(dropped, 0, coefficient * ratio) + kl_tau * log_ratio.square()
+    return TokenLoss(loss, _ratio_metrics(ratio) | {"dropped_fraction": dropped})
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:

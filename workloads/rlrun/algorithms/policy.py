@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights, check_aggregation
+from rlrun.algorithms.correction import corrected
 from rlrun.algorithms.custom import bind, builtins
-from rlrun.algorithms.inputs import LossInputs, checked_lengths, prepare
+from rlrun.algorithms.inputs import LossInputs, prepare
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import FUNCTIONS, TokenLoss
+from rlrun.algorithms.regularizers import Regularizers
+from rlrun.config.algorithm_names import complete_correction, correction_problem
 
 LOSSES = builtins("loss", FUNCTIONS)
+NO_REGULARIZERS = Regularizers()
 
 
 class LossOutput(NamedTuple):
@@ -34,6 +39,11 @@ def policy_loss(
     proximal_logprobs: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
     denominator: float | Tensor | None = None,
+    aggregation: str | None = None,
+    aggregation_length: float | None = None,
+    regularizers: Regularizers = NO_REGULARIZERS,
+    entropy: Tensor | None = None,
+    correction: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> LossOutput:
     """The sum of a per-token loss over the loss mask, divided by `denominator`.
@@ -41,27 +51,35 @@ def policy_loss(
     Args:
         name: a key of `LOSSES`, or `package.module:function`, called as `function(LossInputs, **options)` and
             returning a `TokenLoss`.
-        logprobs: `[T]` log-probs of the packed tokens under the current policy; the only input with a gradient.
+        logprobs: `[T]` log-probs of the packed tokens under the current policy; with `entropy` the only input with a gradient.
         inference_logprobs: `[T]`, as sampled, at the same temperature.
         advantages: `[T]`, or one per sequence `[S]`.
         mask: `[T]` bool (or 0 and 1), true on tokens to train on. The others change nothing, whatever they hold,
             as long as it is finite.
         sequence_lengths: S positive lengths that add up to T.
-        proximal_logprobs: `[T]`, read by `ppo` and `gspo`; default `inference_logprobs`.
-        reference_logprobs: `[T]`, read by `masked_is` with a teacher_tau, and for the metric `kl`.
+        proximal_logprobs: `[T]`, read by `ppo`, `gspo` (default `inference_logprobs`), `decoupled_ppo` and a correction.
+        reference_logprobs: `[T]`, read by `ref_kl`, `distill`, `masked_is` with a teacher_tau, a KL regulariser, and for the metric `kl`.
         denominator: what the sum is divided by, normally `denominator_count` added up over all micro-batches and
             ranks; default: that of this batch alone.
+        aggregation: a key of `AGGREGATIONS`; default: that of the loss, see `default_aggregation`.
+        aggregation_length: tokens, for `constant_length`.
+        regularizers: terms that are added to the loss of each token before the aggregation.
+        entropy: `[T]` nats, differentiable; for an entropy bonus.
+        correction: options of `correct_mismatch`, whose weights multiply the loss of each token (not the regularisers).
         options: of the loss, see `LOSSES[name].options`.
 
     Returns:
         The loss (0 with a zero gradient if there is no loss token) and sums over the loss tokens: `tokens`,
-        `sequences`, `mismatch_kl`, `ratio`, `clip_fraction` or `dropped_fraction`, `kl` (k3, given a reference), and
-        the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by `tokens` after adding up (`mean_metrics`).
+        `sequences`, `mismatch_kl`, `ratio`, `clip_fraction` or `dropped_fraction`, `kl` (k3, given a reference), with a correction
+        `correction_weight` and `corrected_fraction`, and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by `tokens`
+        after adding up (`mean_metrics`).
 
     Raises:
         ValueError: names the argument that is misaligned, not finite, unknown or out of range.
     """
     function, complete = bind("loss", name, LOSSES, options)
+    aggregation = aggregation or default_aggregation(name, complete)
+    check_aggregation(aggregation, aggregation_length)
     inputs = prepare(
         logprobs,
         inference_logprobs=inference_logprobs,
@@ -72,33 +90,53 @@ def policy_loss(
         reference_logprobs=reference_logprobs,
         denominator=denominator,
     )
-    token_loss = _checked(name, inputs, function(inputs, **complete))
-    total = torch.where(inputs.mask, token_loss.loss, 0).sum()
-    tokens, sequences = inputs.mask.sum(), (inputs.sequence_tokens() > 0).sum()
+    result = _checked(name, inputs, function(inputs, **complete))
+    if correction is not None:
+        result = _corrected(name, inputs, result, correction)
+    per_token, terms = regularizers.add(result.loss, inputs, entropy)
+    weights = aggregation_weights(aggregation, inputs.mask, sequence_lengths, dtype=per_token.dtype)
+    total = (torch.where(inputs.mask, per_token, 0) * weights).sum()
     if denominator is None:
-        denominator = sequences if _counts_sequences(name, complete) else tokens
+        denominator = aggregation_count(aggregation, inputs.mask, sequence_lengths, length=aggregation_length)
     divisor = torch.as_tensor(denominator, dtype=total.dtype, device=total.device).detach().reshape(())
-    loss = total / torch.where(divisor > 0, divisor, 1)
+    counts = {"tokens": inputs.mask.sum(), "sequences": (inputs.sequence_tokens() > 0).sum()}
     return LossOutput(
-        loss, {"tokens": tokens.to(total.dtype), "sequences": sequences.to(total.dtype)} | _summed(inputs, token_loss)
+        total / torch.where(divisor > 0, divisor, 1),
+        {key: count.to(total.dtype) for key, count in counts.items()} | _summed(inputs, {**result.metrics, **terms}),
     )
 
 
-def denominator_count(name: str, mask: Tensor, sequence_lengths: Sequence[int], **options: Any) -> Tensor:
+def denominator_count(
+    name: str,
+    mask: Tensor,
+    sequence_lengths: Sequence[int],
+    *,
+    aggregation: str | None = None,
+    aggregation_length: float | None = None,
+    **options: Any,
+) -> Tensor:
     """What this batch adds to the denominator of `policy_loss(name, ..., **options)`, a scalar.
 
-    The loss tokens; for `masked_is` with `ratio="sequence"` the sequences that have a loss token.
+    The loss tokens for `token_mean`, else the sequences that have a loss token, for `constant_length` times that length.
     """
     _, complete = bind("loss", name, LOSSES, options)
-    lengths = checked_lengths(sequence_lengths, mask.shape[0])
-    kept = mask.bool()
-    if not _counts_sequences(name, complete):
-        return kept.sum()
-    return torch.stack([part.any() for part in kept.split(lengths)]).sum() if lengths else kept.sum()
+    aggregation = aggregation or default_aggregation(name, complete)
+    return aggregation_count(aggregation, mask, sequence_lengths, length=aggregation_length)
 
 
-def _counts_sequences(name: str, options: dict[str, Any]) -> bool:
-    return name == "masked_is" and options["ratio"] == "sequence"
+def default_aggregation(name: str, options: Mapping[str, Any]) -> str:
+    """`token_mean`; for `masked_is` with `ratio="sequence"` `seq_mean_token_mean`."""
+    by_sequence = name == "masked_is" and options.get("ratio") == "sequence"
+    return "seq_mean_token_mean" if by_sequence else "token_mean"
+
+
+def _corrected(name: str, inputs: LossInputs, result: TokenLoss, correction: Mapping[str, Any]) -> TokenLoss:
+    complete = complete_correction(correction)
+    if problem := correction_problem(complete, name, has_proximal=inputs.proximal_logprobs is not None):
+        raise ValueError(problem)
+    weights, outside = corrected(inputs, complete)
+    metrics = {"correction_weight": weights, "corrected_fraction": outside}
+    return TokenLoss(result.loss * weights, {**result.metrics, **metrics})
 
 
 def _checked(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
@@ -115,10 +153,10 @@ def _checked(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
     return result
 
 
-def _summed(inputs: LossInputs, token_loss: TokenLoss) -> dict[str, Tensor]:
+def _summed(inputs: LossInputs, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
         mismatch = mismatch_kl(inputs.logprobs, inputs.inference_logprobs)
-        per_token = {"mismatch_kl": mismatch, "mismatch_kl_max": mismatch, **token_loss.metrics}
+        per_token = {"mismatch_kl": mismatch, "mismatch_kl_max": mismatch, **metrics}
         if inputs.reference_logprobs is not None:
             per_token["kl"] = kl_estimate("k3", inputs.logprobs, inputs.reference_logprobs)
         return {

@@ -21,7 +21,7 @@ from rlrun.api.resource import LIVE_FIELDS, NAME_MAX, RLRun, RLRunSpec
 from rlrun.api.storage import StorageSpec
 from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
 from rlrun.config.checkpoint import ResumeConfig
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, LossConfig
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, CorrectionConfig, EnvironmentAlgorithm, LossConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.schema import Shape, fields, spelled
 
@@ -170,6 +170,20 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "maxOffPolicySteps ({self.maxOffPolicySteps}) must be at least maxAsyncLevel ({self.maxAsyncLevel}): "
             "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel",
             ".maxOffPolicySteps",
+        ),
+    ),
+    EnvironmentAlgorithm: (
+        Rule(
+            "!has(self.advantage) || self.advantage.name != 'gae'",
+            "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage",
+            ".advantage",
+        ),
+    ),
+    CorrectionConfig: (
+        Rule(
+            "self.action != 'clamp' || self.measure == 'ratio'",
+            "correction: action clamp needs measure ratio, got {self.measure}: a divergence is no weight; use action mask",
+            ".action",
         ),
     ),
     LossConfig: (_known("loss", LOSS_ENTRIES),),

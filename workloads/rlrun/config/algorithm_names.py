@@ -1,181 +1,56 @@
-"""Names, options, defaults and bounds of every advantage and policy loss, and the presets made of them.
+"""Look-ups in the tables of algorithms: known names, complete options, what an objective needs.
 
-Pure data and pure checks, without torch: the configuration validates a manifest with it, `rlrun.algorithms` calls
-its functions with it, the documentation lists it. A test keeps it equal to the functions' signatures.
+Pure checks without torch: the configuration validates a manifest with them, `rlrun.algorithms` calls its functions with them, the
+documentation lists the tables. A test keeps them equal to the functions' signatures.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from rlrun.config.algorithm_options import Entry, Kind, Need, Option, OptionValue
+from rlrun.config.algorithm_presets import DEFAULT_ADVANTAGE, DEFAULT_LOSS, PRESETS, Preset
+from rlrun.config.algorithm_tables import (
+    ADVANTAGE_ENTRIES,
+    AGGREGATIONS,
+    CORRECTION_OPTIONS,
+    KL_KINDS,
+    LOSS_ENTRIES,
+    PROXIMAL_METHODS,
+)
 from rlrun.config.suggest import unknown_name
 
-OptionValue = bool | int | float | str
-Kind = Literal["advantage", "loss"]
-
-DEFAULT_ADVANTAGE = "grpo"
-DEFAULT_LOSS = "aipo"
+__all__ = [
+    "ADVANTAGE_ENTRIES",
+    "AGGREGATIONS",
+    "CORRECTION_OPTIONS",
+    "DEFAULT_ADVANTAGE",
+    "DEFAULT_LOSS",
+    "KL_KINDS",
+    "LOSS_ENTRIES",
+    "PRESETS",
+    "PROXIMAL_METHODS",
+    "Entry",
+    "Kind",
+    "Need",
+    "Option",
+    "OptionValue",
+    "Preset",
+    "complete_correction",
+    "complete_options",
+    "correction_problem",
+    "default_proximal",
+    "entry",
+    "is_import_path",
+    "known",
+    "needs",
+    "preset",
+    "unknown_option",
+]
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One keyword of an algorithm. `choices` makes it an enumeration, a bool default a switch, else it is a number."""
-
-    default: OptionValue
-    summary: str
-    low: float = -math.inf
-    high: float = math.inf
-    low_excluded: bool = False
-    choices: tuple[OptionValue, ...] = ()
-
-    def problem(self, value: object) -> str | None:
-        """Why `value` is refused, as the end of a sentence that starts with the option's name; None if it is fine."""
-        if self.choices:
-            known = any(value == choice and type(value) is type(choice) for choice in self.choices)
-            return None if known else f"must be one of {_listed(self.choices)}, got {value!r}"
-        if isinstance(self.default, bool):
-            return None if isinstance(value, bool) else f"must be true or false, got {value!r}"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"must be a finite number, got {value!r}"
-        too_low = value <= self.low if self.low_excluded else value < self.low
-        return f"must be {self._range()}, got {value!r}" if too_low or value > self.high else None
-
-    def _range(self) -> str:
-        lower = f"{'greater than' if self.low_excluded else 'at least'} {self.low:g}"
-        return lower if self.high == math.inf else f"{lower} and at most {self.high:g}"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One named algorithm: its options, and the optional inputs that it reads (the others are accepted and unused).
-
-    `ordered` names pairs of options of which the first must not exceed the second.
-    """
-
-    summary: str
-    options: Mapping[str, Option]
-    reads: tuple[str, ...] = ()
-    ordered: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named point of the grid advantage x loss. Options that are not listed have their default."""
-
-    description: str
-    advantage: str = DEFAULT_ADVANTAGE
-    loss: str = DEFAULT_LOSS
-    advantage_options: Mapping[str, OptionValue] = field(default_factory=dict)
-    loss_options: Mapping[str, OptionValue] = field(default_factory=dict)
-
-
-_EVERY_ADVANTAGE = {
-    "global_std": Option(False, "divide by the unbiased standard deviation of the rewards of the whole batch, + 1e-6"),
-    "neg_clipped": Option(False, "replace negative advantages by 0, last of all"),
-}
-
-ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
-    "grpo": Entry(
-        "R - mean of the group",
-        {
-            "std": Option(
-                "none", "group: divide by the group's unbiased standard deviation + 1e-6", choices=("none", "group")
-            ),
-            **_EVERY_ADVANTAGE,
-        },
-    ),
-    "rloo": Entry("(R - mean)·G/(G-1): the mean of the other rollouts is the baseline", dict(_EVERY_ADVANTAGE)),
-    "opo": Entry(
-        "R - ΣR·L/ΣL: the length-weighted mean of the group is the baseline",
-        {
-            "leave_one_out": Option(False, "leave the rollout itself out of its baseline: (ΣRL - RL)/(ΣL - L)"),
-            **_EVERY_ADVANTAGE,
-        },
-        reads=("lengths",),
-    ),
-}
-
-LOSS_ENTRIES: Mapping[str, Entry] = {
-    "aipo": Entry(
-        "one-sided truncated importance sampling: -min(ρ, δ)·A",
-        {"delta": Option(8.0, "cap δ of the ratio ρ", low=0.0, low_excluded=True)},
-    ),
-    "ppo": Entry(
-        "clipped ratio to the proximal policy, with a dual clip for negative advantages",
-        {
-            "eps_low": Option(0.2, "the ratio is clipped from below at 1 - eps_low", low=0.0, high=1.0),
-            "eps_high": Option(0.2, "the ratio is clipped from above at 1 + eps_high", low=0.0),
-            "dual_clip": Option(3.0, "cap of the ratio where A < 0", low=1.0, low_excluded=True),
-        },
-        reads=("proximal_logprobs",),
-    ),
-    "dppo": Entry(
-        "drop a token whose probability moved too far in the direction of its advantage; -A·ρ + kl_tau·(log ρ)²",
-        {
-            "mask_low": Option(0.2, "drop where A <= 0 and the probability fell by more than this", low=0.0),
-            "mask_high": Option(0.2, "drop where A > 0 and the probability rose by more than this", low=0.0),
-            "kl_tau": Option(1e-3, "weight of (log ρ)²", low=0.0),
-        },
-    ),
-    "masked_is": Entry(
-        "importance sampling that drops tokens and sequences of extreme ratio; -sg(ρ·coefficient)·t",
-        {
-            "ratio": Option(
-                "token", "ratio of each token, or one of the whole sequence", choices=("token", "sequence")
-            ),
-            "mask_low": Option(0.125, "drop the token below this ratio", low=0.0),
-            "mask_high": Option(8.0, "drop the token above this ratio", low=0.0, low_excluded=True),
-            "geo_mask_low": Option(0.1, "drop the sequence below this geometric-mean ratio", low=0.0),
-            "geo_mask_high": Option(
-                10.0, "drop the sequence above this geometric-mean ratio", low=0.0, low_excluded=True
-            ),
-            "sequence_mask_high": Option(
-                100.0, "drop the sequence if any of its ratios is above this", low=0.0, low_excluded=True
-            ),
-            "sequence_clip": Option(10.0, "cap of the sequence's ratio (ratio: sequence)", low=0.0, low_excluded=True),
-            "adv_tau": Option(1.0, "weight of the advantage", low=0.0),
-            "teacher_tau": Option(0.0, "weight of ref - t, needs reference log-probs", low=0.0),
-            "kl_tau": Option(0.0, "weight of -log ρ", low=0.0),
-        },
-        reads=("reference_logprobs",),
-        ordered=(("mask_low", "mask_high"), ("geo_mask_low", "geo_mask_high")),
-    ),
-    "gspo": Entry(
-        "clipped ratio of the whole sequence, with a gradient per token",
-        {
-            "eps_low": Option(3e-4, "the sequence's ratio is clipped from below at 1 - eps_low", low=0.0, high=1.0),
-            "eps_high": Option(4e-4, "the sequence's ratio is clipped from above at 1 + eps_high", low=0.0),
-        },
-        reads=("proximal_logprobs",),
-    ),
-    "cispo": Entry(
-        "clipped importance weight times A·t: the gradient stays where the weight is clipped",
-        {
-            "eps_low": Option(
-                1.0, "the weight is clipped from below at 1 - eps_low; 1 means no bound", low=0.0, high=1.0
-            ),
-            "eps_high": Option(5.0, "the weight is clipped from above at 1 + eps_high", low=0.0),
-        },
-    ),
-}
-
-PRESETS: Mapping[str, Preset] = {
-    "grpo": Preset("group-mean baseline without std, truncated importance sampling: the default"),
-    "rloo": Preset("leave-one-out baseline, truncated importance sampling", advantage="rloo"),
-    "opo": Preset("length-weighted baseline, truncated importance sampling", advantage="opo"),
-    "aipo": Preset("truncated importance sampling (LlamaRL) on group-mean advantages", loss="aipo"),
-    "ppo": Preset("clipped ratio with dual clip on group-mean advantages, no critic", loss="ppo"),
-    "gspo": Preset("clipped sequence ratio on group-mean advantages", loss="gspo"),
-    "cispo": Preset("clipped importance weights on group-mean advantages", loss="cispo"),
-    "masked_is": Preset("importance sampling with token and sequence masks (PRIME-RL v0.3)", loss="masked_is"),
-    "dppo": Preset("trust region on probability differences (PRIME-RL)", loss="dppo"),
-}
 
 
 def is_import_path(name: str) -> bool:
@@ -226,5 +101,61 @@ def unknown_option(kind: Kind, name: str, option: str, known: Iterable[str]) -> 
     return ValueError(unknown_name(f"option of {kind} {name}", option, known))
 
 
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(repr(value) for value in values)
+def known(what: str, name: str, table: Iterable[str]) -> str:
+    """`name`, if `table` has it. Raises ValueError that lists the known names."""
+    if name not in (names := list(table)):
+        raise ValueError(unknown_name(what, name, names))
+    return name
+
+
+def needs(kind: Kind, name: str, options: Mapping[str, Any]) -> dict[Need, str]:
+    """What an algorithm needs besides the policy, and what of it does: `{"reference": "loss distill"}`."""
+    if is_import_path(name):
+        return {}
+    algorithm = entry(kind, name)
+    found: dict[Need, str] = {algorithm.needs: f"{kind} {name}"} if algorithm.needs else {}
+    for option, value in complete_options(kind, name, options).items():
+        need = algorithm.options[option].needs
+        if need is not None and value:
+            found.setdefault(need, f"{option} ({value}) of {kind} {name}")
+    return found
+
+
+def default_proximal(loss: str) -> str:
+    """The proximal policy of a loss, a key of `PROXIMAL_METHODS`."""
+    return "inference" if is_import_path(loss) else entry("loss", loss).proximal
+
+
+def correction_problem(correction: Mapping[str, Any], loss: str, *, has_proximal: bool) -> str | None:
+    """Why a complete correction does not go with a loss: clamped weights on top of a loss that has the same ratio already."""
+    if correction["action"] != "clamp" or is_import_path(loss):
+        return None
+    own = entry("loss", loss)
+    if not own.weighs and (has_proximal or "proximal_logprobs" not in own.reads):
+        return None
+    without = "" if own.weighs else " without a proximal policy"
+    return (
+        f"correction: action clamp would weigh twice by the ratio of trainer and engine: loss {loss} does so already{without}; "
+        "use action mask"
+    )
+
+
+def complete_correction(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with the defaults of a correction filled in. Raises ValueError that names the option, its value and what is allowed."""
+    for option, value in given.items():
+        if option not in CORRECTION_OPTIONS:
+            raise ValueError(unknown_name("option of a correction", option, CORRECTION_OPTIONS))
+        if problem := CORRECTION_OPTIONS[option].problem(value):
+            raise ValueError(f"correction: {option} {problem}")
+    options: dict[str, Any] = {name: spec.default for name, spec in CORRECTION_OPTIONS.items()} | dict(given)
+    if options["measure"] == "k1" and "low" not in given:
+        options["low"] = -options["high"]
+    if options["low"] > options["high"]:
+        raise ValueError(f"correction: low ({options['low']}) must not exceed high ({options['high']})")
+    if options["measure"] == "ratio" and options["low"] < 0:
+        raise ValueError(f"correction: low ({options['low']}) must be at least 0 for measure ratio")
+    if options["action"] == "clamp" and options["measure"] != "ratio":
+        raise ValueError(
+            f"correction: action clamp needs measure ratio, got {options['measure']}: a divergence is no weight; use action mask"
+        )
+    return options

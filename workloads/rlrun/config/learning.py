@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.config.algorithm_names import complete_options, preset
+from rlrun.config.algorithm_names import (
+    Need,
+    complete_correction,
+    complete_options,
+    correction_problem,
+    default_proximal,
+    needs,
+    preset,
+)
 from rlrun.config.base import Config
 
 
@@ -36,27 +44,91 @@ class AdvantageConfig(_Objective):
 
 
 class FilterConfig(Config):
-    """Which groups are not trained on."""
+    """What is not trained on, and what long answers cost. Rewards in metrics stay as the environment gave them."""
 
     zero_variance: bool = False
     """Drop groups whose rewards are all equal (they carry no gradient) and sample others instead (dynamic sampling)."""
+    overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Lower the reward by up to this within the last `overlongBuffer` of `maxTokens` (DAPO's soft penalty); 0: off."""
+    overlong_buffer: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of `maxTokens` over which the penalty rises."""
+    overlong_mask: bool = False
+    """Do not train on rollouts that were cut off."""
+    repetition_mask: bool = False
+    """Do not train on rollouts that repeat themselves: `repetitionWindow` tokens in a row, each above probability 0.99."""
+    repetition_window: Annotated[int, Field(ge=2, le=1_048_576)] = 512
+    """Also for the metric `batch/repetition`."""
+    gibberish_mask: bool = False
+    """Do not train on rollouts with a rare token (id above 100000) that was sampled below e^-2 of uniform probability."""
+
+
+class RegularizerConfig(Config):
+    """Terms added to the loss of each token."""
+
+    entropy: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Weight of the entropy bonus."""
+    kl: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Weight of the KL divergence to the reference; needs a reference."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Its estimate, with d = t - ref: d, d²/2, e^-d - 1 + d."""
+
+
+class CorrectionConfig(Config):
+    """Correction of the mismatch between trainer and engine, on top of the loss."""
+
+    action: Literal["clamp", "mask"] = "clamp"
+    """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside."""
+    level: Literal["token", "sequence"] = "token"
+    """Judge each token, or each sequence as a whole."""
+    measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    """The ratio, or an estimate of the divergence (mask only)."""
+    reduce: Literal["mean", "sum", "max"] = "mean"
+    """Of a sequence's tokens; the mean of ratios is the geometric one."""
+    low: float | None = None
+    """Lower bound; default: 0, for k1 `-high`."""
+    high: float = 2.0
+    """Upper bound."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        complete_correction(self.options)
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `rlrun.algorithms` takes them."""
+        return self.model_dump(exclude_none=True)
+
+
+Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"]
+Proximal = Literal["inference", "recompute", "log_linear"]
 
 
 class AlgorithmConfig(Config):
     """The objective and how far behind the policy its data may be."""
 
     preset: Annotated[str, Field(min_length=1, max_length=63)] = "grpo"
-    """A named combination of advantage and loss; the page of presets lists them. `loss` and `advantage` replace its parts."""
+    """A named objective; the page of presets lists them. The fields that follow replace its parts."""
     loss: LossConfig | None = None
     """Replaces the preset's loss."""
     advantage: AdvantageConfig | None = None
     """Replaces the preset's advantage."""
+    aggregation: Aggregation | None = None
+    """Replaces how the preset makes one number of all tokens."""
+    aggregation_length: Annotated[int, Field(ge=1)] | None = None
+    """Tokens that `constant_length` divides by; default: `seqLen`."""
+    proximal: Proximal | None = None
+    """Where a trust region is measured from: the engine's policy, or that at the start of the step; default: that of the loss."""
+    regularizers: RegularizerConfig = RegularizerConfig()
+    """Entropy bonus and KL to a reference."""
+    correction: CorrectionConfig | None = None
+    """Truncated importance weights or rejection."""
+    filters: FilterConfig | None = None
+    """Replaces the preset's filters."""
     max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
     """Depth of the pipeline in steps: rollouts for step n start once version n-1-maxAsyncLevel is published; 0 is synchronous."""
     max_off_policy_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """A group is trained in step n only if it was dispatched at version n-1-maxOffPolicySteps or later."""
-    filters: FilterConfig = FilterConfig()
-    """Which groups are dropped and replaced."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -66,7 +138,45 @@ class AlgorithmConfig(Config):
                 f"maxOffPolicySteps ({self.max_off_policy_steps}) must be at least maxAsyncLevel ({self.max_async_level}): "
                 "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel"
             )
+        self._check_parts()
+        for need, what in self.needs.items():
+            if need not in self.provided:
+                raise ValueError(
+                    f"{what} needs a {need} model, which this run does not have; choose another preset or part"
+                )
         return self
+
+    def _check_parts(self) -> None:
+        """Parts that do not go together."""
+        loss, proximal = self.effective_loss.name, self.effective_proximal
+        if loss == "decoupled_ppo" and proximal == "inference":
+            raise ValueError(
+                "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
+            )
+        if loss == "sapo" and proximal != "inference":
+            raise ValueError(f"proximal ({proximal}) cannot be combined with loss sapo; remove it")
+        if self.aggregation_length is not None and self.effective_aggregation != "constant_length":
+            raise ValueError(
+                f"aggregationLength ({self.aggregation_length}) needs aggregation constant_length; remove it"
+            )
+        if self.correction is not None:
+            complete = complete_correction(self.correction.options)
+            if problem := correction_problem(complete, loss, has_proximal=proximal != "inference"):
+                raise ValueError(problem)
+
+    @property
+    def needs(self) -> dict[Need, str]:
+        """What the objective needs besides the policy, and which part of it does."""
+        found: dict[Need, str] = {}
+        if self.regularizers.kl > 0:
+            found["reference"] = f"regularizers.kl ({self.regularizers.kl})"
+        found |= needs("loss", self.effective_loss.name, self.effective_loss.options)
+        return found | needs("advantage", self.effective_advantage.name, self.effective_advantage.options)
+
+    @property
+    def provided(self) -> frozenset[Need]:
+        """What the run has besides the policy."""
+        return frozenset()
 
     @property
     def effective_loss(self) -> LossConfig:
@@ -79,6 +189,38 @@ class AlgorithmConfig(Config):
         """The advantage after the preset: `advantage` when it is given, else the preset's."""
         settings = preset(self.preset)
         return self.advantage or AdvantageConfig(name=settings.advantage, options=dict(settings.advantage_options))
+
+    @property
+    def effective_aggregation(self) -> str | None:
+        """The aggregation after the preset; None: that of the loss."""
+        return self.aggregation or preset(self.preset).aggregation
+
+    @property
+    def effective_proximal(self) -> str:
+        """The proximal policy: `proximal` when it is given, else that of the loss."""
+        return self.proximal or default_proximal(self.effective_loss.name)
+
+    @property
+    def effective_filters(self) -> FilterConfig:
+        """The filters after the preset: `filters` when they are given, else the preset's."""
+        return self.filters or FilterConfig.model_validate(dict(preset(self.preset).filters))
+
+
+class EnvironmentAlgorithm(Config):
+    """What one environment does otherwise than the run."""
+
+    advantage: AdvantageConfig | None = None
+    """Replaces the run's advantage."""
+    filters: FilterConfig | None = None
+    """Replaces the run's filters."""
+
+    @model_validator(mode="after")
+    def _per_rollout(self) -> Self:
+        if self.advantage is not None and self.advantage.name == "gae":
+            raise ValueError(
+                "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage"
+            )
+        return self
 
 
 class OptimizerConfig(Config):

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from rlrun.config.base import Config
+from rlrun.config.learning import EnvironmentAlgorithm
 
 
 class SamplingConfig(Config):
@@ -33,6 +34,8 @@ class EnvironmentConfig(Config):
     """Rollouts per task; their rewards are compared with each other."""
     sampling: SamplingConfig | None = None
     """Replaces `spec.sampling` for this environment."""
+    algorithm: EnvironmentAlgorithm = EnvironmentAlgorithm()
+    """Advantage and filters of this environment alone."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Longest time for one episode including its score, in seconds; then the rollout is rejected and counted."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.conversation import Conversation, RolloutError
 from rlrun.orchestrator.engines import EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
+from rlrun.orchestrator.filters import Rules, reason_to_drop
 from rlrun.orchestrator.ledger import Ledger
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler
@@ -107,6 +108,7 @@ class Dispatcher:
         chat: for the tokens that end a reply.
         sampler: what a group plays.
         ledger: where groups are.
+        rules: what is trained on, by the environment's label.
         accepted: rollouts that are in batches or in the buffer, see `staleness.capacity`.
         finished: gets each finished group.
         signal: notified after each change.
@@ -122,6 +124,7 @@ class Dispatcher:
         *,
         sampler: Sampler,
         ledger: Ledger,
+        rules: Mapping[str, Rules],
         accepted: Callable[[], int],
         finished: Callable[[FinishedGroup], None],
         signal: Signal,
@@ -131,6 +134,7 @@ class Dispatcher:
         self._accepted, self._finished, self._signal = accepted, finished, signal
         self._budget = ErrorBudget(config.max_error_ratio, config.batch_size)
         self._flights: dict[int, _Flight] = {}
+        self._rules = rules
 
     @property
     def running(self) -> int:
@@ -204,8 +208,8 @@ class Dispatcher:
             self._signal.notify()
 
     def _settle(self, group: FinishedGroup) -> None:
-        if self._config.algorithm.filters.zero_variance and group.zero_variance:
-            self._ledger.drop(group.number, "zero_variance")
+        if reason := reason_to_drop(group, self._rules[group.environment]):
+            self._ledger.drop(group.number, reason)
         else:
             self._finished(group)
 

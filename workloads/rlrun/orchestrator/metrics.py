@@ -57,7 +57,10 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
     """What only the live groups of a batch tell: truncation, time, and the environments' own metrics as `env/<env>/<name>`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [float(rollout.loss_tokens) for rollout in rollouts]  # also of those that a filter masked
     metrics = {
+        "completion_length/mean": statistics.fmean(lengths),
+        "completion_length/max": max(lengths),
         "batch/truncated": statistics.fmean(float(rollout.truncated) for rollout in rollouts),
         "time/rollout/mean": statistics.fmean(rollout.seconds for rollout in rollouts),
         "time/rollout/max": max(rollout.seconds for rollout in rollouts),
@@ -72,7 +75,7 @@ def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
     """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error."""
-    names = {"dropped/error", "dropped/zero_variance", "cancelled/age", "cancelled/engine", "errors"}
+    names = {"dropped/error", "dropped/masked", "dropped/zero_variance", "cancelled/age", "cancelled/engine", "errors"}
     return {
         name if name == "errors" else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
         for name in sorted(names)

@@ -28,6 +28,7 @@ from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.dispatcher import Arena, Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, due, evaluation_metrics, trace_line
+from rlrun.orchestrator.filters import filter_metrics, rules_of
 from rlrun.orchestrator.ledger import Ledger
 from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.progress import Progress, StepClock
@@ -110,6 +111,7 @@ class Pipeline:
             tuple(arena.config.ratio for arena in arenas),
             tuple(len(arena.tasks) for arena in arenas),
         )
+        self._rules = rules_of(config, vocabulary=chat.vocabulary)
         self._dispatcher = Dispatcher(
             config,
             arenas,
@@ -118,6 +120,7 @@ class Pipeline:
             chat,
             sampler=sampler,
             ledger=self._ledger,
+            rules=self._rules,
             accepted=self._accepted,
             finished=self._finish_group,
             signal=signal,
@@ -244,7 +247,8 @@ class Pipeline:
         self._expire(step + 1)
         batch = await asyncio.to_thread(self._write, groups, step)
         counters = dict(self._ledger.counters)
-        metrics = batch_metrics(batch) | group_metrics(groups) | counter_metrics(counters, self._counted)
+        metrics = batch_metrics(batch) | group_metrics(groups) | filter_metrics(groups, self._rules)
+        metrics |= counter_metrics(counters, self._counted)
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
         metrics["time/update_weights"] = self._sync.seconds
@@ -266,9 +270,7 @@ class Pipeline:
 
     def _write(self, groups: Sequence[FinishedGroup], step: int) -> Batch:
         try:
-            batch = assemble(
-                groups, step=step, attempt=self.attempt.attempt, advantage=self.config.algorithm.effective_advantage
-            )
+            batch = assemble(groups, step=step, attempt=self.attempt.attempt, rules=self._rules)
         except ValueError as error:
             raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
         self._write_batch(batch)

@@ -113,9 +113,9 @@ def spans(versions: Sequence[int]) -> list[dict[str, int]]:
     return found
 
 
-def _advantage(samples: Sequence[Sample]) -> float:
-    sample = next(s for s in samples if s.loss_mask.any())
-    return float(sample.advantages[sample.loss_mask][0])
+def _advantage(samples: Sequence[Sample]) -> float | None:
+    """None for a rollout that a filter masked."""
+    return next((float(s.advantages[s.loss_mask][0]) for s in samples if s.loss_mask.any()), None)
 
 
 def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> None:
@@ -145,7 +145,7 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
                     "truncated": rollout.truncated,
                     "tokens": rollout.tokens,
                     "completion_tokens": rollout.loss_tokens,
-                    "versions": [spans(s.versions.tolist()) for s in own],
+                    "versions": [spans(s.versions.tolist()) for s in rollout.sequences],
                     "seconds": round(rollout.seconds, 4),
                 }
             )

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from rlrun.environments.protocol import Message
 from rlrun.orchestrator.conversation import Recorded
+
+
+def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
+    """Lengths of the runs of true values in `mask` `[T]`, in order."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return [int(length) for length in edges[1::2] - edges[::2]]
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,11 @@ class Rollout:
     def loss_tokens(self) -> int:
         """Tokens that the policy sampled."""
         return int(sum(s.loss_mask.sum() for s in self.sequences))
+
+    @property
+    def reply_lengths(self) -> list[int]:
+        """Tokens of each of the policy's turns that has any."""
+        return [length for sequence in self.sequences for length in run_lengths(sequence.loss_mask)]
 
 
 @dataclass(frozen=True)

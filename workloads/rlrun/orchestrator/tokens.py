@@ -37,6 +37,8 @@ class ChatTokens:
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
         self._tokenizer = tokenizer
+        self.vocabulary = len(tokenizer)
+        """Tokens that the tokenizer knows."""
         self._special = set(tokenizer.all_special_ids)
         stops = {int(tokenizer.eos_token_id)}
         probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]

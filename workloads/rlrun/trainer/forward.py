@@ -27,6 +27,8 @@ class MicroBatch:
     mask: Tensor
     inference_logprobs: Tensor
     advantages: Tensor
+    versions: Tensor
+    """Policy version that sampled the token; -1 outside the mask."""
     temperatures: Tensor
     packed: Layout
 
@@ -37,7 +39,7 @@ class TokenStatistics(NamedTuple):
     logprobs: Tensor
     """Differentiable."""
     entropy: Tensor
-    """Of the distribution that the token was drawn from, in nats; detached."""
+    """Of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
 
 
 def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
@@ -46,7 +48,8 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         zeros = torch.zeros(_IDLE_TOKENS, device=device)
         ids = zeros.long()
         positions = torch.arange(_IDLE_TOKENS, device=device)
-        return MicroBatch(ids, positions, zeros.bool(), zeros, zeros, zeros + 1, layout([_IDLE_TOKENS], device))
+        idle = layout([_IDLE_TOKENS], device)
+        return MicroBatch(ids, positions, zeros.bool(), zeros, zeros, ids - 1, zeros + 1, idle)
     lengths = [len(sample) for sample in samples]
 
     def joined(name: str) -> Tensor:
@@ -58,6 +61,7 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         mask=joined("loss_mask"),
         inference_logprobs=joined("logprobs"),
         advantages=joined("advantages"),
+        versions=joined("versions"),
         temperatures=torch.tensor([sample.temperature for sample in samples])
         .repeat_interleave(torch.tensor(lengths))
         .to(device),
@@ -65,7 +69,7 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
     )
 
 
-def token_statistics(model: nn.Module, row: MicroBatch) -> TokenStatistics:
+def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False) -> TokenStatistics:
     """Log-probability and entropy of every token in the loss mask, at the temperature it was sampled with.
 
     Only the positions before such a token go through the LM head: exact, and the logits of prompts are never made. A row without
@@ -83,7 +87,7 @@ def token_statistics(model: nn.Module, row: MicroBatch) -> TokenStatistics:
     logits = output.logits[0].float() / row.temperatures[kept, None]
     distribution = logits.log_softmax(-1)
     chosen = distribution.gather(1, row.input_ids[kept, None])[:, 0]
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(-1)
     outside = row.temperatures.new_zeros(row.mask.shape)
     return TokenStatistics(

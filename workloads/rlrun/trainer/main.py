@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from loguru import logger
 
+from rlrun.algorithms import Objective
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
@@ -62,7 +62,7 @@ def run(config: TrainerConfig, *, attempt: int, api_key: str, replay: Path | Non
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
     """
-    loss = objective(config.algorithm)
+    loss = objective(config.algorithm, config.seq_len)
     with process_group(config.gpus_per_replica) as group:
         return _Trainer(config, attempt, api_key, replay, config_hash, loss, group).run()
 
@@ -77,7 +77,7 @@ class _Trainer:
         api_key: str,
         replay: Path | None,
         config_hash: str,
-        loss: tuple[str, dict[str, Any]],
+        loss: Objective,
         group: Group,
     ) -> None:
         self.config, self.replay, self.loss, self.group = config, replay, loss, group

@@ -1,7 +1,7 @@
 """One optimizer step over this rank's part of a batch.
 
-The loss of every micro-batch is a sum divided by the *global* count of loss tokens, and gradients are summed over micro-batches and
-ranks: the step is the exact token mean over the whole batch, however it is packed, cut and dealt.
+The loss of every micro-batch is a sum divided by a count over the *whole* batch (loss tokens, or sequences), and gradients are summed
+over micro-batches and ranks: the step is exactly the objective's mean over the batch, however it is packed, cut and dealt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlrun.algorithms import denominator_count, mean_metrics, merge_metrics, policy_loss
+from rlrun.algorithms import Objective, Regularizers, mean_metrics, merge_metrics
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
@@ -40,26 +39,43 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
     )
 
 
-def objective(config: AlgorithmConfig) -> tuple[str, dict[str, Any]]:
-    """The loss's name and options: the preset's, unless `loss` replaces them.
+def objective(config: AlgorithmConfig, seq_len: int) -> Objective:
+    """What a step minimises: the preset's parts, unless the run replaces them.
+
+    Args:
+        config: the run's objective.
+        seq_len: tokens that `constant_length` divides by, unless the run says otherwise.
 
     Raises:
         RoleError: the loss does not exist, does not take an option, or cannot be imported.
     """
-    name, options = config.effective_loss.name, dict(config.effective_loss.options)
+    aggregation = config.effective_aggregation
+    terms = config.regularizers
+    result = Objective(
+        loss=config.effective_loss.name,
+        options=dict(config.effective_loss.options),
+        aggregation=aggregation,
+        aggregation_length=(config.aggregation_length or seq_len) if aggregation == "constant_length" else None,
+        regularizers=Regularizers(entropy=terms.entropy, kl=terms.kl, kl_kind=terms.kl_kind),
+        correction=config.correction.options if config.correction is not None else None,
+        proximal=config.effective_proximal,
+    )
+    zeros = torch.zeros(2)
     try:  # one token is enough to find a wrong name or option before a model is loaded
-        policy_loss(
-            name,
-            torch.zeros(2, requires_grad=True),
-            inference_logprobs=torch.zeros(2),
-            advantages=torch.zeros(2),
+        result(
+            zeros.clone().requires_grad_(),
+            inference_logprobs=zeros,
+            advantages=zeros,
             mask=torch.tensor([False, True]),
             sequence_lengths=[2],
-            **options,
+            entropy=zeros.clone().requires_grad_(),
+            reference_logprobs=zeros,
+            versions=torch.tensor([0, 0]),
+            policy_version=0,
         )
     except (ValueError, ImportError, AttributeError, TypeError) as error:
         raise RoleError(f"algorithm.loss: {error}", exit_codes.CONFIGURATION) from error
-    return name, options
+    return result
 
 
 def train_step(
@@ -69,7 +85,7 @@ def train_step(
     rows: Sequence[Row],
     *,
     group: Group,
-    loss: tuple[str, Mapping[str, Any]],
+    loss: Objective,
     lr: float,
     max_grad_norm: float | None,
 ) -> dict[str, float]:
@@ -81,8 +97,7 @@ def train_step(
         `time/forward_backward` and `time/optimizer` in seconds.
     """
     started = time.perf_counter()
-    name, options = loss
-    denominator = _denominator(batch, name, options)
+    denominator = _denominator(batch, loss)
     units = fsdp_modules(model)
     parts: list[dict[str, Tensor]] = []
     for index, row in enumerate(rows):
@@ -91,21 +106,22 @@ def train_step(
             unit.set_requires_gradient_sync(last)
             unit.set_is_last_backward(last)
         inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
-        statistics = token_statistics(model, inputs)
+        statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
         # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
         finite = torch.isfinite(statistics.logprobs).all()
-        output = policy_loss(
-            name,
+        output = loss(
             torch.where(finite, statistics.logprobs, 0),
             inference_logprobs=inputs.inference_logprobs,
             advantages=inputs.advantages,
             mask=inputs.mask & finite,
             sequence_lengths=inputs.packed.lengths,
             denominator=denominator,
-            **options,
+            entropy=torch.where(finite, statistics.entropy, 0),
+            versions=inputs.versions,
+            policy_version=batch.step - 1,
         )
         (output.loss if finite else statistics.logprobs.sum()).backward()
-        parts.append(output.metrics | {"entropy": statistics.entropy.sum(), "loss": output.loss.detach()})
+        parts.append(output.metrics | {"entropy": statistics.entropy.detach().sum(), "loss": output.loss.detach()})
     metrics = _over_ranks(merge_metrics(parts), group)
     forward_backward = time.perf_counter()
     grad_norm = gradient_norm(model)
@@ -128,9 +144,9 @@ def train_step(
     }
 
 
-def _denominator(batch: Batch, name: str, options: Mapping[str, Any]) -> float:
+def _denominator(batch: Batch, loss: Objective) -> float:
     mask = torch.from_numpy(np.concatenate([sample.loss_mask for sample in batch.samples]))
-    return float(denominator_count(name, mask, [len(sample) for sample in batch.samples], **options))
+    return loss.denominator(mask, [len(sample) for sample in batch.samples])
 
 
 def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:

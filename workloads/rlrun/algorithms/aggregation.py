@@ -1,0 +1,76 @@
+"""From per-token losses to one number: what each token weighs, and what the sum is divided by.
+
+The divisor counts over the whole batch, so a caller adds it up over all micro-batches and ranks before the first of them is trained;
+what a token weighs depends on its own sequence alone. The result then does not depend on how the batch is packed, cut and dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlrun.algorithms.inputs import checked_lengths
+from rlrun.config.algorithm_names import AGGREGATIONS, known
+
+
+def aggregation_weights(
+    aggregation: str, mask: Tensor, sequence_lengths: Sequence[int], *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """What each token's loss is multiplied by, `[T]` `dtype`: 1, or 1 / (loss tokens of its sequence); 0 outside the mask.
+
+    Args:
+        aggregation: a key of `AGGREGATIONS`.
+        mask: `[T]` bool, the loss mask.
+        sequence_lengths: S positive lengths that add up to T.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    known("aggregation", aggregation, AGGREGATIONS)
+    kept = mask.bool()
+    if aggregation != "seq_mean_token_mean":
+        return kept.to(dtype)
+    counts = _tokens(kept, sequence_lengths)
+    lengths = torch.tensor(sequence_lengths, dtype=torch.long, device=mask.device)
+    return kept / counts.clamp(min=1).to(dtype).repeat_interleave(lengths, output_size=len(mask))
+
+
+def aggregation_count(
+    aggregation: str, mask: Tensor, sequence_lengths: Sequence[int], *, length: float | None = None
+) -> Tensor:
+    """What these sequences add to the divisor, a scalar: loss tokens, or sequences that have one, times a constant `length`.
+
+    Args:
+        aggregation: a key of `AGGREGATIONS`.
+        mask: `[T]` bool, the loss mask.
+        sequence_lengths: S positive lengths that add up to T.
+        length: tokens, for `constant_length` only.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    check_aggregation(aggregation, length)
+    counts = _tokens(mask.bool(), sequence_lengths)
+    if aggregation == "token_mean":
+        return counts.sum()
+    return (counts > 0).sum() * (1 if length is None else length)
+
+
+def check_aggregation(aggregation: str, length: float | None) -> None:
+    """Raises ValueError for an unknown name, and for a length that is missing, not positive or unused."""
+    known("aggregation", aggregation, AGGREGATIONS)
+    if (length is None) == (aggregation == "constant_length"):
+        wrong = "must be given for" if length is None else f"({length}) is not used by"
+        raise ValueError(f"aggregation_length {wrong} aggregation {aggregation}")
+    if length is not None and not 0 < length < float("inf"):
+        raise ValueError(f"aggregation_length must be a positive number, got {length}")
+
+
+def _tokens(kept: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
+    """Loss tokens of each sequence, `[S]`."""
+    lengths = checked_lengths(sequence_lengths, kept.shape[0])
+    totals = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.long().cumsum(0)])
+    ends = torch.tensor([0, *lengths], dtype=torch.long, device=kept.device).cumsum(0)
+    return totals[ends].diff()

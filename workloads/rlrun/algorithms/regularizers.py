@@ -1,0 +1,66 @@
+"""Terms that are added to any policy loss, token by token: an entropy bonus, and the KL divergence to a reference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlrun.algorithms.inputs import LossInputs
+from rlrun.algorithms.kl import kl_estimate
+from rlrun.config.algorithm_names import KL_KINDS, known
+
+
+@dataclass(frozen=True)
+class Regularizers:
+    """Weights of the terms; 0 leaves one out. Raises ValueError for one that is negative or not finite, and for an unknown estimate."""
+
+    entropy: float = 0.0
+    """The loss of a token is lowered by this times the entropy of its distribution, in nats."""
+    kl: float = 0.0
+    """The loss of a token is raised by this times the estimate of KL(policy || reference)."""
+    kl_kind: str = "k3"
+    """With d = t - ref: k1 = d, k2 = d²/2, k3 = e^{-d} - 1 + d. The gradient is that of the estimate itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("entropy", "kl"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"regularizers: {name} must be a finite number of at least 0, got {value}")
+        known("regularizers: kl_kind", self.kl_kind, KL_KINDS)
+
+    def add(self, loss: Tensor, inputs: LossInputs, entropy: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """`loss` `[T]` with the terms, and their metrics.
+
+        Raises:
+            ValueError: a term lacks its input: differentiable `entropy` `[T]`, or reference log-probs.
+        """
+        metrics: dict[str, Tensor] = {}
+        if self.entropy > 0:
+            bonus = _entropy(inputs, entropy)
+            loss = loss - self.entropy * bonus
+            metrics["entropy_bonus"] = self.entropy * bonus.detach()
+        if self.kl > 0:
+            if inputs.reference_logprobs is None:
+                raise ValueError(
+                    "reference_logprobs must be given where regularizers.kl > 0: it needs a reference model"
+                )
+            penalty = kl_estimate(self.kl_kind, inputs.logprobs, inputs.reference_logprobs)
+            loss = loss + self.kl * penalty
+            metrics["kl_penalty"] = self.kl * penalty.detach()
+        return loss, metrics
+
+
+def _entropy(inputs: LossInputs, entropy: Tensor | None) -> Tensor:
+    if entropy is None:
+        raise ValueError("entropy must be given where regularizers.entropy > 0, with its gradient")
+    if entropy.shape != inputs.logprobs.shape:
+        raise ValueError(f"entropy must have shape {list(inputs.logprobs.shape)}, got {list(entropy.shape)}")
+    if inputs.logprobs.requires_grad and not entropy.requires_grad:
+        raise ValueError("entropy has no gradient: a bonus on it would do nothing")
+    kept = torch.where(inputs.mask, entropy, 0).to(inputs.logprobs.dtype)
+    if not bool(torch.isfinite(kept.detach().sum())):
+        raise ValueError("entropy is not finite inside the loss mask")
+    return kept

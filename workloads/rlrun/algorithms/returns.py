@@ -1,0 +1,169 @@
+"""Advantages and returns per token, on packed tensors `[T]`: returns-to-go, GAE, whitening.
+
+Tokens outside the mask (prompts, tool results) are passed over: neither discounted, nor rewarded, nor valued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlrun.algorithms.inputs import checked_lengths
+
+STD_FLOOR = 1e-6
+
+
+class Estimate(NamedTuple):
+    """Both `[T]`, 0 outside the mask. The returns are what the critic learns; they are never whitened."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, sum and sum of squares of masked values, scalars in float64; those of several parts add up."""
+
+    count: Tensor
+    total: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, mask: Tensor) -> Moments:
+        """Of `values` `[T]` where `mask` `[T]` is true."""
+        kept = torch.where(mask.bool(), values.detach().double(), 0)
+        return cls(mask.bool().sum().double(), kept.sum(), kept.square().sum())
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean; 0 of nothing."""
+        return self.total / self.count.clamp(min=1)
+
+    @property
+    def std(self) -> Tensor:
+        """The unbiased standard deviation; 0 of less than two values."""
+        spread = self.squares - self.count * self.mean.square()
+        return (spread.clamp(min=0) / (self.count - 1).clamp(min=1)).sqrt()
+
+
+def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) -> Tensor:
+    """(value - mean)/(std + 1e-6) over the masked tokens, `[T]`, 0 elsewhere.
+
+    `moments` are those of the whole batch where `values` is only a part of it; default: of `values`.
+    """
+    _same_shape("mask", mask, values)
+    found = Moments.of(values, mask) if moments is None else moments
+    scaled = (values.double() - found.mean) / (found.std + STD_FLOOR)
+    return torch.where(mask.bool(), scaled, 0).to(values.dtype)
+
+
+def returns_to_go(
+    rewards: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int], gamma: float = 1.0, whitened: bool = False
+) -> Tensor:
+    """Σ over later tokens of the sequence of γ^(tokens between)·reward, `[T]`, 0 outside the mask.
+
+    Args:
+        rewards: `[T]`; those outside the mask are not looked at.
+        mask: `[T]` bool, the tokens that the policy sampled.
+        sequence_lengths: S positive lengths that add up to T.
+        gamma: discount per token, in [0, 1].
+        whitened: over these tokens, as REINFORCE++ has it.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    _share("gamma", gamma)
+    _finite("rewards", rewards)
+    result = _backwards(rewards, mask, sequence_lengths, gamma)
+    return whiten(result, mask) if whitened else result
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    *,
+    mask: Tensor,
+    sequence_lengths: Sequence[int],
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whitened: bool = True,
+) -> Estimate:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16); the value after a sequence's last token is 0.
+
+    Args:
+        rewards: `[T]`; those outside the mask are not looked at.
+        values: `[T]`, the critic's value before each token; those outside the mask are not looked at.
+        mask: `[T]` bool, the tokens that the policy sampled.
+        sequence_lengths: S positive lengths that add up to T.
+        gamma, lam: γ and λ in [0, 1].
+        whitened: over these tokens. For a part of a batch say False and call `whiten` with the moments of all parts.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    _share("gamma", gamma)
+    _share("lam", lam)
+    _finite("rewards", rewards)
+    _finite("values", values)
+    _same_shape("values", values, rewards)
+    kept = mask.bool()
+    _same_shape("mask", mask, rewards)
+    rewards, values = rewards.detach(), values.detach()
+    following = _next_masked(values, kept, checked_lengths(sequence_lengths, len(rewards)))
+    deltas = torch.where(kept, rewards + gamma * following - values, 0)
+    advantages = _backwards(deltas, mask, sequence_lengths, gamma * lam)
+    returns = torch.where(kept, advantages + values, 0)
+    return Estimate(whiten(advantages, mask) if whitened else advantages, returns)
+
+
+def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int]) -> Tensor:
+    """For each masked token the value at the next masked token of its sequence, 0 after the last one; `[T]`."""
+    places = kept.nonzero()[:, 0]
+    sequence = torch.repeat_interleave(torch.tensor(list(lengths), dtype=torch.long)).to(values.device)[places]
+    result = torch.zeros_like(values)
+    same = sequence[1:] == sequence[:-1]
+    result[places[:-1]] = torch.where(same, values[places[1:]], 0)
+    return result
+
+
+def _backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], decay: float) -> Tensor:
+    """y_j = x_j + decay·y_{next masked}, over the masked tokens of each sequence; all sequences at once."""
+    _same_shape("mask", mask, values)
+    lengths = checked_lengths(sequence_lengths, len(values))
+    rows = [x.masked_select(m) for x, m in zip(values.detach().split(lengths), mask.bool().split(lengths), strict=True)]
+    result = torch.zeros_like(values)
+    if not rows or not any(len(row) for row in rows):
+        return result
+    reversed_rows = torch.nn.utils.rnn.pad_sequence([row.flip(0) for row in rows])  # [longest, S]
+    running, columns = torch.zeros_like(reversed_rows[0]), []
+    for row in reversed_rows:
+        running = row + decay * running
+        columns.append(running)
+    table = torch.stack(columns, 1)  # [S, longest]
+    result[mask.bool()] = torch.cat([line[: len(row)].flip(0) for line, row in zip(table, rows, strict=True)])
+    return result
+
+
+def _share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must be at least 0 and at most 1, got {value}")
+
+
+def _finite(name: str, values: Tensor) -> None:
+    if values.dim() != 1:
+        raise ValueError(f"{name} must be packed, of shape [T]; got {tuple(values.shape)}")
+    if not bool(torch.isfinite(values).all()):
+        where = int((~torch.isfinite(values)).nonzero()[0])
+        raise ValueError(f"{name} is not finite: {values[where].item()} at token {where}")
+
+
+def _same_shape(name: str, tensor: Tensor, other: Tensor) -> None:
+    if tensor.shape != other.shape:
+        raise ValueError(f"{name} must have shape {list(other.shape)}, got {list(tensor.shape)}")
