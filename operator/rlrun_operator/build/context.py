@@ -84,17 +84,19 @@ def config(ctx: RunContext) -> RunConfig:
     """The resolved configuration of all roles, with the addresses that they have in the cluster."""
     resolved = resolve(ctx.spec, name=ctx.name, uid=ctx.uid, output_dir=ctx.folder)
     trainer = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
-    inference = {"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT}
     orchestrator = {
         "host": ALL_ADDRESSES,
         "metrics_port": endpoints.ORCHESTRATOR_PORT,
         "trainer_url": f"http://{ctx.first_trainer}:{endpoints.TRAINER_PORT}",
-        "inference_service": f"http://{ctx.engines}:{endpoints.ENGINE_PORT}",
     }
+    engine = resolved.inference
+    if engine is not None:
+        orchestrator["inference_service"] = f"http://{ctx.engines}:{endpoints.ENGINE_PORT}"
+        engine = engine.model_copy(update={"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT})
     return resolved.model_copy(
         update={
             "trainer": resolved.trainer.model_copy(update=trainer),
-            "inference": resolved.inference.model_copy(update=inference),
+            "inference": engine,
             "orchestrator": resolved.orchestrator.model_copy(update=orchestrator),
         }
     )

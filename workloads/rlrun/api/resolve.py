@@ -6,6 +6,7 @@ from typing import Any
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.base import Config
+from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.roles import (
     InferenceConfig,
     InferenceSpec,
@@ -34,12 +35,16 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         name=name,
         uid=uid,
         output_dir=output_dir,
+        task=spec.task,
         model=spec.model,
         max_steps=spec.max_steps,
         seq_len=spec.seq_len,
         seed=spec.seed,
     )
     common = dict(shared)
+    algorithm = spec.algorithm
+    if spec.task == "SFT":
+        algorithm = AlgorithmConfig(preset="sft", loss=spec.algorithm.loss)
     environments = [
         environment.model_copy(update={"sampling": environment.sampling or spec.sampling})
         for environment in spec.environments
@@ -51,13 +56,14 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         "micro_batch_tokens": spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
     }
     return RunConfig(
-        trainer=TrainerConfig(**trainer, **common, algorithm=spec.algorithm, checkpoint=spec.checkpoint),
-        inference=InferenceConfig(**inference, **common),
+        trainer=TrainerConfig(**trainer, **common, algorithm=algorithm, checkpoint=spec.checkpoint),
+        inference=InferenceConfig(**inference, **common) if spec.task == "RL" else None,
         orchestrator=OrchestratorConfig(
             **_computing(spec.orchestrator, OrchestratorSpec),
             **common,
-            algorithm=spec.algorithm,
+            algorithm=algorithm,
             environments=environments,
+            data=spec.data,
             sampling=spec.sampling,
             evaluation=spec.evaluation,
             checkpoint=spec.checkpoint,

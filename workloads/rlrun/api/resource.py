@@ -1,4 +1,4 @@
-"""`RLRun`: one object is one reinforcement-learning run."""
+"""`RLRun`: one object is one run of a language model: reinforcement learning, or supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
 from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.data import DataConfig
 from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.model import ModelConfig
+from rlrun.config.roles import Task
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 API_VERSION = "rlrun.io/v1alpha1"
@@ -23,14 +25,15 @@ KIND = "RLRun"
 NAME_MAX = 40
 LIVE_FIELDS = ("failurePolicy", "inference.replicas", "inference.minAvailable")
 """Of the spec: what may change at any time. All else is frozen once the first attempt has begun."""
+_NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class RLRunSpec(Config):
-    """What the run is. A smallest one needs a model and an environment."""
+    """What the run is. A smallest one needs a model and an environment (RL) or data (SFT)."""
 
-    task: Literal["RL"] = "RL"
-    """Reinforcement learning."""
+    task: Task = "RL"
+    """RL: reinforcement learning on `environments`. SFT: supervised fine-tuning on `data`, without engines."""
     model: ModelConfig
     """The policy that the run starts from."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
@@ -41,8 +44,10 @@ class RLRunSpec(Config):
     """Seed of everything random in the run."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The objective and how far behind the policy its data may be."""
-    environments: Annotated[list[EnvironmentConfig], Field(min_length=1, max_length=64)]
-    """Where tasks and rewards come from."""
+    environments: Annotated[list[EnvironmentConfig], Field(max_length=64)] = _NO_ENVIRONMENTS
+    """Where tasks and rewards come from; for RL."""
+    data: DataConfig | None = None
+    """What is learned from; for SFT."""
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are drawn, unless an environment says otherwise."""
     evaluation: EvaluationConfig | None = None
@@ -65,6 +70,49 @@ class RLRunSpec(Config):
     """What failures cost."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """What the pods may talk to."""
+
+    @model_validator(mode="after")
+    def _parts_of_the_task(self) -> Self:
+        if self.task == "RL":
+            if self.data is not None:
+                raise ValueError("data is for task SFT, and task is RL; remove data or set task to SFT")
+            if not self.environments:
+                raise ValueError("environments is empty, and task RL needs at least one; add one, or set task to SFT")
+            return self
+        if self.data is None:
+            raise ValueError("data is not set, and task SFT needs it; add data.sources, or set task to RL")
+        for name in ("environments", "evaluation"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is for task RL, and task is SFT; remove {name}")
+        if self.algorithm.preset not in ("sft", AlgorithmConfig().preset):
+            raise ValueError(
+                f"algorithm.preset ({self.algorithm.preset}) is for task RL, and task is SFT; remove it or set it to sft"
+            )
+        self._refuse_what_only_rl_reads()
+        return self
+
+    def _refuse_what_only_rl_reads(self) -> None:
+        """What the API server fills in is not refused: it cannot be told from what nobody has set."""
+        blocks: tuple[tuple[str, Config, tuple[str, ...]], ...] = (
+            ("inference", self.inference, tuple(InferenceBlock.model_fields)),
+            ("sampling", self.sampling, tuple(SamplingConfig.model_fields)),
+            ("weightSync", self.weight_sync, tuple(WeightSyncConfig.model_fields)),
+            ("orchestrator", self.orchestrator, ("batch_size", "max_concurrency", "max_error_ratio")),
+            ("algorithm", self.algorithm, ("advantage", "max_async_level", "max_off_policy_steps", "filters")),
+        )
+        for block, given, names in blocks:
+            for name in names:
+                info = type(given).model_fields[name]
+                value = getattr(given, name)
+                if value != info.get_default(call_default_factory=True):
+                    instead = (
+                        "; data.batchSize says the rows per step"
+                        if (block, name) == ("orchestrator", "batch_size")
+                        else ""
+                    )
+                    raise ValueError(
+                        f"{block}.{info.alias} ({value}) is for task RL, and task is SFT; remove {block}.{info.alias}{instead}"
+                    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

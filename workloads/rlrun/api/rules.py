@@ -21,6 +21,7 @@ from rlrun.api.resource import LIVE_FIELDS, NAME_MAX, RLRun, RLRunSpec
 from rlrun.api.storage import StorageSpec
 from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
 from rlrun.config.checkpoint import ResumeConfig
+from rlrun.config.data import DataConfig, SourceConfig, ValidationConfig
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, CorrectionConfig, EnvironmentAlgorithm, LossConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.schema import Shape, fields, spelled
@@ -83,6 +84,36 @@ _FIRST_UNEVEN = "self.environments.filter(e, self.orchestrator.batchSize % e.gro
 _TOO_LONG = "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >= self.seqLen)"
 
 _SPEC = (
+    Rule(
+        "self.task == 'SFT' || !has(self.data)",
+        "data is for task SFT, and task is RL; remove data or set task to SFT",
+        ".data",
+    ),
+    Rule(
+        "self.task == 'SFT' || self.environments.size() > 0",
+        "environments is empty, and task RL needs at least one; add one, or set task to SFT",
+        ".environments",
+    ),
+    Rule(
+        "self.task == 'RL' || has(self.data)",
+        "data is not set, and task SFT needs it; add data.sources, or set task to RL",
+        ".data",
+    ),
+    Rule(
+        "self.task == 'RL' || self.environments.size() == 0",
+        "environments is for task RL, and task is SFT; remove environments",
+        ".environments",
+    ),
+    Rule(
+        "self.task == 'RL' || !has(self.evaluation)",
+        "evaluation is for task RL, and task is SFT; remove evaluation",
+        ".evaluation",
+    ),
+    Rule(
+        "self.task == 'RL' || self.algorithm.preset in ['grpo', 'sft']",
+        "algorithm.preset ({self.algorithm.preset}) is for task RL, and task is SFT; remove it or set it to sft",
+        ".algorithm.preset",
+    ),
     Rule(
         "self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
         "orchestrator.batchSize ({self.orchestrator.batchSize}) must be divisible by "
@@ -156,6 +187,13 @@ _STORAGE = (
     ),
 )
 
+_PLACE = (
+    Rule(
+        "has(self.path) != has(self.name)",
+        "exactly one of path and name says where the data is; got {has(self.path) ? 'both' : 'neither'}",
+    ),
+)
+
 RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     RLRunSpec: _SPEC,
     ModelConfig: _MODEL,
@@ -194,6 +232,15 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "step ({has(self.step) ? string(self.step) : 'not set'}) is set if and only if policy is Step; "
             "policy is {self.policy}",
             ".step",
+        ),
+    ),
+    SourceConfig: _PLACE,
+    ValidationConfig: _PLACE,
+    DataConfig: (
+        Rule(
+            "!has(self.stopping) || has(self.epochs)",
+            "stopping ({self.stopping}) needs epochs: without it the data is read until maxSteps; set epochs or remove stopping",
+            ".stopping",
         ),
     ),
     StorageSpec: _STORAGE,

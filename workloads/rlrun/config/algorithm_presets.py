@@ -66,5 +66,9 @@ PRESETS: Mapping[str, Preset] = {
         filters={"zero_variance": True, "overlong_penalty": 1.0},
     ),
     "distill": Preset("on-policy distillation from a teacher, without rewards", loss="distill"),
-    "sft": Preset("likelihood of the run's own rollouts, weighted by their reward", advantage="reward", loss="sft"),
+    "sft": Preset(
+        "likelihood: of an SFT run's demonstrations, or of a run's own rollouts weighted by their reward",
+        advantage="reward",
+        loss="sft",
+    ),
 }

@@ -5,15 +5,18 @@ A role's configuration is its block plus the shared values that flow into it. Pa
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.data import DataConfig
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+
+Task = Literal["RL", "SFT"]
 
 
 class TrainerSpec(Config):
@@ -85,6 +88,8 @@ class RoleConfig(Config):
     """Unique over all runs that ever had this name; guards against a folder of another run."""
     output_dir: Annotated[str, Field(min_length=1)]
     """The run's folder; every other path follows from it by the file protocol."""
+    task: Task = "RL"
+    """Reinforcement learning, or supervised fine-tuning."""
     model: ModelConfig
     """The policy."""
     max_steps: Annotated[int, Field(ge=1)]
@@ -122,8 +127,10 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
 
     algorithm: AlgorithmConfig
     """The objective and the staleness bounds."""
-    environments: Annotated[list[EnvironmentConfig], Field(min_length=1, max_length=64)]
-    """The environments, with their sampling filled in."""
+    environments: Annotated[list[EnvironmentConfig], Field(max_length=64)]
+    """The environments, with their sampling filled in; none in supervised fine-tuning."""
+    data: DataConfig | None = None
+    """The data of supervised fine-tuning."""
     sampling: SamplingConfig
     """Default sampling."""
     evaluation: EvaluationConfig | None

@@ -32,14 +32,14 @@ class RunConfig(Config):
     """Version of this file's format."""
     trainer: TrainerConfig
     """The trainer."""
-    inference: InferenceConfig
-    """Each engine."""
+    inference: InferenceConfig | None
+    """Each engine; null in supervised fine-tuning, which has none."""
     orchestrator: OrchestratorConfig
     """The orchestrator."""
 
     def hash(self) -> str:
         """Fingerprint of everything that determines what the run computes."""
-        return fingerprint(self.trainer, self.inference, self.orchestrator)
+        return fingerprint(*(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None))
 
 
 def fingerprint(*roles: RoleConfig) -> str:

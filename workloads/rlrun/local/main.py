@@ -137,6 +137,10 @@ def _run(
         trainer_gpus, inference_gpus = split_gpus(config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids)
     except ValueError as error:
         raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+    if options.replay and spec.task == "SFT":
+        raise PreflightError(
+            "--replay is for task RL: supervised fine-tuning makes the same batches from its data again"
+        )
     if options.replay and not Path(options.replay).is_dir():
         raise PreflightError(f"--replay: there is no folder {options.replay}")
     check_folder(root, resume=options.resume)
@@ -212,10 +216,11 @@ def _watch(supervisor: Supervisor, view: View, interrupted: list[int]) -> Runnin
 
 
 def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
-    replicas = config.inference.replicas
+    replicas = 0 if config.inference is None else config.inference.replicas
     chosen = options.inference_port or [free_port() for _ in range(replicas)]
     if len(chosen) != replicas:
-        raise PreflightError(f"--inference-port names {len(chosen)} ports, spec.inference.replicas is {replicas}")
+        wanted = f"spec.inference.replicas is {replicas}" if replicas else "task SFT runs no engine; leave it out"
+        raise PreflightError(f"--inference-port names {len(chosen)} ports, {wanted}")
     return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))
 
 

@@ -50,25 +50,22 @@ class RoleProcess:
 
 
 def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[RunConfig]:
-    """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port."""
-    orchestrator = config.orchestrator.model_copy(
-        update={
-            "trainer_url": f"http://127.0.0.1:{ports.trainer}",
-            "inference_urls": [f"http://127.0.0.1:{port}" for port in ports.inference],
-            "metrics_port": ports.metrics,
-            "replay": replay,
-        }
-    )
+    """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port; one without engines."""
+    places: dict[str, object] = {
+        "trainer_url": f"http://127.0.0.1:{ports.trainer}",
+        "metrics_port": ports.metrics,
+        "replay": replay,
+    }
+    if ports.inference:
+        places["inference_urls"] = [f"http://127.0.0.1:{port}" for port in ports.inference]
+    orchestrator = config.orchestrator.model_copy(update=places)
     trainer = config.trainer.model_copy(update={"port": ports.trainer})
+    placed = config.model_copy(update={"trainer": trainer, "orchestrator": orchestrator})
+    inference = config.inference
+    if inference is None:
+        return [placed]
     return [
-        config.model_copy(
-            update={
-                "trainer": trainer,
-                "orchestrator": orchestrator,
-                "inference": config.inference.model_copy(update={"port": port}),
-            }
-        )
-        for port in ports.inference
+        placed.model_copy(update={"inference": inference.model_copy(update={"port": port})}) for port in ports.inference
     ]
 
 
@@ -81,7 +78,8 @@ def split_gpus(
         ValueError: the manifest wants more GPUs than there are; says how many.
     """
     want_trainer = config.trainer.replicas * config.trainer.gpus_per_replica
-    want_inference = config.inference.replicas * config.inference.gpus_per_replica
+    engine = config.inference
+    want_inference = 0 if engine is None else engine.replicas * engine.gpus_per_replica
     free = [gpu for gpu in available if gpu not in (trainer_ids or ()) and gpu not in (inference_ids or ())]
     inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
     rest = [gpu for gpu in free if gpu not in inference]
@@ -140,8 +138,8 @@ def processes(
         return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / ERROR_FILE)
 
     engines = []
-    per_engine = config.inference.gpus_per_replica
-    for i, file in enumerate(files):
+    per_engine = 0 if config.inference is None else config.inference.gpus_per_replica
+    for i, file in enumerate(files if config.inference is not None else ()):
         name = f"inference-{i}" if len(files) > 1 else "inference"
         command = [sys.executable, "-m", "rlrun.inference", "--config", str(file)]
         engines.append(process("inference", name, command, inference_gpus[i * per_engine : (i + 1) * per_engine]))

@@ -8,10 +8,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
@@ -20,6 +19,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.discovery import Discovery, Resolve, resolve
 from rlrun.orchestrator.dispatcher import Arena
 from rlrun.orchestrator.engines import Engine, EnginePool, Replica
@@ -110,7 +110,7 @@ async def run(
     lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
-        background = await stack.enter_async_context(_background())
+        background = await stack.enter_async_context(background_tasks())
         if lease is not None:
             background(lease.run())
         arenas = await asyncio.to_thread(load_arenas, config)
@@ -139,20 +139,6 @@ async def run(
             await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
         await trainer.shutdown()
     return exit_codes.OK
-
-
-@asynccontextmanager
-async def _background() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], object]]:
-    """Runs what has no end of its own, until the block ends; an error in it ends the block."""
-    async with asyncio.TaskGroup() as group:
-        tasks: list[asyncio.Task[None]] = []
-
-        def start(work: Coroutine[Any, Any, None]) -> None:
-            tasks.append(group.create_task(work))
-
-        yield start
-        for task in tasks:
-            task.cancel()
 
 
 async def _close_clients(pool: EnginePool) -> None:
@@ -195,7 +181,12 @@ def identity() -> tuple[int, str]:
 
 async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str) -> int:
     """Run; SIGTERM and SIGINT cancel it, and every artifact is whole or ignored, so nothing is left to tidy up."""
-    work = asyncio.ensure_future(run(config, attempt=attempt, api_key=api_key))
+    if config.task == "SFT":
+        from rlrun.orchestrator.sft import main as sft
+
+        work = asyncio.ensure_future(sft.run(config, attempt=attempt, api_key=api_key))
+    else:
+        work = asyncio.ensure_future(run(config, attempt=attempt, api_key=api_key))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)

@@ -34,7 +34,7 @@ def config_in_pod(config: RunConfig, *, restart: bool) -> RunConfig:
     return config.model_copy(
         update={
             "trainer": trainer,
-            "inference": config.inference.model_copy(update={"host": EVERYWHERE}),
+            "inference": None if config.inference is None else config.inference.model_copy(update={"host": EVERYWHERE}),
             "orchestrator": config.orchestrator.model_copy(update={"host": EVERYWHERE}),
         }
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -104,12 +104,30 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Validation:
+    """Held-out samples whose loss the trainer measures around a step, without an update."""
+
+    path: str
+    """Folder of a batch of step 0."""
+    before: bool = False
+    """Measure the policy that the step starts from."""
+    after: bool = False
+    """Measure the policy that the step makes."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """All samples of one step."""
 
     step: int
     attempt: int
     samples: tuple[Sample, ...]
+    total_steps: int | None = None
+    """Steps of the run as far as the data tells; None: `maxSteps`."""
+    last: bool = False
+    """Whether the data ends with this step."""
+    validation: Validation | None = None
+    """What to measure around the step."""
 
     @property
     def tokens(self) -> int:
@@ -147,7 +165,7 @@ def write_batch(path: Path, batch: Batch) -> None:
         name: np.concatenate([getattr(s, name).astype(kind, copy=False) for s in batch.samples])
         for name, kind in _COLUMNS.items()
     }
-    document = {
+    document: dict[str, object] = {
         "format_version": FORMAT_VERSION,
         "step": batch.step,
         "attempt": batch.attempt,
@@ -156,6 +174,12 @@ def write_batch(path: Path, batch: Batch) -> None:
             for s in batch.samples
         ],
     }
+    if batch.total_steps is not None:
+        document["total_steps"] = batch.total_steps
+    if batch.last:
+        document["last"] = True
+    if batch.validation is not None:
+        document["validation"] = asdict(batch.validation)
     with new_folder(path) as folder:
         (folder / "samples.safetensors").write_bytes(save(columns))
         (folder / "batch.json").write_text(json.dumps(document))
@@ -177,6 +201,7 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         if document["format_version"] != FORMAT_VERSION:
             raise BatchError(f"it has format {document['format_version']}, this version reads {FORMAT_VERSION}")
         entries = document["samples"]
+        validation = Validation(**document["validation"]) if "validation" in document else None
         ends = np.cumsum([entry["length"] for entry in entries])
         for name in _COLUMNS:
             if columns[name].shape != (ends[-1],):
@@ -191,4 +216,11 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         end, length = int(ends[index]), entry.pop("length")
         arrays = {name: columns[name][end - length : end] for name in _COLUMNS}
         samples.append(Sample(**arrays, **entry))
-    return Batch(document["step"], document["attempt"], tuple(samples))
+    return Batch(
+        document["step"],
+        document["attempt"],
+        tuple(samples),
+        total_steps=document.get("total_steps"),
+        last=document.get("last", False),
+        validation=validation,
+    )

@@ -25,8 +25,8 @@ BATCHES = "/rlrun/trainer/batches"
 CHECKPOINTS = "/rlrun/trainer/checkpoints"
 SHUTDOWN = "/rlrun/trainer/shutdown"
 
-Phase = Literal["starting", "publishing", "waiting_for_batch", "training", "saving", "finished"]
-EventKind = Literal["published", "trained", "checkpoint_saved", "checkpoint_complete", "finished"]
+Phase = Literal["starting", "publishing", "waiting_for_batch", "validating", "training", "saving", "finished"]
+EventKind = Literal["published", "validated", "trained", "checkpoint_saved", "checkpoint_complete", "finished"]
 
 
 class Event(Config):
@@ -35,15 +35,15 @@ class Event(Config):
     seq: Annotated[int, Field(ge=1)]
     """Position in this attempt's list."""
     kind: EventKind
-    """published: version `step` is complete at `path`. trained: step `step` is done, with `metrics`. checkpoint_saved: the shards of
-    `step` are durable, the orchestrator's part is wanted in `path`/orchestrator. checkpoint_complete: its manifest exists. finished:
-    the last step is trained, published and saved."""
+    """published: version `step` is complete at `path`. validated: `metrics` hold the held-out loss of version `step`. trained: step
+    `step` is done, with `metrics`. checkpoint_saved: the shards of `step` are durable, the orchestrator's part is wanted in
+    `path`/orchestrator. checkpoint_complete: its manifest exists. finished: the last step is trained, published and saved."""
     step: Annotated[int, Field(ge=0)]
     """Step or policy version."""
     path: str | None = None
     """Folder of what was written."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Of a trained step."""
+    """Of a trained step or a validated version."""
 
 
 class TrainerState(Config):

@@ -93,6 +93,10 @@ class RunPaths:
         """`rollouts/step_00000123.a0003`."""
         return self.rollouts / f"step_{step:08d}.a{attempt:04d}"
 
+    def validation(self, attempt: int) -> Path:
+        """`rollouts/validation.a0003`: the held-out samples of supervised fine-tuning."""
+        return self.rollouts / f"validation.a{attempt:04d}"
+
     def version(self, version: int, attempt: int) -> Path:
         """`weights/v00000123.a0003`."""
         return self.weights / f"v{version:08d}.a{attempt:04d}"

@@ -23,10 +23,11 @@ from rlrun.algorithms import Objective
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
+from rlrun.protocol.batch import Batch, Validation
 from rlrun.protocol.channel import Phase
 from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.packing import plan
+from rlrun.protocol.packing import Row, plan
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer import checkpoint, publish, resume, versions
 from rlrun.trainer.channel import Channel
@@ -39,6 +40,7 @@ from rlrun.trainer.model import check_source, load_model, shard
 from rlrun.trainer.saving import Saver, Written
 from rlrun.trainer.schedule import learning_rate
 from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
+from rlrun.trainer.validation import validate
 
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
@@ -83,6 +85,8 @@ class _Trainer:
         self.config, self.replay, self.loss, self.group = config, replay, loss, group
         self.paths = RunPaths(Path(config.output_dir))
         self.number = attempt
+        self.ends = False
+        """Whether the data ends with the step that is being trained."""
         self.channel: Channel | None = None
         self.feed: Feed | None = None
         self.completer: Completer | None = None
@@ -185,13 +189,14 @@ class _Trainer:
             if self.channel is not None:
                 stack.callback(self.channel.close)
                 self.channel.begin(self.attempt.base_step)
-            self._publish()
-            while self.progress.step < self.config.max_steps:
+            if self.config.task == "RL":
+                self._publish()
+            while self.progress.step < self.config.max_steps and not self.ends:
                 if not self._step(self.progress.step + 1):
                     logger.info("the orchestrator says that all is done")
                     break
             else:
-                logger.info(f"all {self.config.max_steps} steps are trained")
+                logger.info(f"all {self.progress.step} steps are trained")
             self._finish()
         return exit_codes.OK
 
@@ -202,8 +207,15 @@ class _Trainer:
         if path is None:
             return False
         arrived = time.perf_counter()
+        batch = self._read(path, step, written_by=self.number if self.replay is None else None)
+        self.ends = self.ends or batch.last
+        validation = batch.validation if self.replay is None else None
+        if validation is not None and validation.before:
+            before = self._validate(validation)
+            if self.channel is not None:
+                self.channel.emit("validated", step - 1, metrics=before)
         self._phase("training")
-        metrics = self._train(step, path)
+        metrics = self._train(step, batch)
         self.progress.step = step
         skipped = int(metrics.pop("skipped"))
         self.progress.skipped_steps += skipped
@@ -212,7 +224,9 @@ class _Trainer:
         metrics["skipped_steps"] = float(self.progress.skipped_steps)
         metrics["param_checksum"] = parameter_checksum(self.model)
         metrics["time/wait_for_batch"] = arrived - began
-        metrics["time/broadcast_weights"] = self._publish()
+        if validation is not None and validation.after:
+            metrics |= self._validate(validation)
+        metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
         due = self._checkpoint_due(step)
         metrics["time/save_ckpt"] = self._save() if due else 0.0
         if (written := self.saver.finished()) is not None:
@@ -223,29 +237,43 @@ class _Trainer:
             self.saver.then(self._written)  # after the report: the orchestrator expects `trained` first
         return True
 
-    def _train(self, step: int, path: Path) -> dict[str, float]:
-        config = self.config
-        batch = read_checked(
+    def _read(self, path: Path, step: int, *, written_by: int | None) -> Batch:
+        return read_checked(
             path,
             step=step,
             vocabulary=self.model.config.get_text_config().vocab_size,
-            seq_len=config.seq_len,
-            attempt=self.number if self.replay is None else None,
+            seq_len=self.config.seq_len,
+            attempt=written_by,
         )
+
+    def _rows(self, batch: Batch) -> tuple[Row, ...]:
+        """This rank's micro-batches."""
         lengths = [len(sample) for sample in batch.samples]
-        rows = plan(
+        return plan(
             lengths,
-            row_tokens=max(config.micro_batch_tokens or config.seq_len, *lengths),
+            row_tokens=max(self.config.micro_batch_tokens or self.config.seq_len, *lengths),
             ranks=self.group.world_size,
             quadratic=self.cost.quadratic,
         ).ranks[self.group.rank]
+
+    def _validate(self, validation: Validation) -> dict[str, float]:
+        """Measure the policy as it is on the held-out samples."""
+        self._phase("validating")
+        # Step 0 is of no policy's, so neither who sampled its tokens nor who wrote them is checked.
+        held_out = self._read(Path(validation.path), 0, written_by=None)
+        return validate(self.model, held_out, self._rows(held_out), group=self.group)
+
+    def _train(self, step: int, batch: Batch) -> dict[str, float]:
+        config = self.config
+        lengths = [len(sample) for sample in batch.samples]
         seed_step(config.seed, step)
-        lr = learning_rate(config.scheduler, config.optimizer.lr, step, config.max_steps)
+        total = min(batch.total_steps or config.max_steps, config.max_steps)
+        lr = learning_rate(config.scheduler, config.optimizer.lr, step, total)
         metrics = train_step(
             self.model,
             self.optimizer,
             batch,
-            rows,
+            self._rows(batch),
             group=self.group,
             loss=self.loss,
             lr=lr,
@@ -279,9 +307,16 @@ class _Trainer:
                 )
         return timer[0]
 
+    def _is_last(self, step: int) -> bool:
+        return self.ends or step == self.config.max_steps
+
+    def _publication_due(self, step: int) -> bool:
+        """Engines need every version; without engines the versions of checkpoints, and the last, are for people."""
+        return self.config.task == "RL" or self._checkpoint_due(step) or self._is_last(step)
+
     def _checkpoint_due(self, step: int) -> bool:
         config = self.config.checkpoint
-        return config.enabled and (step % config.interval == 0 or step == self.config.max_steps)
+        return config.enabled and (step % config.interval == 0 or self._is_last(step))
 
     def _save(self) -> float:
         """Start to save this rank's shards; returns the seconds that the loop stood still."""

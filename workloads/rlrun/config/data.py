@@ -1,0 +1,94 @@
+"""What supervised fine-tuning learns from: data sets of conversations, how they are mixed, and what is held out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+
+LossRole = Literal["system", "user", "assistant", "tool"]
+_ASSISTANT: list[LossRole] = ["assistant"]
+_Field = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class DataSetConfig(Config):
+    """One data set. Exactly one of `path` and `name` says where it is."""
+
+    path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """A `.jsonl` or `.parquet` file, or a folder of them or of a data set saved by `datasets`; as the pods see it."""
+    name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Data set on the hub whose files are of these kinds, such as `org/chats`."""
+    split: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Only files and folders with this word in their name, such as `train`."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.path is None) == (self.name is None):
+            got = "neither" if self.path is None else "both"
+            raise ValueError(f"exactly one of path and name says where the data is; got {got}")
+        return self
+
+    @property
+    def label(self) -> str:
+        """How messages and metrics call it."""
+        return (self.path or self.name or "") + (f" ({self.split})" if self.split else "")
+
+
+class SourceConfig(DataSetConfig):
+    """One data set of the mixture."""
+
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Share of rows relative to the other sources' weights."""
+
+
+class ValidationConfig(DataSetConfig):
+    """Held-out rows, whose loss is measured before the first step, every `interval` steps and after the last."""
+
+    interval: Annotated[int, Field(ge=1)] = 50
+    """Steps between two measurements."""
+    max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """Rows, from the data set's first on."""
+
+
+class DataConfig(Config):
+    """The rows of a run: chats (`messages`, in OpenAI's form), or a prompt and its completion."""
+
+    sources: Annotated[list[SourceConfig], Field(min_length=1, max_length=64)]
+    """The mixture."""
+    messages_field: _Field = "messages"
+    """Column of the chat."""
+    prompt_field: _Field = "prompt"
+    """Column of the prompt, where a row has no chat: a text or messages."""
+    completion_field: _Field = "completion"
+    """Column of the completion, which alone is learned then: a text or messages."""
+    tools_field: _Field = "tools"
+    """Column of the tools that the chat may call; optional."""
+    loss_roles: Annotated[list[LossRole], Field(min_length=1, max_length=4)] = _ASSISTANT
+    """Roles whose messages are learned. A message's own `weight` (default 1) weighs its tokens; 0: not learned."""
+    batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 64
+    """Rows per step."""
+    batch_tokens: Annotated[int, Field(ge=16)] | None = None
+    """Instead of `batchSize`: as many rows per step as this many tokens hold."""
+    shuffle: bool = True
+    """A new order in each epoch, from the seed; otherwise the files' order."""
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """How often the data is read; the run ends then, or at `maxSteps` if that comes first. Default: until `maxSteps`."""
+    stopping: Literal["FirstExhausted", "AllExhausted"] | None = None
+    """Of a mixture with `epochs`: it ends when the first source has been read that often (default), or when all have; until
+    then the shorter ones are read again."""
+    too_long: Literal["Truncate", "Skip", "Fail"] = "Truncate"
+    """Rows of more than `seqLen` tokens: cut at the end, left out and counted, or an error."""
+    malformed: Literal["Fail", "Skip"] = "Fail"
+    """Rows that are no chat: an error that names file and line, or left out and counted."""
+    validation: ValidationConfig | None = None
+    """Held-out loss; none by default."""
+
+    @model_validator(mode="after")
+    def _stopping_stops(self) -> Self:
+        if self.stopping is not None and self.epochs is None:
+            raise ValueError(
+                f"stopping ({self.stopping}) needs epochs: without it the data is read until maxSteps; set epochs or remove stopping"
+            )
+        return self

@@ -1,0 +1,123 @@
+"""From a row to a checked conversation: messages in OpenAI's form, and which of them are learned."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config.data import DataConfig
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template renders."""
+
+    messages: Sequence[dict[str, Any]]
+    weights: Sequence[float]
+    """Of each message's tokens in the loss; 0: not learned."""
+    tools: list[dict[str, Any]] | None = None
+
+
+def conversation(row: Mapping[str, Any], config: DataConfig) -> Conversation:
+    """The conversation of a row: its chat, or prompt and completion, of which the completion alone is learned.
+
+    Raises:
+        ValueError: names the field and what is wrong with it.
+    """
+    if row.get(config.messages_field) is not None:
+        messages = _messages(row[config.messages_field], config.messages_field, "user")
+        first = 0
+    elif row.get(config.prompt_field) is not None or row.get(config.completion_field) is not None:
+        for field in (config.prompt_field, config.completion_field):
+            if row.get(field) is None:
+                raise ValueError(f"{field} is missing beside the other half of prompt and completion")
+        messages = _messages(row[config.prompt_field], config.prompt_field, "user")
+        first = len(messages)
+        messages += _messages(row[config.completion_field], config.completion_field, "assistant")
+    else:
+        raise ValueError(
+            f"it has neither {config.messages_field} nor {config.prompt_field} and {config.completion_field}; its columns are "
+            f"{', '.join(sorted(row)) or 'none'}: name the right ones in data.messagesField, promptField, completionField"
+        )
+    weights = []
+    for index, message in enumerate(messages):
+        weight = message.pop("weight", 1)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+            raise ValueError(f"message {index + 1}: weight is {weight!r}; it must be a number of at least 0")
+        weights.append(float(weight) if index >= first and message["role"] in config.loss_roles else 0.0)
+    return Conversation(messages, weights, _tools(row.get(config.tools_field), config.tools_field))
+
+
+def _messages(value: Any, field: str, role: str) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{field} is {_shown(value)}; it must be a list of messages")
+    return [_message(item, f"{field}[{index}]") for index, item in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {_shown(value)}; it must be a message with role and content")
+    message = {key: item for key, item in value.items() if item is not None}
+    if message.get("role") not in ROLES:
+        raise ValueError(f"{where}.role is {_shown(message.get('role'))}; it must be one of {', '.join(ROLES)}")
+    calls = message.get("tool_calls")
+    if calls is not None:
+        message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
+    content = message.get("content", "" if calls else None)
+    if isinstance(content, list):
+        content = _joined(content, f"{where}.content")
+    if not isinstance(content, str):
+        raise ValueError(f"{where}.content is {_shown(content)}; it must be a text")
+    message["content"] = content
+    return message
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    texts = []
+    for index, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"{where}[{index}] is {_shown(part)}; only parts of type text are learned")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """OpenAI writes the arguments as JSON text; chat templates want the object."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"{where} is {_shown(calls)}; it must be a list of calls")
+    made = []
+    for index, call in enumerate(calls):
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{where}[{index}].function must have a name, got {_shown(function)}")
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError as error:
+                raise ValueError(f"{where}[{index}].function.arguments is no JSON: {error}") from None
+        made.append(call | {"function": function | {"arguments": arguments}})
+    return made
+
+
+def _tools(value: Any, field: str) -> list[dict[str, Any]] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{field} is no JSON: {error}") from None
+    if value is not None and (not isinstance(value, list) or not all(isinstance(item, dict) for item in value)):
+        raise ValueError(f"{field} is {_shown(value)}; it must be a list of tools")
+    return value or None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

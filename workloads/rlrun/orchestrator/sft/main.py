@@ -1,0 +1,161 @@
+"""One attempt of a supervised run: data, tokenizer, trainer, then the pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.data import DataConfig
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.background import background_tasks
+from rlrun.orchestrator.lease import lease_from_environment
+from rlrun.orchestrator.progress import Progress, ProgressServer
+from rlrun.orchestrator.sft.chat import ChatEncoder
+from rlrun.orchestrator.sft.mixture import Mixture
+from rlrun.orchestrator.sft.pipeline import DataPipeline
+from rlrun.orchestrator.sft.rows import Rows
+from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
+from rlrun.orchestrator.sft.state import base_position
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.tokens import TemplateError
+from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, read_attempt
+from rlrun.protocol.batch import Sample
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+
+def load_chat(config: OrchestratorConfig) -> ChatEncoder:
+    """The model's tokenizer and template.
+
+    Raises:
+        RoleError: there is none, or its chat template is of no use.
+    """
+    source = config.model.source(RunPaths(Path(config.output_dir)).model)
+    try:
+        return ChatEncoder.load(
+            source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
+        )
+    except (TemplateError, OSError, ValueError) as error:
+        raise RoleError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
+
+
+def open_sources(data: DataConfig) -> list[Rows]:
+    """The rows of all sources.
+
+    Raises:
+        RoleError: names the source and what is wrong with it.
+    """
+    return [Rows(source, f"data.sources[{index}]") for index, source in enumerate(data.sources)]
+
+
+def make_mixture(data: DataConfig, sources: list[Rows], seed: int) -> Mixture:
+    """The order in which a run reads its sources."""
+    return Mixture(
+        seed,
+        tuple(len(rows) for rows in sources),
+        tuple(source.weight for source in data.sources),
+        shuffle=data.shuffle,
+        epochs=data.epochs,
+        all_exhausted=data.stopping == "AllExhausted",
+    )
+
+
+def expected_steps(data: DataConfig, mixture: Mixture) -> int | None:
+    """Steps that the data is enough for if no row is left out; None: for ever, or not known before it is read."""
+    if mixture.length is None or data.batch_tokens is not None:
+        return None
+    return -(-mixture.length // data.batch_size)
+
+
+def make_pipeline(
+    config: OrchestratorConfig,
+    attempt: Attempt,
+    *,
+    sources: list[Rows],
+    validation: Rows | None,
+    trainer: TrainerClient,
+    signal: Signal,
+) -> DataPipeline:
+    """Everything that an attempt needs, from what is on the disk.
+
+    Raises:
+        RoleError: the tokenizer, the data or the base checkpoint cannot be used.
+    """
+    data = config.data
+    assert data is not None
+    encoder = Encoder(data, load_chat(config), config.seq_len)
+    fingerprints = tuple(rows.fingerprint for rows in sources)
+    mixture = make_mixture(data, sources, config.seed)
+    expected = expected_steps(data, mixture)
+    if expected is not None and expected > config.max_steps:
+        logger.warning(
+            f"data.epochs ({data.epochs}) are {expected} steps, but maxSteps is {config.max_steps}: the run ends there"
+        )
+    held: tuple[Sample, ...] = ()
+    if validation is not None and data.validation is not None:
+        held = held_out(validation, encoder, limit=data.validation.max_samples)
+    position = base_position(RunPaths(Path(config.output_dir)), attempt, fingerprints)
+    return DataPipeline(
+        config,
+        attempt,
+        reader=Reader(data, sources, mixture, encoder.encode, position),
+        fingerprints=fingerprints,
+        expected_steps=expected,
+        validation=held,
+        trainer=trainer,
+        signal=signal,
+    )
+
+
+async def run(config: OrchestratorConfig, *, attempt: int, api_key: str) -> int:
+    """Feed one attempt to its end.
+
+    Returns:
+        0 when every step is trained and saved.
+
+    Raises:
+        RoleError: why the run cannot go on; possibly inside an exception group.
+    """
+    data = config.data
+    assert data is not None
+    began, pipeline = time.monotonic(), None
+
+    def look() -> Progress:
+        if pipeline is not None:
+            return pipeline.progress()
+        waiting = f"the trainer at {config.trainer_url} since {time.monotonic() - began:.1f} s"
+        return Progress(None, config.max_steps, None, None, None, None, {}, None, None, waiting, None, 0, 0)
+
+    lease = lease_from_environment(attempt=attempt, look=look)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
+        background = await stack.enter_async_context(background_tasks())
+        if lease is not None:
+            background(lease.run())
+        sources = await asyncio.to_thread(open_sources, data)
+        validation = None
+        if data.validation is not None:
+            validation = await asyncio.to_thread(Rows, data.validation, "data.validation")
+        trainer = TrainerClient(config.trainer_url, api_key, attempt=attempt)
+        stack.push_async_callback(trainer.close)
+        await trainer.wait_until_begun()
+        pipeline = await asyncio.to_thread(
+            make_pipeline,
+            config,
+            read_attempt(RunPaths(Path(config.output_dir)).attempt_file(attempt)),
+            sources=sources,
+            validation=validation,
+            trainer=trainer,
+            signal=Signal(),
+        )
+        await pipeline.run()
+        if lease is not None:
+            await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
+        await trainer.shutdown()
+    return exit_codes.OK

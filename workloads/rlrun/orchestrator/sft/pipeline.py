@@ -1,0 +1,226 @@
+"""The data flow of a supervised run: batches are made a few steps ahead of the trainer, and nothing else happens.
+
+Everything runs in one event loop; rows are read, tokenised and written in a thread, one batch at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.checkpoint import remove_batches
+from rlrun.orchestrator.progress import Progress, StepClock
+from rlrun.orchestrator.records import MetricsFile
+from rlrun.orchestrator.sft.samples import Position, Reader, summary
+from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, write_batch
+from rlrun.protocol.channel import Event
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.paths import RunPaths
+
+STEPS_AHEAD = 4
+"""Batches that may wait for the trainer."""
+_OF_SAMPLING = ("mismatch_kl", "mismatch_kl_max")
+"""Metrics of the trainer that compare with log-probabilities as sampled, of which there are none here."""
+
+
+class DataPipeline:
+    """One attempt of one run, from the trainer's first event to the end.
+
+    Args:
+        config: the role's configuration, with `data`.
+        attempt: the attempt's file.
+        reader: the data, at the attempt's position.
+        fingerprints: of the sources.
+        expected_steps: steps that the data is enough for, when that is known.
+        validation: the held-out samples; none when nothing is held out.
+        trainer: the channel to the trainer, which is up.
+        signal: notified of every change.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        attempt: Attempt,
+        *,
+        reader: Reader,
+        fingerprints: tuple[str, ...],
+        expected_steps: int | None,
+        validation: tuple[Sample, ...],
+        trainer: TrainerClient,
+        signal: Signal,
+    ) -> None:
+        assert config.data is not None
+        self.config, self.data, self.attempt, self.trainer = config, config.data, attempt, trainer
+        self._paths = RunPaths(Path(config.output_dir))
+        self._reader, self._fingerprints, self._signal = reader, fingerprints, signal
+        self._expected_steps = None if expected_steps is None else min(expected_steps, config.max_steps)
+        self._validation = validation
+        self._made = self._trained = attempt.base_step
+        self._last_step: int | None = config.max_steps if attempt.base_step >= config.max_steps else None
+        """Known once its batch is made."""
+        self._snapshots: dict[int, Position] = {}
+        self._metrics = MetricsFile(
+            self._paths.metrics,
+            attempt=attempt.attempt,
+            base_step=attempt.base_step,
+            unwritten=(),
+            evaluated=lambda version: version == 0 and bool(validation),
+        )
+        self._finished = False
+        self._checkpoint_step = attempt.base_step if attempt.base_attempt is not None else None
+        self._clock = StepClock()
+
+    async def run(self) -> None:
+        """Everything up to the last checkpoint.
+
+        Raises:
+            RoleError: why the run cannot go on; possibly inside an exception group.
+        """
+        if self._last_step is None and await asyncio.to_thread(lambda: self._reader.exhausted):
+            logger.info(f"the data is exhausted at step {self.attempt.base_step}: nothing is left to be learned")
+            return
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())]
+            await self._signal.until(self._done)
+            for task in background:
+                task.cancel()
+        logger.info("all steps are trained and saved")
+
+    def _done(self) -> bool:
+        saved = not self.config.checkpoint.enabled or self._checkpoint_step == self._last_step
+        return self._finished and saved and not self._metrics.pending()
+
+    # ---- news from the trainer
+
+    async def _follow_trainer(self) -> None:
+        async for event in self.trainer.events():
+            await self._handle(event)
+            self._signal.notify()
+
+    async def _handle(self, event: Event) -> None:
+        match event.kind:
+            case "validated":
+                # The same version may be measured again after a restart; its line is written once.
+                if event.step == 0 and self._metrics.wants_base:
+                    self._metrics.add(0, "evaluation", event.metrics)
+            case "trained":
+                self._trained = event.step
+                self._clock.trained(event.step)
+                metrics = {name: value for name, value in event.metrics.items() if name not in _OF_SAMPLING}
+                self._metrics.add(event.step, "trained", metrics)
+                if not self.config.record_rollouts:
+                    await asyncio.to_thread(remove_batches, self._paths, through=event.step)
+                if not self.config.checkpoint.enabled:
+                    self._snapshots.pop(event.step, None)
+            case "checkpoint_saved":
+                await self._save(event)
+            case "checkpoint_complete":
+                self._checkpoint_step = event.step
+            case "finished":
+                self._finished = True
+
+    async def _save(self, event: Event) -> None:
+        position = self._snapshots.get(event.step)
+        if position is None or event.path is None:
+            logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
+            return
+        snapshot = Snapshot(event.step, position, self._fingerprints)
+        with storage_errors(Path(event.path)):
+            await asyncio.to_thread(write_snapshot, Path(event.path), snapshot)
+        await self.trainer.checkpoint_saved(event.step)
+        self._snapshots = {step: position for step, position in self._snapshots.items() if step > event.step}
+
+    # ---- batches
+
+    async def _make_batches(self) -> None:
+        if self._validation:
+            await asyncio.to_thread(self._write_validation)
+        while self._last_step is None:
+            await self._signal.until(lambda: self._made - self._trained < STEPS_AHEAD)
+            began, step = time.monotonic(), self._made + 1
+            batch = await asyncio.to_thread(self._make_batch, step)
+            self._made = step
+            self._snapshots[step] = self._reader.position
+            if batch.last:
+                self._last_step = step
+            counters = self._reader.position.counters
+            metrics = summary(batch.samples) | {f"data/{name}": float(count) for name, count in counters.items()}
+            metrics |= {"data/epoch": self._reader.epoch, "time/make_batch": time.monotonic() - began}
+            self._metrics.add(step, "batch", metrics)
+            await self.trainer.batch_ready(step, str(self._paths.batch(step, self.attempt.attempt)))
+            self._signal.notify()
+
+    def _make_batch(self, step: int) -> Batch:
+        samples = self._reader.batch()
+        last = step >= self.config.max_steps or self._reader.exhausted
+        batch = Batch(
+            step,
+            self.attempt.attempt,
+            samples,
+            total_steps=step if last else self._expected_steps,
+            last=last,
+            validation=self._around(step, last=last),
+        )
+        self._write(lambda: write_batch(self._paths.batch(step, self.attempt.attempt), batch))
+        return batch
+
+    def _around(self, step: int, *, last: bool) -> Validation | None:
+        if not self._validation or self.data.validation is None:
+            return None
+        before = step == 1 and self._metrics.wants_base
+        after = last or step % self.data.validation.interval == 0
+        path = str(self._paths.validation(self.attempt.attempt))
+        return Validation(path, before=before, after=after) if before or after else None
+
+    def _write_validation(self) -> None:
+        for old in self._paths.rollouts.glob("validation.a*"):
+            if old.name < self._paths.validation(self.attempt.attempt).name:
+                shutil.rmtree(old, ignore_errors=True)
+        batch = Batch(0, self.attempt.attempt, self._validation)
+        self._write(lambda: write_batch(self._paths.validation(self.attempt.attempt), batch))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            with storage_errors(self._paths.rollouts):
+                write()
+        except BatchError as error:
+            raise RoleError(str(error), exit_codes.DATA) from error
+
+    # ---- for people
+
+    def progress(self) -> Progress:
+        """What the run does at the moment."""
+        total = self._last_step or self._expected_steps or self.config.max_steps
+        return Progress(
+            step=self._trained,
+            max_steps=total,
+            policy_version=None,
+            checkpoint_step=self._checkpoint_step,
+            resumed_from_step=self.attempt.base_step if self.attempt.base_attempt is not None else None,
+            reward=None,
+            eval={},
+            tokens_per_second=self._metrics.last.get("perf/throughput"),
+            staleness_mean=None,
+            waiting_on=self._waiting_on(),
+            eta_seconds=self._clock.remaining_seconds(total),
+            in_flight=0,
+            errors=0,
+        )
+
+    def _waiting_on(self) -> str:
+        state = self.trainer.state
+        if self._trained < self._made and state is not None:
+            since = max(0.0, time.time() - state.phase_since)
+            return f"trainer {state.phase.replace('_', ' ')} step {self._trained + 1} since {since:.1f} s"
+        return "the last checkpoint" if self._last_step is not None else f"the data of step {self._made + 1}"

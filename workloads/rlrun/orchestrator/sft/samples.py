@@ -1,0 +1,207 @@
+"""From rows to training samples, and from samples to the batch of a step; what is left out is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlrun.config.data import DataConfig
+from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
+from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.sft.mixture import Mixture
+from rlrun.orchestrator.sft.rows import RowError, Rows
+from rlrun.orchestrator.tokens import TemplateError
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Sample
+from rlrun.protocol.failures import RoleError
+
+_POLICY = 0
+"""No policy sampled the tokens; the version is one that every step knows."""
+
+
+class Encoder:
+    """Makes samples of one run's rows.
+
+    Args:
+        config: which columns, and what is done about rows that cannot be used.
+        chat: tokenizer and template.
+        seq_len: longest sample, in tokens.
+    """
+
+    def __init__(self, config: DataConfig, chat: ChatEncoder, seq_len: int) -> None:
+        self._config, self._chat, self._seq_len = config, chat, seq_len
+
+    def encode(self, rows: Rows, index: int, counters: Counter[str]) -> Encoded | None:
+        """A row's tokens, None for one that is left out; `counters` tell why and what was cut.
+
+        Raises:
+            RoleError: the row is malformed or too long, and the configuration wants that to be an error.
+        """
+        config = self._config
+        try:
+            try:
+                encoded = self._chat.encode(conversation(rows.row(index), config))
+            except (ValueError, TemplateError) as error:
+                raise error if isinstance(error, RowError) else RowError(f"{rows.place(index)}: {error}") from None
+        except RowError as error:
+            if config.malformed == "Fail":
+                raise RoleError(
+                    f"{rows.label}: {error}; mend the row, or set data.malformed to Skip", exit_codes.DATA
+                ) from None
+            counters["skipped_malformed"] += 1
+            return None
+        if len(encoded) > self._seq_len:
+            if config.too_long == "Fail":
+                raise RoleError(
+                    f"{rows.label}: {rows.place(index)}: it has {len(encoded)} tokens, seqLen is {self._seq_len}; "
+                    "raise seqLen, or set data.tooLong to Truncate or Skip",
+                    exit_codes.DATA,
+                )
+            if config.too_long == "Skip":
+                counters["skipped_too_long"] += 1
+                return None
+            counters["truncated"] += 1
+            encoded = encoded.cut(self._seq_len)
+        if not encoded.weights.any():
+            counters["skipped_nothing_learned"] += 1
+            return None
+        return encoded
+
+
+def sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sample:
+    """What the file protocol calls a sample: each token's weight stands in the place of its advantage."""
+    mask = encoded.weights > 0
+    return Sample(
+        input_ids=encoded.input_ids,
+        loss_mask=mask,
+        logprobs=np.zeros(len(mask), np.float32),
+        versions=np.where(mask, _POLICY, -1).astype(np.int32),
+        advantages=encoded.weights,
+        temperature=1.0,
+        environment=source,
+        task_id=place,
+        group=number,
+        rollout=0,
+        dispatch_version=_POLICY,
+        reward=0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is in its data: all that a checkpoint needs, whatever the number of ranks."""
+
+    draws: int = 0
+    """Rows drawn so far, those that were left out included."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Rows left out or cut so far, by reason."""
+
+
+class Reader:
+    """Reads the mixture from a position on, one batch after the other.
+
+    Args:
+        config: the size of a batch.
+        sources: the rows of each source.
+        mixture: the order.
+        encode: gives the tokens of a row, or None for one that is left out.
+        position: where to start.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        sources: Sequence[Rows],
+        mixture: Mixture,
+        encode: Callable[[Rows, int, Counter[str]], Encoded | None],
+        position: Position,
+    ) -> None:
+        self._config, self._sources, self._mixture, self._encode = config, sources, mixture, encode
+        self._draws, self._counters = position.draws, Counter(position.counters)
+        self._next: Sample | None = None
+        self._left_out = 0
+
+    @property
+    def position(self) -> Position:
+        """Where the next batch starts."""
+        return Position(self._draws, dict(self._counters))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no usable row is left. Looks for one, so that a batch can be told to be the last."""
+        return self._peek() is None
+
+    @property
+    def epoch(self) -> float:
+        """How often the sources were read, weighed by their sizes."""
+        return self._draws / sum(len(rows) for rows in self._sources)
+
+    def batch(self) -> tuple[Sample, ...]:
+        """The samples of the next step; none when the data is exhausted.
+
+        Raises:
+            RoleError: a row that may not be left out, or no usable row among as many as there are.
+        """
+        config, samples, tokens = self._config, list[Sample](), 0
+        while (following := self._peek()) is not None:
+            tokens += len(following)
+            full = len(samples) >= config.batch_size if config.batch_tokens is None else tokens > config.batch_tokens
+            if samples and full:
+                break
+            samples.append(following)
+            self._next, self._draws = None, self._draws + 1
+        return tuple(samples)
+
+    def _peek(self) -> Sample | None:
+        while self._next is None:
+            if self._mixture.length is not None and self._draws >= self._mixture.length:
+                return None
+            draw = self._mixture.draw(self._draws)
+            rows = self._sources[draw.source]
+            encoded = self._encode(rows, draw.row, self._counters)
+            if encoded is None:
+                self._draws += 1
+                self._left_out += 1
+                if self._left_out >= sum(len(rows) for rows in self._sources):
+                    raise RoleError(f"data.sources: no row can be used: {self._reasons()}", exit_codes.DATA)
+                continue
+            self._left_out = 0
+            self._next = sample(encoded, source=rows.label, place=rows.place(draw.row), number=self._draws)
+        return self._next
+
+    def _reasons(self) -> str:
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(self._counters.items()))
+
+
+def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
+    """The validation samples: the first `limit` rows, less those that are left out.
+
+    Raises:
+        RoleError: none of them can be used.
+    """
+    counters: Counter[str] = Counter()
+    samples = []
+    for index in range(min(limit, len(rows))):
+        encoded = encoder.encode(rows, index, counters)
+        if encoded is not None:
+            samples.append(sample(encoded, source=rows.label, place=rows.place(index), number=index))
+    if not samples:
+        raise RoleError(f"data.validation: no row of {rows.label} can be used: {dict(counters)}", exit_codes.DATA)
+    return tuple(samples)
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Metrics of a batch: samples, tokens and learned tokens, and the samples of each source of a mixture."""
+    found: dict[str, Any] = {
+        "batch/samples": float(len(samples)),
+        "batch/tokens": float(sum(len(sample) for sample in samples)),
+        "batch/loss_tokens": float(sum(int(sample.loss_mask.sum()) for sample in samples)),
+    }
+    by_source = Counter(sample.environment for sample in samples)
+    if len(by_source) > 1:
+        found |= {f"batch/{label}/samples": float(count) for label, count in by_source.items()}
+    return found

@@ -1,0 +1,64 @@
+"""The data pipeline's part of a checkpoint: the position in the data, and what the data was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlrun.orchestrator.sft.samples import Position
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.durable import write_json
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.manifest import ORCHESTRATOR_PART
+from rlrun.protocol.paths import RunPaths
+
+STATE_FILE = "data.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The pipeline at the moment when the batch of a step was made."""
+
+    step: int
+    position: Position
+    fingerprints: tuple[str, ...]
+    """Of the sources; other data has no position to go on from."""
+
+
+def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
+    """Make the pipeline's part of `checkpoint` durable."""
+    write_json(checkpoint / ORCHESTRATOR_PART / STATE_FILE, asdict(snapshot) | {"format_version": FORMAT_VERSION})
+
+
+def base_position(paths: RunPaths, attempt: Attempt, fingerprints: tuple[str, ...]) -> Position:
+    """Where this attempt starts in its data.
+
+    Raises:
+        RoleError: the part is missing or of another format, or the data is not what it was.
+    """
+    if attempt.base_attempt is None:
+        return Position()
+    checkpoint = paths.checkpoint(attempt.base_step, attempt.base_attempt)
+    path = checkpoint / ORCHESTRATOR_PART / STATE_FILE
+    try:
+        document = json.loads(path.read_text())
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError("it is of another format")
+        position = Position(int(document["position"]["draws"]), dict(document["position"]["counters"]))
+        before = tuple(document["fingerprints"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RoleError(
+            f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",
+            exit_codes.DATA,
+        ) from error
+    if before != fingerprints:
+        changed = next((i for i, (a, b) in enumerate(zip(before, fingerprints, strict=False)) if a != b), None)
+        what = "data.sources has another length" if changed is None else f"data.sources[{changed}] has other files"
+        raise RoleError(
+            f"cannot resume from {checkpoint}: {what} than when it was saved; give the run the same data, or start a new one",
+            exit_codes.DATA,
+        )
+    return position
