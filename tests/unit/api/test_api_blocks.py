@@ -122,7 +122,6 @@ def test_what_is_not_set_is_not_there() -> None:
         ),
         ("pool: a", "pool: -a", 'spec.placement.pool: got "-a", expected a label value: letters, digits'),
         ("operator: In", "operator: in", 'operator: got "in" (a string), expected "In", "NotIn", "Exists"'),
-        ("weight: 10", "weight: 0", "weight: got 0, expected a whole number from 1 to 100"),
         (
             "runtimeClassName",
             "runtimeClass",

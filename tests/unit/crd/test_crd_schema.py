@@ -67,9 +67,16 @@ def test_it_is_structural(schema: dict[str, Any]) -> None:
             assert "items" in node, path
 
 
+ROLES = ("trainer", "inference", "orchestrator")
+
+
 def test_only_what_is_free_by_design_is_left_unchecked() -> None:
     free = {path for path, node in nodes(spec_schema()) if _ANY in node}
-    roles = {f"{role}.podTemplate" for role in ("trainer", "inference", "orchestrator")}
+    roles = {f"{role}.podTemplate" for role in ROLES}
+    terms = ("requiredDuringSchedulingIgnoredDuringExecution[]", "preferredDuringSchedulingIgnoredDuringExecution[]")
+    roles |= {
+        f"{role}.affinity.{k}.{term}" for role in ROLES for k in ("podAffinity", "podAntiAffinity") for term in terms
+    }
     options = {f"algorithm.{part}.options" for part in ("loss", "advantage")}
     assert free == roles | options | {"environments[].args", "networkPolicy.extraEgress[]", "model.tiny.warmupArgs"}
 
