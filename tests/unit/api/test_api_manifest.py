@@ -98,7 +98,7 @@ def test_snake_case_is_refused_as_the_api_server_does() -> None:
 
 def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
     assert replaced("seqLen: 512", "batchSize: 8\n  seqLen: 512")[0] == (
-        "run.yaml:11: spec.batchSize: unknown field (did you mean spec.orchestrator.batchSize?)"
+        "run.yaml:11: spec.batchSize: unknown field (did you mean spec.data.batchSize or spec.orchestrator.batchSize?)"
     )
 
 
@@ -127,7 +127,7 @@ def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
         ("name: quick", "name: " + "a" * 41, "has 41 characters; at most 40, so that the names of its pods fit"),
         ("name: quick", 'name: "quick\\n"', "is not an RFC 1035 label"),
         ("id: reverse-text\n    ", "", "run.yaml:13: spec.environments[0].id: required, but not set"),
-        ("  - id: reverse-text\n    groupSize: 8", "    []", "got [] with 0 items, expected a list with 1 to 64 items"),
+        ("  - id: reverse-text\n    groupSize: 8", "    []", "environments is empty, and task RL needs at least one"),
     ],
 )
 def test_a_wrong_value_names_line_field_value_and_what_is_expected(old: str, new: str, problem: str) -> None:

@@ -111,11 +111,11 @@ def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
     assert (lr["type"], lr["minimum"], lr["exclusiveMinimum"], lr["maximum"]) == ("number", 0, True, 10)
     assert at(schema, "model.tiny.hiddenSize")["multipleOf"] == 8
     assert at(schema, "model.dtype")["enum"] == ["float32", "bfloat16", "float16"]
-    assert at(schema, "environments")["minItems"] == 1
+    assert at(schema, "data.sources")["minItems"] == 1
     assert at(schema, "trainer.resources.limits[]")["x-kubernetes-int-or-string"] is True
     (rule,) = at(schema, "storage.claimTemplate.size")["x-kubernetes-validations"]
     assert "expected a Kubernetes quantity such as 500m, 16Gi or 2Ti" in rule["messageExpression"]
-    assert schema["required"] == ["model", "environments"]
+    assert schema["required"] == ["model"]
 
 
 @pytest.mark.parametrize("spec", PARTS, ids=range(len(PARTS)))

@@ -1,0 +1,230 @@
+"""Files, rows that cannot be used, batches, and going on from a position."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlrun.config.data import DataConfig, DataSetConfig
+from rlrun.orchestrator.sft.chat import ChatEncoder
+from rlrun.orchestrator.sft.main import expected_steps, make_mixture, open_sources
+from rlrun.orchestrator.sft.rows import RowError, Rows
+from rlrun.orchestrator.sft.samples import Encoder, Position, Reader, held_out
+from rlrun.orchestrator.sft.state import Snapshot, base_position, write_snapshot
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import first_attempt, next_attempt
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from tests.unit.sft.conftest import TEMPLATES, chat, make_tokenizer
+
+Write = Callable[..., Path]
+CHATS = [chat(f"question {i}", f"answer {i}") for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> ChatEncoder:
+    return ChatEncoder(make_tokenizer(TEMPLATES["chatml"]))
+
+
+def data_config(*paths: Path, **settings: Any) -> DataConfig:
+    weights = settings.pop("weights", [1.0] * len(paths))
+    sources = [{"path": str(path), "weight": weight} for path, weight in zip(paths, weights, strict=True)]
+    return DataConfig.model_validate({"sources": sources, "batchSize": 4, **settings})
+
+
+def reader(config: DataConfig, encoder: ChatEncoder, *, seq_len: int = 64, position: Position | None = None) -> Reader:
+    sources = open_sources(config)
+    encode = Encoder(config, encoder, seq_len).encode
+    return Reader(config, sources, make_mixture(config, sources, 0), encode, position or Position())
+
+
+# ---- files
+
+
+def test_the_same_rows_from_every_format(jsonl: Write, tmp_path: Path) -> None:
+    rows = [*CHATS, {"messages": [*CHATS[0]["messages"], {"role": "tool", "content": "x", "tool_call_id": "7"}]}]
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "data.parquet", row_group_size=3)
+    saved = tmp_path / "saved" / "train"
+    saved.mkdir(parents=True)
+    with pa.ipc.new_stream(saved / "data-00000-of-00001.arrow", table.schema) as stream:
+        stream.write_table(table)
+    (saved / "cache-1.arrow").write_bytes(b"of another computation")
+    files = [jsonl(rows), tmp_path / "data.parquet", tmp_path / "saved"]
+    for path in files:
+        found = Rows(DataSetConfig(path=str(path)), "data.sources[0]")
+        assert [found.row(i) for i in range(len(found))] == rows
+    assert Rows(DataSetConfig(path=str(files[1])), "x").place(2) == "data.parquet row 3"
+
+
+def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None:
+    jsonl(CHATS[:2], "set/train-00000-of-00002.jsonl")
+    jsonl(CHATS[2:5], "set/train-00001-of-00002.jsonl")
+    jsonl(CHATS[5:], "set/test.jsonl")
+    rows = Rows(DataSetConfig(path=str(tmp_path / "set"), split="train"), "data.sources[0]")
+    assert [rows.row(i) for i in range(len(rows))] == CHATS[:5]
+    assert rows.place(3) == "train-00001-of-00002.jsonl line 2"
+    with pytest.raises(RoleError, match="holds no .jsonl, .parquet or .arrow file of split 'dev'"):
+        Rows(DataSetConfig(path=str(tmp_path / "set"), split="dev"), "data.sources[0]")
+
+
+def test_a_data_set_of_the_hub(jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    folder = jsonl(CHATS, "hub/train.jsonl").parent
+    asked: list[Any] = []
+
+    def download(name: str, **options: Any) -> str:
+        asked.append((name, options["repo_type"]))
+        if name == "org/gone":
+            raise LocalEntryNotFoundError("no connection to the hub")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert len(Rows(DataSetConfig(name="org/chats"), "data.sources[0]")) == 10
+    assert asked == [("org/chats", "dataset")]
+    with pytest.raises(RoleError, match=r"data.sources\[0\].name: cannot get org/gone from the hub: no connection"):
+        Rows(DataSetConfig(name="org/gone"), "data.sources[0]")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("none.jsonl", None, "there is no file or folder"),
+        ("data.csv", "a,b", "data.csv is none of .jsonl, .parquet and .arrow"),
+        ("empty.jsonl", "\n\n", "has no rows"),
+        ("broken.parquet", "no parquet", "cannot read"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | None, problem: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(RoleError, match=rf"^data.sources\[0\].*{problem}"):
+        open_sources(data_config(tmp_path / name))
+
+
+# ---- rows that cannot be used
+
+
+def test_a_broken_line_is_named_and_blank_ones_are_counted_as_lines(jsonl: Write) -> None:
+    rows = Rows(DataSetConfig(path=str(jsonl([CHATS[0], "", "{broken", "[1]"]))), "x")
+    assert len(rows) == 3
+    with pytest.raises(RowError, match="data.jsonl line 3: it is no JSON"):
+        rows.row(1)
+    with pytest.raises(RowError, match="data.jsonl line 4: it is no JSON object but list"):
+        rows.row(2)
+
+
+def test_a_malformed_row_fails_the_run_or_is_left_out(jsonl: Write, encoder: ChatEncoder) -> None:
+    path = jsonl([CHATS[0], {"messages": [{"role": "user"}]}, *CHATS[1:4]])
+    with pytest.raises(RoleError, match=r"data.jsonl line 2: messages\[0\].content is None.*set data.malformed to Skip"):
+        reader(data_config(path, shuffle=False), encoder).batch()
+    skipping = reader(data_config(path, shuffle=False, malformed="Skip"), encoder)
+    assert [sample.task_id for sample in skipping.batch()] == [f"data.jsonl line {n}" for n in (1, 3, 4, 5)]
+    assert skipping.position == Position(5, {"skipped_malformed": 1})
+
+
+def test_a_long_row_is_cut_left_out_or_an_error(jsonl: Write, encoder: ChatEncoder) -> None:
+    path = jsonl([chat("q", "a"), chat("q", "a long " * 40), chat("why " * 40, "a")])
+    config = data_config(path, shuffle=False, epochs=1)
+    cut = reader(config, encoder, seq_len=32)
+    samples = cut.batch()
+    assert [len(sample) <= 32 for sample in samples] == [True, True]
+    assert samples[1].loss_mask[-1]  # cut in the middle of the reply
+    assert cut.exhausted
+    # Of the third nothing that is learned is left.
+    assert cut.position.counters == {"truncated": 2, "skipped_nothing_learned": 1}
+    skipping = reader(config.model_copy(update={"too_long": "Skip"}), encoder, seq_len=32)
+    assert len(skipping.batch()) == 1
+    assert skipping.position.counters == {"skipped_too_long": 2}
+    with pytest.raises(RoleError, match=r"line 2: it has \d+ tokens, seqLen is 32; raise seqLen, or set data.tooLong"):
+        reader(config.model_copy(update={"too_long": "Fail"}), encoder, seq_len=32).batch()
+
+
+def test_a_run_without_any_usable_row_ends_instead_of_looking_for_ever(jsonl: Write, encoder: ChatEncoder) -> None:
+    path = jsonl([{"messages": [{"role": "user", "content": "only a question"}]}] * 3)
+    with pytest.raises(RoleError, match="no row can be used: 3 skipped nothing learned") as error:
+        reader(data_config(path), encoder).batch()
+    assert error.value.code == exit_codes.DATA
+
+
+# ---- batches and positions
+
+
+def test_batches_by_rows_and_by_tokens(jsonl: Write, encoder: ChatEncoder) -> None:
+    path = jsonl(CHATS)
+    by_rows = reader(data_config(path, epochs=1), encoder)
+    assert [len(by_rows.batch()) for _ in range(4)] == [4, 4, 2, 0]
+    by_tokens = reader(data_config(path, epochs=1, batchTokens=100), encoder)
+    sizes = []
+    while batch := by_tokens.batch():
+        sizes.append(sum(len(sample) for sample in batch))
+    longest = max(len(sample) for sample in reader(data_config(path, batchSize=10), encoder).batch())
+    assert all(100 - longest < size <= 100 for size in sizes[:-1])
+    assert by_tokens.position.draws == 10
+
+
+@pytest.mark.parametrize("settings", [{}, {"batchTokens": 90}, {"malformed": "Skip"}])
+def test_going_on_from_any_position_gives_the_same_samples(
+    jsonl: Write, encoder: ChatEncoder, settings: dict[str, Any]
+) -> None:
+    rows: list[Any] = [*CHATS, {"no": "chat"}] if "malformed" in settings else CHATS
+    config = data_config(jsonl(rows), jsonl(CHATS[:3], "b.jsonl"), weights=[2.0, 1.0], epochs=2, **settings)
+
+    def rest(position: Position) -> list[list[tuple[str, str, int]]]:
+        found, batches = reader(config, encoder, position=position), []
+        while batch := found.batch():
+            batches.append([(s.environment, s.task_id, s.group) for s in batch])
+        return batches
+
+    whole = rest(Position())
+    assert len(whole) > 3
+    again = reader(config, encoder)
+    for number in range(len(whole)):
+        again.batch()
+        assert not again.exhausted or number == len(whole) - 1
+        assert rest(Position(**json.loads(json.dumps(vars(again.position))))) == whole[number + 1 :]
+
+
+def test_a_mixture_has_its_proportions_in_every_batch(jsonl: Write, encoder: ChatEncoder) -> None:
+    config = data_config(jsonl(CHATS), jsonl(CHATS, "b.jsonl"), weights=[3.0, 1.0])
+    found = reader(config, encoder)
+    for _ in range(10):
+        assert sorted(Counter(sample.environment for sample in found.batch()).values()) == [1, 3]
+
+
+def test_the_steps_that_data_is_enough_for(jsonl: Write) -> None:
+    path = jsonl(CHATS)
+    for settings, steps in (({"epochs": 3}, 8), ({}, None), ({"epochs": 3, "batchTokens": 64}, None)):
+        config = data_config(path, **settings)
+        assert expected_steps(config, make_mixture(config, open_sources(config), 0)) == steps
+
+
+def test_held_out_rows_are_the_first(jsonl: Write, encoder: ChatEncoder) -> None:
+    config = data_config(jsonl(CHATS))
+    samples = held_out(open_sources(config)[0], Encoder(config, encoder, 64), limit=3)
+    assert [sample.task_id for sample in samples] == ["data.jsonl line 1", "data.jsonl line 2", "data.jsonl line 3"]
+
+
+def test_a_position_outlives_a_restart_but_not_other_data(jsonl: Write, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    fingerprints = tuple(rows.fingerprint for rows in open_sources(data_config(jsonl(CHATS))))
+    first = first_attempt(world_size=2, config_hash="x")
+    assert base_position(paths, first, fingerprints) == Position()
+    write_snapshot(paths.checkpoint(5, 1), Snapshot(5, Position(20, {"truncated": 1}), fingerprints))
+    second = next_attempt(first, 5, attempt=2, world_size=1, config_hash="x")
+    assert base_position(paths, second, fingerprints) == Position(20, {"truncated": 1})
+    other = tuple(rows.fingerprint for rows in open_sources(data_config(jsonl([*CHATS[:-1], chat("q", "b")]))))
+    with pytest.raises(RoleError, match=r"data.sources\[0\] has other files than when it was saved"):
+        base_position(paths, second, other)
+    (paths.checkpoint(5, 1) / "orchestrator" / "data.json").write_text("{}")
+    with pytest.raises(RoleError, match="orchestrator/data.json cannot be read"):
+        base_position(paths, second, fingerprints)
