@@ -8,6 +8,7 @@ next pass takes it over. Its pods are made only when no trainer or orchestrator 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +41,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     """Make what `attempt` needs and does not have yet."""
     if case.strangers:
         return _wait_for_strangers(case)
-    made = build.workloads(case.context(spec, attempt))
+    made = build.workloads(case.context(spec, attempt)).made
     recorded = case.past.attempt == attempt
     meant = case.past.spec_hash if recorded else case.spec_hash
     there = _there(case, attempt, meant)
@@ -112,7 +113,7 @@ def fail(case: Case, reason: str, message: str, failure: FailureRecord | None = 
         reasons.FAILED: Say("True", reason, message),
         reasons.CONFIGURATION_VALID: configuration(case, pending=False),
         reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "the run has failed"),
-        **run_over("the run has failed"),
+        **run_over(case, "the run has failed"),
     }
     updates: dict[str, Any] = {
         "completion_time": rfc3339(case.now),
@@ -149,9 +150,10 @@ def restart(case: Case) -> Decision:
     return launch(case, case.spec, next_attempt(case))
 
 
-def run_over(message: str) -> dict[str, Say]:
+def run_over(case: Case, message: str) -> dict[str, Say]:
     """Conditions of a run that has ended."""
-    kinds = (reasons.PODS_READY, reasons.INFERENCE_AVAILABLE, reasons.PROGRESSING)
+    engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
+    kinds = (reasons.PODS_READY, *engines, reasons.PROGRESSING)
     return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
 
 
@@ -230,7 +232,7 @@ def _there(case: Case, attempt: int, meant: str | None) -> dict[str, Manifest]:
     return result
 
 
-def _applies(case: Case, made: build.Workloads, recorded: bool) -> list[Apply]:
+def _applies(case: Case, made: Sequence[Manifest], recorded: bool) -> list[Apply]:
     """Workloads in the order of their making. A cached one of an older attempt is not made again once the beginning is on record."""
     older = {"StatefulSet": case.statefulset, "Deployment": case.deployment, "Pod": None}
     kept = [child for child in made if older[child["kind"]] is None or not recorded]

@@ -148,8 +148,8 @@ class Case:
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(
                 trainers=(self.past.trainer.desired if edited else 0) or spec.trainer.replicas,
-                engines=spec.inference.replicas,
-                engines_needed=min(spec.inference.min_available, spec.inference.replicas),
+                engines=spec.inference.replicas if self.serves else 0,
+                engines_needed=min(spec.inference.min_available, spec.inference.replicas) if self.serves else 0,
                 claim=spec.storage.claim_name or self.names.claim,
                 own_claim=own,
             )
@@ -161,6 +161,11 @@ class Case:
             claim=storage.claim_name if storage else self.names.claim,
             own_claim=storage is None or storage.claim_name == self.names.claim,
         )
+
+    @cached_property
+    def serves(self) -> bool:
+        """Whether the run has engines: supervised fine-tuning has none."""
+        return (self.observed.run.get("spec") or {}).get("task") != "SFT"
 
     @cached_property
     def total_steps(self) -> int:

@@ -90,12 +90,16 @@ def _complete(case: Case) -> Decision:
     left = [pod for pod in case.pods if pod.role != "orchestrator"]
     over = case.statefulset is None and case.deployment is None and not left
     done = Say("True", reasons.COMPLETED, "all steps are trained")
-    freeing = Say("False", reasons.COMPLETING, "all steps are trained; the trainer and the engines are being removed")
+    freeing = Say(
+        "False",
+        reasons.COMPLETING,
+        f"all steps are trained; the trainer {'and the engines are' if case.serves else 'is'} being removed",
+    )
     said = {
         reasons.COMPLETE: done if over else freeing,
         reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "no restart is under way"),
         reasons.CONFIGURATION_VALID: configuration(case, pending=True),
-        **run_over("all steps are trained"),
+        **run_over(case, "all steps are trained"),
     }
     updates = {
         **report.roles(case, case.attempt, heard, over=over),

@@ -126,10 +126,8 @@ def of_inference(case: Case, attempt: int) -> dict[str, Say]:
     """What is said of storage and engines while no attempt runs: engines stay through a restart."""
     scene = _scene(case, attempt, None)
     waits = _Waits(case)
-    return {
-        reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY)),
-        reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE)),
-    }
+    said = {reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY))}
+    return said | _of_engines(scene, waits)
 
 
 def storage_status(case: Case) -> StorageStatus | None:
@@ -165,7 +163,7 @@ class _Waits:
         return min(most, max(least, self.seconds(kind) / 10))
 
     def kinds(self, said: Mapping[str, Say]) -> list[str]:
-        return [kind for kind in self.KINDS if said[kind].status != "True"]
+        return [kind for kind in self.KINDS if kind in said and said[kind].status != "True"]
 
 
 def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
@@ -185,8 +183,15 @@ def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:
         reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY)),
         reasons.SCHEDULED: diagnose.scheduled(scene, waits.patient(reasons.SCHEDULED)),
         reasons.PODS_READY: diagnose.pods_ready(scene, waits.patient(reasons.PODS_READY)),
-        reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE)),
+        **_of_engines(scene, waits),
     }
+
+
+def _of_engines(scene: Scene, waits: _Waits) -> dict[str, Say]:
+    """InferenceAvailable, which a run without engines does not have."""
+    if not scene.wanted.engines:
+        return {}
+    return {reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE))}
 
 
 def _progressing(case: Case, heard: progress.Report | None, waits: _Waits) -> Say:
@@ -237,7 +242,7 @@ def _scales(case: Case) -> list[Scale]:
         return []
     result = []
     if case.deployment is not None and not is_ending(case.deployment):
-        engines = case.spec.inference.replicas
+        engines = case.wanted.engines
         if replicas(case.deployment) != engines:
             result.append(Scale(case.inference_ref, engines))
     if case.statefulset is not None and not is_ending(case.statefulset) and case.spec_hash == case.past.spec_hash:
@@ -252,7 +257,7 @@ def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
     if in_hand or case.spec is None or case.deployment is not None:
         return []
     made = build.workloads(case.context(case.spec, case.past.attempt)).inference
-    return [Apply(made, expect_absent=True)]
+    return [] if made is None else [Apply(made, expect_absent=True)]
 
 
 def _zombies(case: Case, attempt: int) -> list[Delete]:

@@ -33,6 +33,8 @@ class Report:
     staleness_mean: float | None
     eta_seconds: float | None
     waiting_on: str | None
+    total_steps: int | None = None
+    """Fewer than `maxSteps` where the data of supervised fine-tuning ends before."""
 
 
 def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
@@ -51,6 +53,7 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
         staleness_mean=_measured(found, keys.STALENESS_MEAN),
         eta_seconds=_number(found, keys.ETA_SECONDS, float),
         waiting_on=found.get(keys.WAITING_ON) or None,
+        total_steps=_number(found, keys.TOTAL_STEPS, int),
     )
 
 
@@ -66,6 +69,7 @@ def progressed(past: RLRunStatus, report: Report | None, total: int, now: float)
         return past.progress.model_copy(
             update={"total_steps": total, "waiting_on": waiting or past.progress.waiting_on}
         )
+    total = min(total, report.total_steps or total)
     last, estimate = past.progress.last_step_time, past.progress.estimated_completion_time
     if report.step != past.progress.step or last is None:
         last = rfc3339(now) if is_training(report) else None

@@ -117,7 +117,8 @@ def events(old: RLRunStatus, new: RLRunStatus) -> tuple[EventRecord, ...]:
 def _events(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     yield from _of_failure(old, new)
     if new.attempt > old.attempt:
-        what = f"{new.trainer.desired} trainer pods, {new.inference.desired} engines and the orchestrator"
+        engines = f", {new.inference.desired} engines" if new.inference.desired else ""
+        what = f"{new.trainer.desired} trainer pods{engines} and the orchestrator"
         yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
     yield from _of_configuration(old, new)
     yield from _of_inference(old, new)

@@ -16,16 +16,16 @@ HUB_PORT = 443
 
 
 def services(ctx: RunContext) -> list[Manifest]:
-    """Headless Services: names of the trainer's pods, and one name for all engines.
+    """Headless Services: names of the trainer's pods, and one name for all engines, where there are any.
 
     Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the weights that the
     orchestrator hands over to it.
     """
     trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
-    return [
-        _headless(ctx, ctx.names.trainer, "trainer", trainer),
-        _headless(ctx, ctx.names.inference, "inference", [_port("http", endpoints.ENGINE_PORT)]),
-    ]
+    found = [_headless(ctx, ctx.names.trainer, "trainer", trainer)]
+    if ctx.spec.task == "RL":
+        found.append(_headless(ctx, ctx.names.inference, "inference", [_port("http", endpoints.ENGINE_PORT)]))
+    return found
 
 
 def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, Any]]) -> Manifest:
@@ -59,7 +59,7 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
         {"to": [own]},
         {"ports": [{"protocol": protocol, "port": DNS_PORT} for protocol in ("UDP", "TCP")]},
     ]
-    if ctx.spec.model.name is not None:
+    if ctx.spec.model.name is not None or _data_of_the_hub(ctx):
         egress.append(_tcp(HUB_PORT))
     egress += policy.extra_egress
     api = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "orchestrator"}}}
@@ -73,6 +73,13 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
             {**api, "policyTypes": ["Egress"], "egress": [_tcp(*API_SERVER_PORTS)]},
         ),
     ]
+
+
+def _data_of_the_hub(ctx: RunContext) -> bool:
+    data = ctx.spec.data
+    if data is None:
+        return False
+    return any(place is not None and place.name is not None for place in (*data.sources, data.validation))
 
 
 def _policy(meta: dict[str, Any], spec: dict[str, Any]) -> Manifest:

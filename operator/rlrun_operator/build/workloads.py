@@ -19,8 +19,14 @@ class Workloads(NamedTuple):
     """What runs an attempt."""
 
     trainer: Manifest
-    inference: Manifest
+    inference: Manifest | None
+    """None: supervised fine-tuning runs no engines."""
     orchestrator: Manifest
+
+    @property
+    def made(self) -> tuple[Manifest, ...]:
+        """Those that there are, in the order of their making."""
+        return tuple(child for child in self if child is not None)
 
 
 def workloads(ctx: RunContext) -> Workloads:
@@ -29,7 +35,11 @@ def workloads(ctx: RunContext) -> Workloads:
     The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
     or the operator's rendering has changed.
     """
-    return Workloads(trainer=_stateful_set(ctx), inference=_deployment(ctx), orchestrator=_pod(ctx))
+    return Workloads(
+        trainer=_stateful_set(ctx),
+        inference=_deployment(ctx) if ctx.spec.task == "RL" else None,
+        orchestrator=_pod(ctx),
+    )
 
 
 def _stateful_set(ctx: RunContext) -> Manifest:

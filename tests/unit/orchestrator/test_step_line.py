@@ -12,3 +12,8 @@ def test_a_step_is_one_line_of_what_is_known() -> None:
 
 def test_held_out_rewards_name_their_environment() -> None:
     assert step_line({"step": 0, "eval/reverse-text/reward/mean": 0.5}) == "step 0: held-out reverse-text 0.500"
+
+
+def test_without_a_reward_the_loss_is_told() -> None:
+    line = {"step": 50, "loss": 1.25, "validation/loss": 1.5, "grad_norm": 0.5}
+    assert step_line(line) == "step 50: loss 1.2500, validation loss 1.5000, grad_norm 0.5"

@@ -52,7 +52,10 @@ def trained() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     text = ["assistant\n the answer is user: hello there, system\n\nyou are a helpful assistant. think"] * 20
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(text, trainer)
     return tokenizer

@@ -107,7 +107,11 @@ def test_a_message_has_its_own_weight() -> None:
 def test_of_prompt_and_completion_the_completion_is_learned() -> None:
     data = DataConfig.model_validate({"sources": [{"path": "x"}], "promptField": "q", "completionField": "a"})
     assert learned("chatml", conversation({"q": "ask", "a": "answer"}, data)) == "answer<|im_end|>"
-    before = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "old"}, {"role": "user", "content": "v"}]
+    before = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "old"},
+        {"role": "user", "content": "v"},
+    ]
     row = {"q": before, "a": [{"role": "assistant", "content": "new"}]}
     assert learned("chatml", conversation(row, data)) == "new<|im_end|>"
 

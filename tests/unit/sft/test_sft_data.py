@@ -71,7 +71,7 @@ def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None
     rows = Rows(DataSetConfig(path=str(tmp_path / "set"), split="train"), "data.sources[0]")
     assert [rows.row(i) for i in range(len(rows))] == CHATS[:5]
     assert rows.place(3) == "train-00001-of-00002.jsonl line 2"
-    with pytest.raises(RoleError, match="holds no .jsonl, .parquet or .arrow file of split 'dev'"):
+    with pytest.raises(RoleError, match=r"holds no .jsonl, .parquet or .arrow file of split 'dev'"):
         Rows(DataSetConfig(path=str(tmp_path / "set"), split="dev"), "data.sources[0]")
 
 
@@ -117,15 +117,17 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path, name: str, conten
 def test_a_broken_line_is_named_and_blank_ones_are_counted_as_lines(jsonl: Write) -> None:
     rows = Rows(DataSetConfig(path=str(jsonl([CHATS[0], "", "{broken", "[1]"]))), "x")
     assert len(rows) == 3
-    with pytest.raises(RowError, match="data.jsonl line 3: it is no JSON"):
+    with pytest.raises(RowError, match=r"data.jsonl line 3: it is no JSON"):
         rows.row(1)
-    with pytest.raises(RowError, match="data.jsonl line 4: it is no JSON object but list"):
+    with pytest.raises(RowError, match=r"data.jsonl line 4: it is no JSON object but list"):
         rows.row(2)
 
 
 def test_a_malformed_row_fails_the_run_or_is_left_out(jsonl: Write, encoder: ChatEncoder) -> None:
     path = jsonl([CHATS[0], {"messages": [{"role": "user"}]}, *CHATS[1:4]])
-    with pytest.raises(RoleError, match=r"data.jsonl line 2: messages\[0\].content is None.*set data.malformed to Skip"):
+    with pytest.raises(
+        RoleError, match=r"data.jsonl line 2: messages\[0\].content is None.*set data.malformed to Skip"
+    ):
         reader(data_config(path, shuffle=False), encoder).batch()
     skipping = reader(data_config(path, shuffle=False, malformed="Skip"), encoder)
     assert [sample.task_id for sample in skipping.batch()] == [f"data.jsonl line {n}" for n in (1, 3, 4, 5)]
@@ -226,5 +228,5 @@ def test_a_position_outlives_a_restart_but_not_other_data(jsonl: Write, tmp_path
     with pytest.raises(RoleError, match=r"data.sources\[0\] has other files than when it was saved"):
         base_position(paths, second, other)
     (paths.checkpoint(5, 1) / "orchestrator" / "data.json").write_text("{}")
-    with pytest.raises(RoleError, match="orchestrator/data.json cannot be read"):
+    with pytest.raises(RoleError, match=r"orchestrator/data.json cannot be read"):
         base_position(paths, second, fingerprints)

@@ -33,6 +33,8 @@ from rlrun.protocol.paths import Role
 ALIASES = {"ckpt": "checkpoint"}
 """PRIME-RL's names of our fields; its rollouts_per_example is the groupSize of every environment."""
 _GROUP_SIZE = "rollouts_per_example"
+_DATA_SET = ("name", "path", "split")
+"""PRIME-RL's names of the only data set stand in `data` itself."""
 _ROLES: tuple[Role, ...] = get_args(Role)
 _UID = "00000000-0000-0000-0000-000000000000"
 
@@ -57,21 +59,33 @@ class RlConfig(RLRunSpec):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl`; returns the exit code."""
+    usage = "rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"
+    return start(arguments(argv), RlConfig, prog="rl", usage=usage)
+
+
+def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
+    """Run what a command line and its files say; returns the exit code.
+
+    Args:
+        words: the command line without the program's name.
+        model: what they describe.
+        prog: the program's name.
+        usage: how the help page calls it.
+    """
     from rlrun.local.main import add_options, run_spec
 
-    words = arguments(argv)
-    parser = argparse.ArgumentParser(prog="rl", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     add_options(parser)
     if "--help" in words or "-h" in words:
-        print(help_text(RlConfig, prog="rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"))
+        print(help_text(model, prog=usage))
         print("\n" + parser.format_help().replace("options:", "options of the local run:").strip())
         return exit_codes.OK
     try:
-        options, rest = parser.parse_known_args(words)
+        options, rest = parser.parse_known_args(list(words))
     except SystemExit:
         return exit_codes.USAGE
     try:
-        config, _, dry_run = read(rest, os.environ)
+        config, _, dry_run = read(rest, os.environ, model)
     except ConfigError as error:
         return report(error)
     options.output_dir = options.output_dir or config.output_dir
@@ -82,18 +96,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from rich.console import Console
 
-    called = shlex.join(["rl", *words])
+    called = shlex.join([prog, *words])
     return run_spec(config.spec(), name=config.name, options=options, console=Console(), command=called)
 
 
-def read(argv: Sequence[str], env: Mapping[str, str]) -> tuple[RlConfig, list[Path], bool]:
+def read(
+    argv: Sequence[str], env: Mapping[str, str], model: type[RlConfig] = RlConfig
+) -> tuple[RlConfig, list[Path], bool]:
     """The configuration, the files that it comes from, and whether only to print it.
 
     Raises:
         ConfigError: every problem of every source.
     """
     rest, role_files = _split(argv)
-    given = parse_arguments(RlConfig, rest, aliases=ALIASES)
+    rest, data = take_data_set(rest)
+    given = parse_arguments(model, rest, aliases=ALIASES)
     layers: list[Layer] = []
     problems: list[Problem] = []
     group_sizes: list[tuple[Any, Origin]] = []
@@ -107,8 +124,40 @@ def read(argv: Sequence[str], env: Mapping[str, str]) -> tuple[RlConfig, list[Pa
     whole = merge(layers)
     whole.problems += conflicts(layers)
     apply_group_sizes(whole, group_sizes)
-    config = combine(RlConfig, given, env=env, files=[whole])
+    given_data = [Reader(model, COMMAND_LINE, style="kebab").read({"data": {"sources": [data]}})] if data else []
+    config = combine(model, given, env=env, files=[whole, *given_data])
     return config, [*given.files, *(path for _, path in role_files)], given.dry_run
+
+
+def take_data_set(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Take `--data.name`, `--data.path` and `--data.split`, the only data set of a run, out of a command line."""
+    rest: list[str] = []
+    data: dict[str, str] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        option, equals, value = word.partition("=")
+        field = option.removeprefix("--data.")
+        if field == option or field not in _DATA_SET:
+            rest.append(word)
+        elif not equals and (not left or left[0].startswith("--")):
+            raise ConfigError([Problem(COMMAND_LINE, option, "needs a value after it")])
+        else:
+            data[field] = value if equals else left.pop(0)
+    return rest, data
+
+
+def _with_data_set(document: dict[str, Any]) -> dict[str, Any]:
+    """A file's `data.name`, `data.path` and `data.split` as its only source, and `data.seq_len` as the run's."""
+    data = document.get("data")
+    if not isinstance(data, dict) or not data.keys() & {*_DATA_SET, "seq_len"}:
+        return document
+    rest = {name: value for name, value in data.items() if name not in (*_DATA_SET, "seq_len")}
+    source = {name: data[name] for name in _DATA_SET if name in data}
+    if source:
+        rest["sources"] = [*rest.get("sources", ()), source]
+    shared = {"seq_len": data["seq_len"]} if "seq_len" in data else {}
+    return shared | document | {"data": rest}
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role, Path]]]:
@@ -143,14 +192,15 @@ def file_layers(
     reader = Reader(RlConfig, str(path), document.lines, style="snake", aliases=ALIASES)
     if role is not None:
         return _role_layers(reader, role, document.value, "", (), group_sizes)
-    tables = {snake(name): name for name in document.value if snake(name) in _ROLES}
-    tables = {known: name for known, name in tables.items() if isinstance(document.value[name], dict)}
-    common = {name: value for name, value in document.value.items() if name not in tables.values()}
+    content = _with_data_set(document.value)
+    tables = {snake(name): name for name in content if snake(name) in _ROLES}
+    tables = {known: name for known, name in tables.items() if isinstance(content[name], dict)}
+    common = {name: value for name, value in content.items() if name not in tables.values()}
     layers = [reader.read(common)]
     for known in _ROLES:
         if known in tables:
             name = tables[known]
-            layers += _role_layers(reader, known, document.value[name], f"{name}.", (name,), group_sizes)
+            layers += _role_layers(reader, known, content[name], f"{name}.", (name,), group_sizes)
     return layers
 
 

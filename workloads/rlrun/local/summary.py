@@ -1,4 +1,4 @@
-"""What a finished run has to say: the curve of its reward, held-out answers, and where everything is."""
+"""What a finished run has to say: the curve of its reward or loss, what was held out, and where everything is."""
 
 from __future__ import annotations
 
@@ -40,9 +40,46 @@ def mean(values: list[float]) -> float:
 def print_summary(console: Console, root: Path, *, elapsed_seconds: float, command: str) -> None:
     """Print table, plot and places of a run that is complete."""
     lines = read_metrics(RunPaths(root).metrics)
-    steps = [line for line in lines if line["step"] > 0 and "reward/mean" in line]
-    if not steps:
+    steps = [line for line in lines if line["step"] > 0]
+    if steps and "reward/mean" not in steps[0]:
+        _print_losses(console, lines)
+    elif steps:
+        _print_rewards(console, lines, [line for line in steps if "reward/mean" in line])
+    else:
         return
+    _print_places(console, root, elapsed_seconds=elapsed_seconds, command=command, traces="reward/mean" in steps[0])
+
+
+def _print_losses(console: Console, lines: list[dict[str, Any]]) -> None:
+    """What supervised fine-tuning has to say."""
+    steps = [line for line in lines if line["step"] > 0]
+    held_out = [(int(line["step"]), float(line["validation/loss"])) for line in lines if "validation/loss" in line]
+    plotext.clear_figure()
+    plotext.plot([p["step"] for p in steps], [p["loss"] for p in steps], label="loss", marker="braille")
+    if len(held_out) > 1:
+        plotext.scatter([v for v, _ in held_out], [loss for _, loss in held_out], label="validation", marker="x")
+    _print_plot(console)
+    console.print(
+        f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f} (steps {steps[0]['step']} and {steps[-1]['step']})",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(held_out) > 1:
+        (first, before), (last, after) = held_out[0], held_out[-1]
+        console.print(
+            f"validation loss {before:.4f} (step {first}) → {after:.4f} (step {last})", highlight=False, soft_wrap=True
+        )
+
+
+def _print_plot(console: Console) -> None:
+    plotext.plot_size(min(100, console.width), 18)
+    plotext.theme("clear")
+    plotext.xlabel("step")
+    console.print(plotext.uncolorize(plotext.build()), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_rewards(console: Console, lines: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+    """What reinforcement learning has to say."""
     held_out = evaluations(lines)
     table = Table(title="learning curve", title_justify="left")
     for column in ("steps", "reward", "held-out reward", "mismatch_kl", "staleness", "step time"):
@@ -67,10 +104,7 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
     plotext.plot([p["step"] for p in steps], [p["reward/mean"] for p in steps], label="reward", marker="braille")
     if len(held_out) > 1:
         plotext.scatter([v for v, _ in held_out], [r for _, r in held_out], label="held-out", marker="x")
-    plotext.plot_size(min(100, console.width), 18)
-    plotext.theme("clear")
-    plotext.xlabel("step")
-    console.print(plotext.uncolorize(plotext.build()), highlight=False, markup=False, soft_wrap=True)
+    _print_plot(console)
     console.print(table)
     head, tail = steps[: max(1, len(steps) // 10)], steps[-max(1, len(steps) // 10) :]
     reward_start, reward_end = mean([p["reward/mean"] for p in head]), mean([p["reward/mean"] for p in tail])
@@ -85,6 +119,9 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _print_places(console: Console, root: Path, *, elapsed_seconds: float, command: str, traces: bool) -> None:
     minutes, seconds = divmod(int(elapsed_seconds), 60)
     versions = RunPaths(root).versions_on_disk()
     console.print(f"\nComplete in {minutes} min {seconds} s. Everything is in {root}:", highlight=False, soft_wrap=True)
@@ -95,10 +132,11 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
             soft_wrap=True,
         )
     console.print("  metrics.jsonl                    one line per step", highlight=False, soft_wrap=True)
-    console.print(
-        "  traces/                          every rollout with its tokens' versions; eval_*.jsonl the held-out ones",
-        highlight=False,
-    )
+    if traces:
+        console.print(
+            "  traces/                          every rollout with its tokens' versions; eval_*.jsonl the held-out ones",
+            highlight=False,
+        )
     console.print(
         f"Go on: raise maxSteps and run `{command} --output-dir {root} --resume`",
         highlight=False,

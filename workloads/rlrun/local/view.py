@@ -85,6 +85,7 @@ def step_line(line: dict[str, Any], max_steps: int) -> str:
     for key, label, form in (
         ("reward/mean", "reward", ".3f"),
         ("loss", "loss", ".4f"),
+        ("validation/loss", "validation loss", ".4f"),
         ("mismatch_kl", "mismatch_kl", ".1e"),
         ("off_policy/mean", "staleness", ".2f"),
         ("perf/throughput", "tokens/s", ".0f"),
@@ -167,9 +168,10 @@ class View:
             "elapsed",
             duration(time.monotonic() - self._began),
         )
+        supervised = "reward/mean" not in last and "loss" in last
         table.add_row(
-            "reward",
-            _number(last.get("reward/mean"), ".3f"),
+            "loss" if supervised else "reward",
+            _number(last.get("loss" if supervised else "reward/mean"), ".3f"),
             "tokens/s",
             _number(last.get("perf/throughput"), ".0f"),
             "staleness",
@@ -179,7 +181,7 @@ class View:
             f"v{line['step']} {value:.3f}"
             for line in self._tail.lines
             for key, value in line.items()
-            if key.startswith("eval/") and key.endswith("reward/mean")
+            if (key.startswith("eval/") and key.endswith("reward/mean")) or key == "validation/loss"
         ]
         table.add_row(
             "held-out",
@@ -191,7 +193,8 @@ class View:
         )
         bar = Table.grid()  # a bar of its own would not end its line
         bar.add_row(ProgressBar(total=self._max_steps, completed=step, width=72))
-        rewards = [float(line["reward/mean"]) for line in lines if line.get("reward/mean") is not None]
+        shown = "loss" if supervised else "reward/mean"
+        rewards = [float(line[shown]) for line in lines if line.get(shown) is not None]
         return Group(
             Text(self._name, style="bold"),
             bar,

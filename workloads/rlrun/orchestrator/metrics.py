@@ -84,6 +84,8 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
 
 _SHOWN = (
     ("reward", "reward/mean", ".3f"),
+    ("loss", "loss", ".4f"),
+    ("validation loss", "validation/loss", ".4f"),
     ("mismatch_kl", "mismatch_kl", ".1e"),
     ("grad_norm", "grad_norm", ".2g"),
     ("staleness", "off_policy/mean", ".2f"),
@@ -92,9 +94,14 @@ _SHOWN = (
 )
 
 
+def _told(key: str, line: Mapping[str, Any]) -> bool:
+    """The loss of RL tells nothing; that of supervised fine-tuning tells all."""
+    return key != "loss" or "reward/mean" not in line
+
+
 def step_line(line: Mapping[str, Any]) -> str:
     """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
-    shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line]
+    shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _told(key, line)]
     shown += [
         f"held-out {key.removeprefix('eval/').removesuffix('/reward/mean')} {value:.3f}"
         for key, value in line.items()

@@ -17,13 +17,15 @@ MANIFESTS = {
     "gpu": HERE / "runs" / "gpu.yaml",
     "pod-template": HERE / "runs" / "pod-template.yaml",
 }
+ON_RECORD = {**MANIFESTS, "sft": ROOT / "examples" / "sft.yaml"}
+"""Also one without engines."""
 KEY = "the-key-of-the-run"
 SETTINGS = RenderSettings()
 
 
 def example(name: str, attempt: int = 1) -> RunContext:
-    """A run of `MANIFESTS`."""
-    run = read_manifest(MANIFESTS[name])
+    """A run of `ON_RECORD`."""
+    run = read_manifest(ON_RECORD[name])
     return RunContext(run.metadata.name, "team-a", "11111111-2222-3333-4444-555555555555", run.spec, attempt, SETTINGS)
 
 
@@ -34,14 +36,16 @@ def context(blocks: dict[str, Any] | None = None, *, attempt: int = 1, name: str
 
 def spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
     """The spec of `context`."""
-    smallest = {"model": {"path": "/models/a"}, "environments": [{"id": "reverse-text"}]}
+    smallest: dict[str, Any] = {"model": {"path": "/models/a"}}
+    if (blocks or {}).get("task") != "SFT":
+        smallest["environments"] = [{"id": "reverse-text"}]
     return RLRunSpec.model_validate(smallest | (blocks or {}))
 
 
 def everything(ctx: RunContext) -> list[dict[str, Any]]:
     """All children, in the order in which they are made."""
     create, apply = prerequisites(ctx)
-    found = [*create, api_key_secret(ctx, KEY), *apply, *workloads(ctx)]
+    found = [*create, api_key_secret(ctx, KEY), *apply, *workloads(ctx).made]
     return [dict(manifest) for manifest in found]
 
 

@@ -1,4 +1,4 @@
-"""Every child of three runs, to the letter: a change of what is rendered shows in the diff of a file.
+"""Every child of four runs, to the letter: a change of what is rendered shows in the diff of a file.
 
 `RLRUN_WRITE_GOLDEN=1 pytest tests/unit/operator/build/test_golden.py` writes the files anew.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.operator.build.examples import HERE, MANIFESTS, everything, example
+from tests.unit.operator.build.examples import HERE, ON_RECORD, everything, example
 
 
 def rendered(name: str) -> str:
@@ -29,7 +29,7 @@ class Plain(yaml.SafeDumper):
         return True
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
+@pytest.mark.parametrize("name", ON_RECORD)
 def test_children_are_those_on_record(name: str) -> None:
     file = HERE / "golden" / f"{name}.yaml"
     if os.environ.get("RLRUN_WRITE_GOLDEN"):

@@ -1,0 +1,130 @@
+"""Supervised fine-tuning on real parts: it learns, its held-out loss is the model's, and a killed run goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from rlrun.protocol.batch import read_batch
+from rlrun.protocol.manifest import complete_checkpoints
+from rlrun.protocol.paths import RunPaths
+from tests.e2e.local.local_run import ROOT, LocalRun, processes_of
+
+pytestmark = pytest.mark.timeout(600)
+STEPS, INTERVAL = 48, 12
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "sft.yaml").read_text())
+    for key, value in changes.items():
+        document["spec"][key] = {**document["spec"].get(key, {}), **value} if isinstance(value, dict) else value
+    return document
+
+
+def by_hand(folder: Path, data: Path) -> float:
+    """Mean negative log-probability of the replies' tokens and their ends, with transformers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    total, tokens = 0.0, 0
+    for line in data.read_text().splitlines():
+        messages = json.loads(line)["messages"]
+        prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+        start = len(tokenizer(prompt, add_special_tokens=False).input_ids)
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False).input_ids)
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0].double().log_softmax(-1)
+        total -= float(logprobs[start - 1 : -1].gather(1, ids[start:, None]).sum())
+        tokens += len(ids) - start
+    return total / tokens
+
+
+def test_the_example_learns_and_its_held_out_loss_is_the_models(new_run: Callable[..., LocalRun]) -> None:
+    run = new_run(example())
+    run.run()
+    measured = {line["step"]: line["validation/loss"] for line in run.metrics() if "validation/loss" in line}
+    assert list(measured) == [0, 50, 100]
+    assert measured[0] > 4.0
+    assert measured[100] < 0.1, measured
+    final = RunPaths(run.folder).versions_on_disk()[-1]
+    assert final.step == 100
+    data = ROOT / "examples" / "data" / "reverse-text-validation.jsonl"
+    assert measured[100] == pytest.approx(by_hand(final.path, data), rel=1e-4)
+    assert measured[0] == pytest.approx(by_hand(run.folder / "model", data), rel=1e-4)
+    assert "validation loss 4." in run.output
+    assert processes_of(run.folder) == []
+
+
+SPEC: dict[str, Any] = {
+    "maxSteps": STEPS,
+    "checkpoint": {"interval": INTERVAL, "keepLast": 4},
+    "orchestrator": {"recordRollouts": True},
+    "data": {"batchSize": 50, "validation": None},
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new_run: Callable[..., LocalRun]) -> LocalRun:
+    run = new_run(example(**SPEC))
+    run.run()
+    return run
+
+
+def order(run: LocalRun) -> list[list[str]]:
+    """The rows of every step, as the newest attempt that made its batch has them."""
+    newest = {found.step: found.path for found in RunPaths(run.folder).batches_on_disk()}
+    return [[sample.task_id for sample in read_batch(newest[step]).samples] for step in sorted(newest)]
+
+
+def kill(run: LocalRun, module: str) -> None:
+    pids = [pid for pid in processes_of(run.folder) if module in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(max(pids), signal.SIGKILL)
+
+
+def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], undisturbed: LocalRun) -> None:
+    run = new_run(example(**SPEC))
+    for number, module in enumerate(["rlrun.orchestrator", "rlrun.trainer"], 1):
+        run.start(*(["--resume"] if number > 1 else []))
+        run.wait_until(
+            lambda wanted=INTERVAL * number: any(
+                found.step >= wanted for found in complete_checkpoints(RunPaths(run.folder))
+            ),
+            f"checkpoint {number}",
+        )
+        kill(run, module)
+        assert run.wait(120) != 0
+    run.start("--resume")
+    assert run.wait() == 0, run.output + run.tails()
+    assert {line["attempt"] for line in run.steps()} == {1, 2, 3}
+    keys = ("step", "loss", "grad_norm", "param_checksum", "data/epoch")
+    expected = [tuple(line[key] for key in keys) for line in undisturbed.steps()]
+    assert [tuple(line[key] for key in keys) for line in run.steps()] == expected
+    assert len(expected) == STEPS
+    assert order(run) == order(undisturbed)
+    assert undisturbed.steps()[-1]["data/epoch"] == STEPS * 50 / 800
+
+
+def test_going_on_with_another_number_of_ranks_learns_the_same_rows(
+    new_run: Callable[..., LocalRun], undisturbed: LocalRun
+) -> None:
+    checkpoint = SPEC["checkpoint"] | {"resume": {"policy": "Step", "step": INTERVAL}}
+    run = new_run(example(**SPEC | {"checkpoint": checkpoint, "trainer": {"processesPerReplica": 2}}))
+    shutil.copytree(undisturbed.folder, run.folder)
+    document = (run.folder / "run.json").read_text()
+    (run.folder / "run.json").write_text(document.replace(str(undisturbed.folder), str(run.folder)))
+    run.run("--resume")
+    pairs = list(zip(run.steps(), undisturbed.steps(), strict=True))
+    assert {mine["attempt"] for mine, _ in pairs[INTERVAL:]} == {2}
+    for mine, theirs in pairs:
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    assert order(run) == order(undisturbed)

@@ -1,0 +1,78 @@
+"""`sft`: a manifest, or files and options in the habit of `rl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.rl import read
+from rlrun.cli.sft import SftConfig, main
+from rlrun.config.problems import ConfigError
+from rlrun.protocol import exit_codes
+
+WHOLE = """
+max_steps = 20
+[model]
+path = "m"
+[data]
+name = "org/chats"
+split = "train"
+seq_len = 512
+batch_size = 8
+[trainer.optimizer]
+lr = 1e-5
+[ckpt]
+interval = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(WHOLE)
+
+
+def config(*argv: str) -> SftConfig:
+    found = read(argv, {}, SftConfig)[0]
+    assert isinstance(found, SftConfig)
+    return found
+
+
+def test_a_file_with_one_data_set() -> None:
+    spec = config("@", "run.toml").spec()
+    assert spec.data is not None
+    assert (spec.task, spec.seq_len, spec.max_steps, spec.checkpoint.interval) == ("SFT", 512, 20, 5)
+    assert [(source.name, source.split) for source in spec.data.sources] == [("org/chats", "train")]
+    assert spec.data.batch_size == 8
+
+
+def test_the_command_line_wins() -> None:
+    spec = config("@", "run.toml", "--data.path", "a.jsonl", "--data.batch-size=4", "--max-steps", "7").spec()
+    assert spec.data is not None
+    assert [(source.path, source.name) for source in spec.data.sources] == [("a.jsonl", None)]
+    assert (spec.data.batch_size, spec.max_steps) == (4, 7)
+
+
+def test_what_is_missing_or_of_rl_is_told() -> None:
+    with pytest.raises(ConfigError, match="data is not set, and task SFT needs it"):
+        config("--model.path", "m")
+    with pytest.raises(ConfigError, match=r"--data\.path: needs a value after it"):
+        config("@", "run.toml", "--data.path", "--max-steps", "3")
+    with pytest.raises(ConfigError, match=r"inference\.replicas \(2\) is for task RL, and task is SFT"):
+        config("@", "run.toml", "--inference.replicas", "2")
+
+
+def test_a_dry_run_prints_what_each_role_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["@", "run.toml", "--dry-run"]) == 0
+    resolved = json.loads(capsys.readouterr().out)
+    assert resolved["inference"] is None
+    assert resolved["trainer"]["algorithm"]["preset"] == "sft"
+    assert resolved["orchestrator"]["data"]["batch_size"] == 8
+
+
+def test_a_manifest_is_run_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text("kind: RLRun\n")
+    assert main(["run.yaml"]) == exit_codes.CONFIGURATION
+    assert "apiVersion: required, but not set" in capsys.readouterr().err
