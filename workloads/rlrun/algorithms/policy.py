@@ -15,7 +15,7 @@ from rlrun.algorithms.inputs import LossInputs, prepare
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import FUNCTIONS, TokenLoss
 from rlrun.algorithms.regularizers import Regularizers
-from rlrun.config.algorithm_names import complete_correction, correction_problem
+from rlrun.config.algorithm_names import complete_correction, correction_problem, default_aggregation
 
 LOSSES = builtins("loss", FUNCTIONS)
 NO_REGULARIZERS = Regularizers()
@@ -122,12 +122,6 @@ def denominator_count(
     _, complete = bind("loss", name, LOSSES, options)
     aggregation = aggregation or default_aggregation(name, complete)
     return aggregation_count(aggregation, mask, sequence_lengths, length=aggregation_length)
-
-
-def default_aggregation(name: str, options: Mapping[str, Any]) -> str:
-    """`token_mean`; for `masked_is` with `ratio="sequence"` `seq_mean_token_mean`."""
-    by_sequence = name == "masked_is" and options.get("ratio") == "sequence"
-    return "seq_mean_token_mean" if by_sequence else "token_mean"
 
 
 def _corrected(name: str, inputs: LossInputs, result: TokenLoss, correction: Mapping[str, Any]) -> TokenLoss:

@@ -13,10 +13,23 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from pydantic.alias_generators import to_camel
+
 from rlrun.cli import main, render, validate, version
 from rlrun.cli.crd import crd_files
 from rlrun.cli.docs_resource import NOTE, cells, page, resource_page, status_page
-from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS, Entry, Option
+from rlrun.config.algorithm_names import (
+    ADVANTAGE_ENTRIES,
+    AGGREGATIONS,
+    CORRECTION_OPTIONS,
+    LOSS_ENTRIES,
+    PRESETS,
+    PROXIMAL_METHODS,
+    Entry,
+    Option,
+    default_aggregation,
+    needs,
+)
 from rlrun.protocol import exit_codes
 
 ROOT = Path(__file__).parents[3]
@@ -45,31 +58,80 @@ def presets_page() -> str:
         "",
         "# Presets, advantages and losses",
         "",
-        "`spec.algorithm.preset` names an advantage and a loss; `advantage` and `loss` replace its parts:",
-        "`algorithm: {preset: grpo, loss: {name: aipo, options: {delta: 4.0}}}`. A name may also be an import path",
-        "`package.module:function` of your own.",
+        "`spec.algorithm.preset` names an advantage, a loss, how the tokens' losses become one number, and filters. The other fields of",
+        "`spec.algorithm` replace its parts: `algorithm: {preset: grpo, loss: {name: aipo, options: {delta: 4.0}}}`. A name may also be an",
+        "import path `package.module:function` of your own: a loss is called as `function(LossInputs, **options)` and returns a `TokenLoss`,",
+        "an advantage as `function(RewardGroups, **options)` and returns one number per rollout (both in `rlrun.algorithms`).",
+        "`environments[].algorithm` replaces advantage and filters for one environment.",
+        "",
+        "Notation: t, i, o and ref are the log-probabilities of a token under the policy that is trained, the engine that sampled it, the",
+        "proximal and the reference policy; ρ = exp(t - i); A is the advantage; sg stops the gradient; d = e^t - e^i.",
         "",
         "## Presets",
         "",
-        "| preset | advantage | loss | meaning |",
-        "|---|---|---|---|",
+        "| preset | advantage | loss | aggregation | filters | needs | meaning |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, preset in PRESETS.items():
-        advantage = f"`{preset.advantage}`{_given(preset.advantage_options)}"
-        lines.append(cells(f"`{name}`", advantage, f"`{preset.loss}`{_given(preset.loss_options)}", preset.description))
+        missing = needs("loss", preset.loss, preset.loss_options) | needs(
+            "advantage", preset.advantage, preset.advantage_options
+        )
+        lines.append(
+            cells(
+                f"`{name}`",
+                f"`{preset.advantage}`{_given(preset.advantage_options)}",
+                f"`{preset.loss}`{_given(preset.loss_options)}",
+                f"`{preset.aggregation or default_aggregation(preset.loss, preset.loss_options)}`",
+                _given({to_camel(key): value for key, value in preset.filters.items()}).strip(),
+                ", ".join(missing),
+                preset.description,
+            )
+        )
     for title, table in (("Advantages", ADVANTAGE_ENTRIES), ("Losses", LOSS_ENTRIES)):
         lines += ["", f"## {title}"]
         for name, entry in table.items():
             lines += _algorithm(name, entry)
+    lines += _named(
+        "Aggregations", "`algorithm.aggregation`: how the losses of the tokens become one number.", AGGREGATIONS
+    )
+    lines += _named(
+        "Proximal policies", "`algorithm.proximal`: what `ppo`, `decoupled_ppo` and `gspo` keep near.", PROXIMAL_METHODS
+    )
+    lines += [
+        *_heading("Correction"),
+        "`algorithm.correction` multiplies the loss of each token, to correct for an engine that disagrees",
+    ]
+    lines += [
+        "with the trainer about the same tokens. x = o - i, or t - i without a proximal policy. A token that is masked stays in the",
+        "denominator.",
+        "",
+    ]
+    lines += _options(CORRECTION_OPTIONS)
     return page(lines)
+
+
+def _heading(title: str) -> list[str]:
+    return ["", f"## {title}", ""]
+
+
+def _named(title: str, text: str, table: Mapping[str, str]) -> list[str]:
+    rows = [cells(f"`{name}`", meaning) for name, meaning in table.items()]
+    return [*_heading(title), text, "", "| name | meaning |", "|---|---|", *rows]
 
 
 def _algorithm(name: str, entry: Entry) -> Iterable[str]:
     yield from ("", f"### `{name}`", "", f"{entry.summary}.", "")
+    if entry.needs:
+        yield from (f"Needs a {entry.needs} model.", "")
     if entry.options:
-        yield from ("| option | default | values | meaning |", "|---|---|---|---|")
-        for option, spec in entry.options.items():
-            yield cells(f"`{option}`", f"`{json.dumps(spec.default)}`", _values(spec), spec.summary)
+        yield from _options(entry.options)
+
+
+def _options(options: Mapping[str, Option]) -> Iterable[str]:
+    yield from ("| option | default | values | meaning |", "|---|---|---|---|")
+    for option, spec in options.items():
+        meaning = spec.summary + (f"; needs a {spec.needs} model" if spec.needs else "")
+        yield cells(f"`{option}`", f"`{json.dumps(spec.default)}`", _values(spec), meaning)
 
 
 def _values(option: Option) -> str:

@@ -41,6 +41,7 @@ __all__ = [
     "complete_correction",
     "complete_options",
     "correction_problem",
+    "default_aggregation",
     "default_proximal",
     "entry",
     "is_import_path",
@@ -119,6 +120,12 @@ def needs(kind: Kind, name: str, options: Mapping[str, Any]) -> dict[Need, str]:
         if need is not None and value:
             found.setdefault(need, f"{option} ({value}) of {kind} {name}")
     return found
+
+
+def default_aggregation(loss: str, options: Mapping[str, Any]) -> str:
+    """`token_mean`; for `masked_is` with `ratio="sequence"` `seq_mean_token_mean`."""
+    by_sequence = loss == "masked_is" and options.get("ratio") == "sequence"
+    return "seq_mean_token_mean" if by_sequence else "token_mean"
 
 
 def default_proximal(loss: str) -> str:

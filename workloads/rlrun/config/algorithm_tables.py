@@ -188,7 +188,7 @@ CORRECTION_OPTIONS: Mapping[str, Option] = {
     "level": Option("token", "judge each token, or each sequence as a whole", choices=("token", "sequence")),
     "measure": Option(
         "ratio",
-        "ratio exp(x), or an estimate of KL(engine || trainer): k1 = -x, k2 = x²/2, k3 = exp(x) - 1 - x",
+        "ratio exp(x), or an estimate of KL(engine ‖ trainer): k1 = -x, k2 = x²/2, k3 = exp(x) - 1 - x",
         choices=("ratio", "k1", "k2", "k3"),
     ),
     "reduce": Option(
