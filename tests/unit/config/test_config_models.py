@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from rlrun.api import kubernetes
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.algorithm_names import PRESETS
+from rlrun.config.algorithm_names import AGGREGATIONS, CORRECTION_OPTIONS, KL_KINDS, PRESETS, PROXIMAL_METHODS
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
-from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
+from rlrun.config.learning import (
+    Aggregation,
+    AlgorithmConfig,
+    CorrectionConfig,
+    FilterConfig,
+    LossConfig,
+    OptimizerConfig,
+    Proximal,
+    RegularizerConfig,
+)
 from rlrun.config.model import ModelConfig, TinyModelConfig
 from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
@@ -142,3 +151,76 @@ def test_expected_values_are_told_in_words() -> None:
     assert expected(fields(ModelConfig)["dtype"]) == '"float32", "bfloat16" or "float16"'
     assert expected(fields(LossConfig)["options"].parts[0]) == "true or false, a whole number, a number or a string"
     assert expected(shape_of(dict[str, int])) == "a mapping"
+
+
+def test_parts_replace_those_of_the_preset() -> None:
+    dapo = AlgorithmConfig(preset="dapo")
+    assert dapo.effective_filters.zero_variance
+    assert dapo.effective_filters.overlong_penalty == 1.0
+    assert dapo.effective_loss.options == {"eps_high": 0.28}
+    assert not AlgorithmConfig(preset="dapo", filters=FilterConfig()).effective_filters.zero_variance
+    assert AlgorithmConfig(preset="gspo").effective_aggregation == "seq_mean_token_mean"
+    assert AlgorithmConfig(preset="gspo", aggregation="token_mean").effective_aggregation == "token_mean"
+    assert AlgorithmConfig(preset="decoupled_ppo").effective_proximal == "recompute"
+    assert (
+        AlgorithmConfig(loss=LossConfig(name="decoupled_ppo"), proximal="log_linear").effective_proximal == "log_linear"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"preset": "decoupled_ppo", "proximal": "inference"}, "use recompute or log_linear"),
+        ({"preset": "sapo", "proximal": "log_linear"}, "proximal (log_linear) cannot be combined with loss sapo"),
+        ({"aggregation_length": 5}, "aggregationLength (5) needs aggregation constant_length; remove it"),
+        ({"preset": "cispo", "correction": {}}, "loss cispo does so already; use action mask"),
+        ({"preset": "ppo", "correction": {}}, "loss ppo does so already without a proximal policy"),
+        ({"preset": "ppo", "correction": {"low": 3.0}}, "low (3.0) must not exceed high (2.0)"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(values: dict[str, Any], message: str) -> None:
+    assert message in refused(AlgorithmConfig, **values)
+
+
+def test_a_correction_goes_with_a_proximal_policy() -> None:
+    correction = CorrectionConfig(level="sequence", high=3.0)
+    assert AlgorithmConfig(preset="ppo", proximal="recompute", correction=correction).correction == correction
+    assert correction.options == {
+        "action": "clamp",
+        "level": "sequence",
+        "measure": "ratio",
+        "reduce": "mean",
+        "high": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "what", "need"),
+    [
+        ({"preset": "distill"}, "loss distill", "reference"),
+        ({"loss": {"name": "ref_kl"}}, "loss ref_kl", "reference"),
+        (
+            {"loss": {"name": "masked_is", "options": {"teacher_tau": 0.1}}},
+            "teacher_tau (0.1) of loss masked_is",
+            "reference",
+        ),
+        ({"regularizers": {"kl": 0.1}}, "regularizers.kl (0.1)", "reference"),
+        ({"preset": "ppo", "advantage": {"name": "gae"}}, "advantage gae", "critic"),
+    ],
+)
+def test_what_the_run_does_not_have_is_refused(values: dict[str, Any], what: str, need: str) -> None:
+    assert f"{what} needs a {need} model" in refused(AlgorithmConfig, **values)
+
+
+def test_the_choices_of_the_manifest_are_those_of_the_tables() -> None:
+    assert set(get_args(Aggregation)) == set(AGGREGATIONS)
+    assert set(get_args(Proximal)) == set(PROXIMAL_METHODS)
+    assert set(get_args(RegularizerConfig.model_fields["kl_kind"].annotation)) == set(KL_KINDS)
+    for name, option in CORRECTION_OPTIONS.items():
+        field = CorrectionConfig.model_fields[name]
+        assert field.default == option.default or (name, field.default) == ("low", None)
+        if option.choices:
+            assert set(get_args(field.annotation)) == set(option.choices)
+    for name in PRESETS:
+        filters = PRESETS[name].filters
+        assert filters.keys() <= FilterConfig.model_fields.keys()

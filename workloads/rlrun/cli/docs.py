@@ -60,8 +60,8 @@ def presets_page() -> str:
         "",
         "`spec.algorithm.preset` names an advantage, a loss, how the tokens' losses become one number, and filters. The other fields of",
         "`spec.algorithm` replace its parts: `algorithm: {preset: grpo, loss: {name: aipo, options: {delta: 4.0}}}`. A name may also be an",
-        "import path `package.module:function` of your own: a loss is called as `function(LossInputs, **options)` and returns a `TokenLoss`,",
-        "an advantage as `function(RewardGroups, **options)` and returns one number per rollout (both in `rlrun.algorithms`).",
+        "import path `package.module:function` of your own: a loss is called as `function(LossInputs, **options)` and returns a",
+        "`TokenLoss`, an advantage as `function(RewardGroups, **options)` and returns one number per rollout (see `rlrun.algorithms`).",
         "`environments[].algorithm` replaces advantage and filters for one environment.",
         "",
         "Notation: t, i, o and ref are the log-probabilities of a token under the policy that is trained, the engine that sampled it, the",
@@ -99,11 +99,8 @@ def presets_page() -> str:
     )
     lines += [
         *_heading("Correction"),
-        "`algorithm.correction` multiplies the loss of each token, to correct for an engine that disagrees",
-    ]
-    lines += [
-        "with the trainer about the same tokens. x = o - i, or t - i without a proximal policy. A token that is masked stays in the",
-        "denominator.",
+        "`algorithm.correction` multiplies the loss of each token, to correct for an engine that disagrees with the trainer about the same",
+        "tokens. x = o - i, or t - i without a proximal policy. A token that is masked stays in the denominator.",
         "",
     ]
     lines += _options(CORRECTION_OPTIONS)
@@ -120,11 +117,11 @@ def _named(title: str, text: str, table: Mapping[str, str]) -> list[str]:
 
 
 def _algorithm(name: str, entry: Entry) -> Iterable[str]:
-    yield from ("", f"### `{name}`", "", f"{entry.summary}.", "")
+    yield from ("", f"### `{name}`", "", f"{entry.summary}.")
     if entry.needs:
-        yield from (f"Needs a {entry.needs} model.", "")
+        yield from ("", f"Needs a {entry.needs} model.")
     if entry.options:
-        yield from _options(entry.options)
+        yield from ("", *_options(entry.options))
 
 
 def _options(options: Mapping[str, Option]) -> Iterable[str]:

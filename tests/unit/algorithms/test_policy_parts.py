@@ -1,0 +1,241 @@
+"""Proximal policy, correction, aggregation and regularisers: check values, refusals, and what they do inside a loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlrun.algorithms import (
+    AGGREGATIONS,
+    Objective,
+    Regularizers,
+    aggregation_count,
+    aggregation_weights,
+    correct_mismatch,
+    policy_loss,
+    proximal_logprobs,
+)
+
+T = torch.tensor([-0.5, -1, -2, -0.1, -3, -0.7, -0.2, -1.5])
+I = torch.tensor([-0.6, -0.5, -2.5, -0.1, -0.4, -0.7, -1.9, -1.4])  # noqa: E741
+MASK = torch.tensor([False, True, True, True, True, False, True, True])
+LENGTHS = [5, 3]
+BATCH: dict[str, Any] = {
+    "inference_logprobs": I,
+    "advantages": torch.tensor([0.5, -0.5]),
+    "mask": MASK,
+    "sequence_lengths": LENGTHS,
+}
+
+
+def loss_of(name: str, **changes: Any) -> tuple[float, Tensor]:
+    t = T.clone().requires_grad_()
+    loss = policy_loss(name, t, **(BATCH | changes)).loss
+    (gradient,) = torch.autograd.grad(loss, t)
+    return loss.item(), gradient
+
+
+def test_sapo_at_ratio_one() -> None:
+    one = {"inference_logprobs": T, "mask": torch.arange(8) == 1}
+    for advantages, expected in ((torch.ones(2), -2.0), (-torch.ones(2), 2 / 1.05)):
+        value, gradient = loss_of("sapo", **one, advantages=advantages)
+        assert value == pytest.approx(expected, abs=1e-5)
+        assert gradient[1].item() == pytest.approx(-advantages[0].item(), abs=1e-5)
+    with pytest.raises(ValueError, match="proximal_logprobs must not be given for loss sapo"):
+        loss_of("sapo", proximal_logprobs=I)
+
+
+def test_losses_that_need_an_input_say_so() -> None:
+    with pytest.raises(ValueError, match="proximal_logprobs must be given for loss decoupled_ppo"):
+        loss_of("decoupled_ppo")
+    for name in ("ref_kl", "distill"):
+        with pytest.raises(ValueError, match="reference_logprobs must be given"):
+            loss_of(name)
+
+
+def test_the_log_linear_proximal_policy_has_the_check_values() -> None:
+    i, t = torch.tensor([-1.0, -2, -3]), torch.tensor([-1.5, -2.5, -3.5], requires_grad=True)
+
+    def proximal(versions: list[int], policy_version: int) -> list[float]:
+        found = proximal_logprobs("log_linear", t, i, versions=torch.tensor(versions), policy_version=policy_version)
+        assert not found.requires_grad
+        return found.tolist()
+
+    assert proximal([0, 0, 0], 2) == [-1.25, -2.25, -3.25]
+    assert proximal([2, 1, -2], 2) == [-1.0, -2.0, -3.375]  # alpha 0 of this version and of the one before, 3/4
+    assert proximal_logprobs("recompute", t, i).tolist() == t.tolist()
+    assert proximal_logprobs("inference", t, i).tolist() == i.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "recomputed"}, r"unknown method 'recomputed' \(did you mean recompute\?\)"),
+        ({"versions": None}, "versions must be given for method log_linear"),
+        ({"policy_version": None}, "policy_version must be given"),
+        ({"versions": torch.tensor([0, 3])}, r"versions must be at most policy_version \(2\), got 3"),
+        ({"versions": torch.tensor([0])}, r"versions has shape \(1,\), logprobs has \(2,\)"),
+        ({"inference_logprobs": torch.zeros(3)}, r"inference_logprobs has shape \(3,\), logprobs has \(2,\)"),
+    ],
+)
+def test_refusals_of_the_proximal_policy(changes: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {"method": "log_linear", "inference_logprobs": torch.zeros(2)} | {
+        "versions": torch.tensor([0, 1]),
+        "policy_version": 2,
+    }
+    call |= changes
+    with pytest.raises(ValueError, match=message):
+        proximal_logprobs(call.pop("method"), torch.zeros(2), call.pop("inference_logprobs"), **call)
+
+
+def test_corrections_by_hand() -> None:
+    def correct(**options: Any) -> tuple[list[float], list[bool]]:
+        found = correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, **options)
+        return found.weights.tolist(), found.dropped.tolist()
+
+    e = math.exp
+    weights, dropped = correct()
+    assert weights == pytest.approx([0, e(-0.5), e(0.5), 1, e(-2.6), 0, 2, e(-0.1)], abs=1e-6)
+    assert dropped == [False] * 6 + [True, False]
+    weights, _ = correct(level="sequence", high=10.0)
+    assert weights == pytest.approx([0, *[e(-2.6 / 4)] * 4, 0, *[e(0.8)] * 2], abs=1e-6)
+    weights, _ = correct(level="sequence", reduce="sum", high=3.0)
+    assert weights == pytest.approx([0, *[e(-2.6)] * 4, 0, 3, 3], abs=1e-6)
+    weights, _ = correct(action="mask", measure="k2", high=1.0)
+    assert weights == [0, 1, 1, 1, 0, 0, 0, 1]  # 2.6²/2 and 1.7²/2 are above 1
+    weights, _ = correct(action="mask", measure="k1", high=0.55)
+    assert weights == [0, 1, 1, 1, 0, 0, 0, 1]  # -x within ±0.55
+    weights, _ = correct(action="mask", measure="k3", high=2.0, level="sequence", reduce="max")
+    assert weights == [0, 1, 1, 1, 1, 0, 0, 0]  # e^1.7 - 2.7 = 2.77; e^-2.6 + 1.6 = 1.67
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hihg": 1.0}, r"unknown option of a correction 'hihg' \(did you mean high\?\)"),
+        ({"measure": "k4"}, "correction: measure must be one of 'ratio', 'k1', 'k2', 'k3', got 'k4'"),
+        ({"low": 3.0}, r"correction: low \(3.0\) must not exceed high \(2.0\)"),
+        ({"low": -1.0}, r"correction: low \(-1.0\) must be at least 0 for measure ratio"),
+        ({"high": math.nan}, "correction: high must be a finite number, got nan"),
+        ({"measure": "k3"}, "correction: action clamp needs measure ratio, got k3"),
+    ],
+)
+def test_refusals_of_a_correction(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, **options)
+    with pytest.raises(ValueError, match=message):
+        loss_of("ppo", proximal_logprobs=T, correction=options)
+
+
+def test_a_misaligned_correction_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"inference_logprobs must have shape \[8\], got \[7\]"):
+        correct_mismatch(T, I[1:], mask=MASK, sequence_lengths=LENGTHS)
+
+
+def test_weights_are_not_applied_twice() -> None:
+    for name in ("aipo", "cispo", "dppo", "masked_is", "sapo"):
+        with pytest.raises(ValueError, match=f"weigh twice .* loss {name} does so already; use action mask"):
+            loss_of(name, correction={})
+    for name in ("ppo", "gspo"):
+        with pytest.raises(ValueError, match=f"loss {name} does so already without a proximal policy"):
+            loss_of(name, correction={})
+        assert loss_of(name, correction={}, proximal_logprobs=T) != loss_of(name, proximal_logprobs=T)
+
+
+def test_a_rejected_token_loses_its_loss_and_stays_in_the_denominator() -> None:
+    _, plain = loss_of("aipo")
+    _, rejected = loss_of("aipo", correction={"action": "mask", "high": 1.2})  # drops ratios 1.65 and 5.47
+    assert rejected.tolist() == pytest.approx([0 if k in (2, 6) else g for k, g in enumerate(plain.tolist())], abs=1e-7)
+
+
+def test_aggregations_by_hand() -> None:
+    per_token = -torch.exp(T - I).clamp(max=8) * torch.tensor([0.5] * 5 + [-0.5] * 3)
+    first, second = per_token[1:5].sum().item(), per_token[6:].sum().item()
+    expected = {
+        "token_mean": (first + second) / 6,
+        "seq_mean_token_sum": (first + second) / 2,
+        "seq_mean_token_mean": (first / 4 + second / 2) / 2,
+        "constant_length": (first + second) / 2 / 10,
+    }
+    assert expected.keys() == AGGREGATIONS.keys()
+    for aggregation, value in expected.items():
+        length = 10 if aggregation == "constant_length" else None
+        found = policy_loss("aipo", T, **BATCH, aggregation=aggregation, aggregation_length=length).loss.item()
+        assert found == pytest.approx(value, abs=1e-6)
+        weights = aggregation_weights(aggregation, MASK, LENGTHS)
+        divisor = aggregation_count(aggregation, MASK, LENGTHS, length=length)
+        assert ((weights * per_token).sum() / divisor).item() == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"aggregation": "mean"}, "unknown aggregation 'mean'"),
+        ({"aggregation": "constant_length"}, "aggregation_length must be given for aggregation constant_length"),
+        ({"aggregation_length": 5}, r"aggregation_length \(5\) is not used by aggregation token_mean"),
+        (
+            {"aggregation": "constant_length", "aggregation_length": -1},
+            "aggregation_length must be a positive number, got -1",
+        ),
+        ({"regularizers": Regularizers(kl=0.1)}, r"reference_logprobs must be given where regularizers\.kl > 0"),
+        ({"regularizers": Regularizers(entropy=0.1)}, r"entropy must be given where regularizers\.entropy > 0"),
+        ({"regularizers": Regularizers(entropy=0.1), "entropy": T}, "entropy has no gradient"),
+        (
+            {"regularizers": Regularizers(entropy=0.1), "entropy": torch.zeros(3)},
+            r"entropy must have shape \[8\], got \[3\]",
+        ),
+        (
+            {"regularizers": Regularizers(entropy=0.1), "entropy": torch.full((8,), math.nan, requires_grad=True)},
+            "entropy is not finite",
+        ),
+    ],
+)
+def test_refusals_of_aggregations_and_regularisers(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loss_of("aipo", **changes)
+
+
+def test_regularisers_are_refused_out_of_range() -> None:
+    with pytest.raises(ValueError, match="entropy must be a finite number of at least 0, got -1"):
+        Regularizers(entropy=-1)
+    with pytest.raises(ValueError, match="kl must be a finite number of at least 0, got inf"):
+        Regularizers(kl=math.inf)
+    with pytest.raises(ValueError, match="unknown regularizers: kl_kind 'k4'; known: k1, k2, k3"):
+        Regularizers(kl_kind="k4")
+
+
+def test_terms_are_reported() -> None:
+    entropy = torch.full((8,), 2.0, requires_grad=True)
+    metrics = policy_loss(
+        "aipo",
+        T.clone().requires_grad_(),
+        **BATCH,
+        regularizers=Regularizers(entropy=0.25, kl=0.5, kl_kind="k1"),
+        entropy=entropy,
+        reference_logprobs=T - 1.0,
+        correction={"action": "mask", "high": 1.2},
+    ).metrics
+    assert metrics["entropy_bonus"].item() == pytest.approx(0.25 * 2 * 6)
+    assert metrics["kl_penalty"].item() == pytest.approx(0.5 * 6)
+    assert metrics["correction_weight"].item() == pytest.approx(4)
+    assert metrics["corrected_fraction"].item() == pytest.approx(2)
+
+
+def test_an_objective_makes_the_proximal_policy_itself() -> None:
+    versions = torch.tensor([-1, 0, 0, 1, 2, -1, 2, 3])
+    inside = torch.where(MASK, versions, 0)
+    o = proximal_logprobs("log_linear", T, I, versions=inside, policy_version=3)
+    expected = loss_of("decoupled_ppo", proximal_logprobs=o)
+    t = T.clone().requires_grad_()
+    objective = Objective("decoupled_ppo", proximal="log_linear")
+    output = objective(t, **BATCH, versions=versions, policy_version=3)
+    (gradient,) = torch.autograd.grad(output.loss, t)
+    assert output.loss.item() == expected[0]
+    assert torch.equal(gradient, expected[1])
+    assert objective(T, **BATCH, proximal_logprobs=I).loss.item() == loss_of("decoupled_ppo", proximal_logprobs=I)[0]
+    assert objective.denominator(MASK, LENGTHS) == 6.0
+    assert Objective("aipo", aggregation="constant_length", aggregation_length=9).denominator(MASK, LENGTHS) == 18.0
