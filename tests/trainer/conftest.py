@@ -200,7 +200,8 @@ class Run:
             "seq_len": 32,
             "seed": 0,
         }
-        algorithm, checkpoint = AlgorithmConfig(), CheckpointConfig(interval=2, keep_last=10)
+        algorithm = AlgorithmConfig()
+        checkpoint = CheckpointConfig(**({"interval": 2, "keep_last": 10} | options.pop("checkpoint", {})))
         defaults: dict[str, Any] = {
             "processes_per_replica": ranks,
             "micro_batch_tokens": 64,
@@ -224,8 +225,16 @@ class Run:
         self.paths.run_json.write_text(config.model_dump_json(indent=1))
         return self.paths.run_json
 
-    def start(self, *, attempt: int = 1, ranks: int = 1, replay: Path | None = None, **options: Any) -> Group:
-        """Start all ranks of an attempt."""
+    def start(
+        self,
+        *,
+        attempt: int = 1,
+        ranks: int = 1,
+        replay: Path | None = None,
+        sigterm_in: dict[int, str] | None = None,
+        **options: Any,
+    ) -> Group:
+        """Start all ranks of an attempt; `sigterm_in`: the ranks that get SIGTERM, and in which `phase:step`."""
         arguments = ["--config", str(self.write_config(ranks=ranks, **options))]
         arguments += ["--replay", str(replay)] if replay else []
         log = self.paths.root / f"trainer.{attempt}.log"
@@ -236,8 +245,11 @@ class Run:
             "RLRUN_ATTEMPT": str(attempt),
             "RLRUN_API_KEY": KEY,
         }
+        signals = {rank: {"TEST_SIGTERM_IN": where} for rank, where in (sigterm_in or {}).items()}
         pids = [
-            self.zygote.start(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, arguments, log)
+            self.zygote.start(
+                shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | signals.get(rank, {}), arguments, log
+            )
             for rank in range(ranks)
         ]
         group = Group(pids, log, self.zygote)

@@ -2,6 +2,8 @@
 
 One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], "log": path}`. Answers on stdout: `{"pid": p}`, and
 `{"pid": p, "code": c}` when one ends (negative: the signal that ended it). Ends, with its ranks, when stdin does.
+
+A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import os
 import select
 import signal
 import sys
+import time
 
 import rlrun.trainer.__main__ as trainer
-import rlrun.trainer.main  # noqa: F401  the imports that take seconds
+import rlrun.trainer.main  # the imports that take seconds
 
 _POLL_SECONDS = 0.02
 
@@ -26,12 +29,32 @@ def start(request: dict[str, object]) -> int:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.environ.update(dict(request["environment"]))  # type: ignore[call-overload]
+    if "TEST_SIGTERM_IN" in os.environ:
+        signal_in(*os.environ["TEST_SIGTERM_IN"].split(":"))
     code = 1
     try:
         code = trainer.main(list(request["arguments"]))  # type: ignore[call-overload]
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def signal_in(phase: str, step: str) -> None:
+    """Send SIGTERM to this rank, once, as soon as it is in `phase` of `step`."""
+    trainer_type = rlrun.trainer.main._Trainer
+    enter, sent = trainer_type._phase, []
+
+    def entered(self: rlrun.trainer.main._Trainer, now: str) -> None:
+        enter(self, now)  # type: ignore[arg-type]
+        # A step is counted once it is trained: the phases before that belong to the next one.
+        of_step = self.progress.step + (now in ("waiting_for_batch", "training"))
+        if (now, of_step) == (phase, int(step)) and not sent:
+            sent.append(now)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not self.stop.asked:
+                time.sleep(0.01)
+
+    trainer_type._phase = entered  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -13,8 +13,10 @@ from rlrun_operator.names import Role, labels
 
 TOKEN_SECONDS = 3600
 """Life of the orchestrator's token; the kubelet writes a new one in time."""
-GRACE_SECONDS: dict[Role, int] = {"trainer": 30, "inference": 15, "orchestrator": 30}
-"""Between SIGTERM and SIGKILL. An engine has nothing to save."""
+ENGINE_GRACE_SECONDS = 15
+"""Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
+MARGIN_SECONDS = 10
+"""The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
 _USER = 1000
 
 
@@ -36,6 +38,10 @@ def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
     return rest | {"metadata": _metadata(ctx, role, patch.get("metadata")), "spec": merged}
 
 
+def _grace_seconds(ctx: RunContext, role: Role) -> int:
+    return ENGINE_GRACE_SECONDS if role == "inference" else ctx.spec.checkpoint.grace_period_seconds + MARGIN_SECONDS
+
+
 def _merged(spec: dict[str, Any], wanted: Any) -> dict[str, Any]:
     """The spec as the user wants it. One that is no map becomes a field that does not exist: its name is in the API server's refusal."""
     if wanted is None:
@@ -47,7 +53,7 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
     own = placement.block(ctx.spec, role)
     spec: dict[str, Any] = {
         "restartPolicy": "Never" if role == "orchestrator" else "Always",
-        "terminationGracePeriodSeconds": GRACE_SECONDS[role],
+        "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

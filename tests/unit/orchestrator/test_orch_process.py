@@ -97,6 +97,32 @@ def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokeniz
     assert "Traceback" not in rest
 
 
+async def test_told_to_stop_it_helps_the_trainer_to_complete_the_last_checkpoint(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    stop, seen = role.Stop(), {}
+    config = make_config(tmp_path, tokenizer_folder, max_steps=1000, checkpoint={"interval": 1000})
+
+    async def world(trainer: FakeTrainer) -> None:
+        await eventually(lambda: len(trainer.batches) >= 3)
+        trainer._task.cancel()
+        assert stop.first()
+        assert stop.act is not None
+        stop.act()
+        step = len(trainer.batches)
+        folder = trainer.paths.checkpoint(step, 1)
+        (folder / "trainer").mkdir(parents=True)
+        trainer.channel.emit("checkpoint_saved", step, path=folder)
+        await eventually(lambda: (folder / "manifest.json").exists())
+        seen["state"] = json.loads((folder / "orchestrator/state.json").read_text())["step"]
+        seen["step"] = step
+        await trainer.fall_silent()
+
+    outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
+    assert outcome.code == 128 + signal.SIGTERM
+    assert seen["state"] == seen["step"] >= 3
+
+
 async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokenizer_folder: Path) -> None:
     seen: dict[str, object] = {}
     config = make_config(tmp_path, tokenizer_folder, evaluation={"interval": 100, "num_tasks": 2}, max_steps=4)

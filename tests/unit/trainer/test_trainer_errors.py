@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
@@ -96,12 +97,13 @@ def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_command_starts_every_rank_here() -> None:
-    config = SimpleNamespace(world_size=4)
+    config = SimpleNamespace(world_size=4, checkpoint=CheckpointConfig(grace_period_seconds=40))
     command = torchrun_command(config, config_file=Path("/r/run.json"), rendezvous_port=1234, attempt=3)  # type: ignore[arg-type]
     assert command[:3] == [sys.executable, "-m", "rlrun.trainer.torchrun"]
     options = dict(zip(command[3::2], command[4::2], strict=False))
     assert options["--nproc-per-node"] == "4"
     assert options["--max-restarts"] == "0"
+    assert int(options["--shutdown-timeout"]) > 40, "torchrun kills ranks that still save"
     assert options["--master-port"] == "1234"
     assert options["--rdzv-id"] == "3"
     assert command[-2:] == ["--config", "/r/run.json"]

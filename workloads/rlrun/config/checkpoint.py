@@ -38,6 +38,8 @@ class CheckpointConfig(Config):
     """Newest complete checkpoints that are kept."""
     keep_interval: Annotated[int, Field(ge=1)] | None = None
     """Checkpoints at multiples of this step are kept for good."""
+    grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
+    """Most seconds that a run that is told to stop (SIGTERM, Ctrl-C) may take to save its last finished step."""
     resume: ResumeConfig = ResumeConfig()
     """Where an attempt starts."""
 

@@ -26,7 +26,7 @@ from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port, gpus
 from rlrun.local.summary import print_summary
-from rlrun.local.supervisor import Running, Supervisor, last_lines
+from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor, last_lines
 from rlrun.local.view import View, duration
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import next_number
@@ -181,7 +181,16 @@ def _run(
         if failed:
             explain(failed, root)
     finally:
-        supervisor.stop()
+        asked = len(interrupted)
+        if interrupted:
+            console.print(
+                "stopping: the last finished step is saved (again Ctrl-C: stop at once)",
+                highlight=False,
+                soft_wrap=True,
+            )
+        supervisor.stop(
+            config.trainer.checkpoint.grace_period_seconds + STOP_SECONDS, hurry=lambda: len(interrupted) > asked
+        )
     if interrupted:
         console.print(
             f"interrupted: everything is stopped; go on with `{command} --output-dir {where} --resume`",

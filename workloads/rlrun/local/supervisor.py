@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STOP_SECONDS = 15.0
-"""How long a role may take to end after SIGTERM."""
+"""How long a role may take to end after SIGTERM, beyond what it has to save."""
 
 
 @dataclass
@@ -87,16 +87,21 @@ class Supervisor:
         """The processes of one role."""
         return [r for r in self.running if r.spec.role == role]
 
-    def stop(self, grace_seconds: float = STOP_SECONDS) -> None:
-        """End everything that this launch started: SIGTERM, then SIGKILL for what is left. Safe to call twice."""
+    def stop(self, grace_seconds: float = STOP_SECONDS, hurry: Callable[[], bool] = lambda: False) -> None:
+        """End everything that this launch started: SIGTERM, then SIGKILL for what is left. Safe to call twice.
+
+        Args:
+            grace_seconds: between the two.
+            hurry: ends this time early as soon as it is true.
+        """
         for running in self.running:
             if running.process.poll() is None:
                 running.process.terminate()
         deadline = time.monotonic() + grace_seconds
-        while time.monotonic() < deadline and any(r.process.poll() is None for r in self.running):
+        while time.monotonic() < deadline and not hurry() and any(r.process.poll() is None for r in self.running):
             time.sleep(0.05)
         # Whatever carries the mark now has outlived its role's grace: ranks of a killed torchrun, an engine core.
-        deadline = time.monotonic() + grace_seconds
+        deadline = time.monotonic() + STOP_SECONDS
         while (left := marked_processes(self._launch_id)) and time.monotonic() < deadline:
             for pid in left:
                 try:

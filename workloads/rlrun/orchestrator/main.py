@@ -28,14 +28,13 @@ from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.pipeline import Pipeline
 from rlrun.orchestrator.progress import Progress, ProgressServer
 from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
 from rlrun.orchestrator.trainer_client import TrainerClient
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
-
-TERMINATED = 128 + signal.SIGTERM
 
 
 def load_arenas(config: OrchestratorConfig) -> list[Arena]:
@@ -77,6 +76,7 @@ async def run(
     api_key: str,
     connect: Callable[[str], Engine] | None = None,
     look_up: Resolve = resolve,
+    stop: Stop | None = None,
 ) -> int:
     """Orchestrate one attempt to its end.
 
@@ -86,9 +86,10 @@ async def run(
         api_key: the run's key, for trainer, engines and progress.
         connect: makes the client of an engine from its address; default: over HTTP.
         look_up: finds the addresses of `inference_service`.
+        stop: how a signal ends the role.
 
     Returns:
-        0 when every step is trained and saved.
+        0 when every step is trained and saved; 143 when the run was stopped before.
 
     Raises:
         RoleError: why the run cannot go on; possibly inside an exception group.
@@ -134,7 +135,11 @@ async def run(
             trainer=trainer,
             signal=signals,
         )
-        await pipeline.run()
+        if stop is not None:
+            stop.act = pipeline.stop
+        if not await pipeline.run():
+            logger.info("stopped by a signal")
+            return TERMINATED
         if lease is not None:
             await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
         await trainer.shutdown()
@@ -180,16 +185,17 @@ def identity() -> tuple[int, str]:
 
 
 async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str) -> int:
-    """Run; SIGTERM and SIGINT cancel it, and every artifact is whole or ignored, so nothing is left to tidy up."""
+    """Run until SIGTERM or SIGINT."""
+    stop = Stop()
     if config.task == "SFT":
         from rlrun.orchestrator.sft import main as sft
 
-        work = asyncio.ensure_future(sft.run(config, attempt=attempt, api_key=api_key))
+        work = asyncio.ensure_future(sft.run(config, attempt=attempt, api_key=api_key, stop=stop))
     else:
-        work = asyncio.ensure_future(run(config, attempt=attempt, api_key=api_key))
+        work = asyncio.ensure_future(run(config, attempt=attempt, api_key=api_key, stop=stop))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, work.cancel)
+        loop.add_signal_handler(number, lambda: stop.act() if stop.first() and stop.act else work.cancel())
     try:
         return await work
     except asyncio.CancelledError:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -39,7 +40,7 @@ from rlrun.orchestrator.sampler import Sampler
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.staleness import rebased
 from rlrun.orchestrator.tokens import ChatTokens
-from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
@@ -132,21 +133,35 @@ class Pipeline:
         """Step of the newest complete checkpoint."""
         self._clock = StepClock()
 
-    async def run(self) -> None:
-        """Everything up to the last checkpoint and the last evaluation.
+    async def run(self) -> bool:
+        """Everything up to the last checkpoint and the last evaluation, or until `stop`.
+
+        Returns:
+            Whether all is done.
 
         Raises:
             RoleError: why the run cannot go on; possibly inside an exception group.
         """
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(self._follow_trainer()), tasks.create_task(self._evaluate_all())]
+            following = tasks.create_task(self._follow_trainer())
+            background = [tasks.create_task(self._evaluate_all())]
             if self._recording is None or self.config.evaluation is not None:
                 background.append(tasks.create_task(self._sync.run()))
             background.append(tasks.create_task(self._make_batches()))
-            await self._signal.until(self._done)
+            await self._signal.until(lambda: self._done() or self.trainer.ending)
             for task in background:
                 task.cancel()
-        logger.info("all steps are trained and saved")
+            if self.trainer.ending:
+                await asyncio.wait([following], timeout=self.config.checkpoint.grace_period_seconds)
+            following.cancel()
+        if self._done():
+            logger.info("all steps are trained and saved")
+        return self._done()
+
+    def stop(self) -> None:
+        """Make no more rollouts and batches; only help the trainer, which is told to stop too, to complete its last checkpoint."""
+        self.trainer.ending = True
+        self._signal.notify()
 
     # ---- what is where
 
@@ -166,9 +181,10 @@ class Pipeline:
     # ---- news from the trainer
 
     async def _follow_trainer(self) -> None:
-        async for event in self.trainer.events():
-            await self._handle(event)
-            self._signal.notify()
+        with suppress(TrainerGoneError):
+            async for event in self.trainer.events():
+                await self._handle(event)
+                self._signal.notify()
 
     async def _handle(self, event: Event) -> None:
         match event.kind:

@@ -29,6 +29,10 @@ _NO_ANSWER = (aiohttp.ClientError, TimeoutError, ConnectionError)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
+class TrainerGoneError(Exception):
+    """The trainer does not answer any more, which was to be expected."""
+
+
 class TrainerClient:
     """Client of one attempt's trainer.
 
@@ -44,6 +48,8 @@ class TrainerClient:
         self._session: aiohttp.ClientSession | None = None
         self.state: TrainerState | None = None
         """What the trainer last said of itself."""
+        self.ending = False
+        """Set when the run stops: from then on a trainer that does not answer has ended, and nobody waits for it."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -82,6 +88,7 @@ class TrainerClient:
         """All events of this attempt in order, from its first; never ends by itself.
 
         Raises:
+            TrainerGoneError: `ending`, and the trainer has ended.
             RoleError: the trainer is silent for too long, or another attempt answers.
         """
         seen = 0
@@ -120,6 +127,8 @@ class TrainerClient:
             try:
                 return await self._request(method, path, model, body)
             except _NO_ANSWER as error:
+                if self.ending:
+                    raise TrainerGoneError from error
                 if time.monotonic() - since > SILENCE_SECONDS:
                     reason = str(error) or type(error).__name__
                     raise RoleError(

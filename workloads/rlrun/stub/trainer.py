@@ -1,7 +1,7 @@
 """A trainer pod without torch: `python -m rlrun.stub.trainer --config run.json`.
 
-Attempts, channel, manifests, retention, metrics' names, exit codes and signals are the real trainer's. One process stands for all ranks
-of its pod.
+Attempts, channel, manifests, retention, metrics' names and exit codes are the real trainer's. One process stands for all ranks
+of its pod. A signal ends it at once, without a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from loguru import logger
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.__main__ import attempt_number, configure_log, end_on_signal, read_config
+from rlrun.trainer.__main__ import attempt_number, configure_log, read_config
+from rlrun.trainer.stopping import Stop
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer", description="One pod of the trainer, without torch.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
-    end_on_signal()
+    Stop().listen()  # there is no time to save allowed: the first signal ends the process
     configure_log(0)
     folder: Path | None = None
     try:

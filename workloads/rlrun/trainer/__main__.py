@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,24 +17,7 @@ from rlrun.config.run import fingerprint
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
-
-_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-
-
-def end_on_signal() -> None:
-    """End the process at once on SIGTERM or SIGINT, wherever its main thread is.
-
-    A collective whose peers are gone blocks in C++, where no Python handler runs; so a thread waits for the signal. Every artifact of the
-    file protocol is whole or ignored, so there is nothing to tidy up.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-    def wait() -> None:
-        number = signal.sigwait(_SIGNALS)
-        os.write(2, f"trainer: ended by {signal.Signals(number).name}\n".encode())
-        os._exit(128 + number)
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
+from rlrun.trainer.stopping import Stop
 
 
 def configure_log(rank: int) -> None:
@@ -81,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="train on the recorded batches of this folder, without an orchestrator",
     )
     options = parser.parse_args(argv)
-    end_on_signal()
+    stop = Stop()
+    stop.listen()
     configure_log(int(os.environ.get("RANK", "0")))
     folder: Path | None = None
     try:
@@ -94,13 +76,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         from rlrun.trainer.main import run
 
-        return run(config, attempt=attempt, api_key=api_key, replay=options.replay, config_hash=fingerprint(config))
+        return run(
+            config,
+            attempt=attempt,
+            api_key=api_key,
+            replay=options.replay,
+            config_hash=fingerprint(config),
+            stop=stop,
+        )
     except RoleError as error:
+        if stop.asked:  # peers that have ended already break what this rank still does
+            logger.warning(f"stopped, without a checkpoint of the last step: {error}")
+            return stop.exit_code
         logger.error(str(error))
         if folder is not None:
             write_error(folder, "trainer", error)
         return error.code
     except Exception as error:
+        if stop.asked:
+            logger.warning(f"stopped, without a checkpoint of the last step: {type(error).__name__}: {error}")
+            return stop.exit_code
         logger.opt(exception=error).error("the trainer failed")
         if folder is not None:
             write_error(folder, "trainer", RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE))

@@ -28,6 +28,8 @@ MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""
 _START_SECONDS = 30.0
 _STOP_SECONDS = 5.0
+_GONE_SECONDS = 2.0
+"""An orchestrator that has no request open, and has made none for so long, has ended."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -64,6 +66,7 @@ class Channel:
         """Set when the orchestrator says that all is done."""
         self.last_contact = time.monotonic()
         """When the orchestrator last asked for something."""
+        self._open = 0
         self._news: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
         started: queue.Queue[OSError | int] = queue.Queue()
@@ -101,6 +104,10 @@ class Channel:
             self._events.append(Event(seq=seq, kind=kind, step=step, path=str(path) if path else None, metrics=finite))
         self._loop.call_soon_threadsafe(self._wake)
 
+    def has_client(self) -> bool:
+        """Whether the orchestrator is there: it polls for events all the time."""
+        return self._open > 0 or time.monotonic() - self.last_contact < _GONE_SECONDS
+
     def close(self) -> None:
         """Stop serving."""
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -127,7 +134,7 @@ class Channel:
         application.router.add_post(protocol.BATCHES, self._post_batch)
         application.router.add_post(protocol.CHECKPOINTS, self._post_checkpoint)
         application.router.add_post(protocol.SHUTDOWN, self._post_shutdown)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         try:
             loop.run_until_complete(runner.setup())
             loop.run_until_complete(web.TCPSite(runner, host, port).start())
@@ -148,10 +155,13 @@ class Channel:
         if not hmac.compare_digest(given.encode(), self._key.encode()):
             return _refuse(401, "wrong or missing API key")
         self.last_contact = time.monotonic()
+        self._open += 1
         try:
             return await handler(request)
         except ValidationError as error:
             return _refuse(422, f"the request's body is wrong: {error.errors(include_url=False)}")
+        finally:  # also when the client has hung up
+            self._open -= 1
 
     def _state(self) -> TrainerState:
         with self._lock:

@@ -19,6 +19,8 @@ from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, FileEntry, 
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.resume import delete_superfluous
 
+_LOOK_SECONDS = 0.05
+
 
 @dataclass(frozen=True)
 class _Saved:
@@ -66,6 +68,19 @@ class Completer:
     def agreed(self, step: int) -> None:
         """The orchestrator's part of `step` is durable."""
         self._inbox.put(_Agreed(step))
+
+    def wait_for(self, step: int, *, worth: Callable[[], bool]) -> bool:
+        """Wait until the checkpoint of `step` is complete; False when it is not, and never will be.
+
+        Args:
+            step: whose shards are durable.
+            worth: whether the orchestrator may still bring its part; asked again and again.
+        """
+        while self.completed < step:
+            if self.failure is not None or not worth():
+                return self.completed >= step
+            time.sleep(_LOOK_SECONDS)
+        return True
 
     def close(self, timeout: float) -> bool:
         """Finish what can be finished; False when that takes longer than `timeout` seconds."""

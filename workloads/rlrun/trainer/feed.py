@@ -17,8 +17,8 @@ from rlrun.trainer.channel import Channel
 if TYPE_CHECKING:  # it imports torch, which reading a batch does not need
     from rlrun.trainer.group import Group
 
-TICK_SECONDS = 5.0
-"""How often ranks that wait hear from rank 0, far below the collectives' timeout."""
+TICK_SECONDS = 0.5
+"""How often ranks that wait hear from rank 0, and see that they are asked to stop."""
 SILENCE_SECONDS = 1800.0
 """Longest time without any request of the orchestrator; it polls for events all the time, so then it is gone."""
 
@@ -77,7 +77,9 @@ class ReplayFeed:
         return False
 
 
-def wait_for_batch(feed: Feed | None, step: int, group: Group, check: Callable[[], None]) -> Path | None:
+def wait_for_batch(
+    feed: Feed | None, step: int, group: Group, check: Callable[[], None], agree: Callable[[], None]
+) -> Path | None:
     """The folder of the batch of `step` on every rank; None when the orchestrator says that all is done.
 
     Args:
@@ -85,8 +87,10 @@ def wait_for_batch(feed: Feed | None, step: int, group: Group, check: Callable[[
         step: the step to train next.
         group: all ranks call this together.
         check: called on rank 0 while it waits; raises when something else has failed meanwhile.
+        agree: called on all ranks together while they wait; raises on all of them when they are to stop.
     """
     while True:
+        agree()
         news: dict[str, str | bool | None] = {"path": None, "ended": False}
         if feed is not None:
             check()

@@ -50,6 +50,13 @@ class Group:
         dist.broadcast(payload, 0)
         return json.loads(bytes(payload.numpy()))
 
+    def neighbours(self) -> list[int]:
+        """Process ids of the other ranks on this rank's machine, in order of rank. All ranks call this together."""
+        mine = float(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of the machine
+        places = self.sums({str(r): mine if r == self.rank else 0.0 for r in range(self.world_size)})
+        pids = self.sums({str(r): float(os.getpid()) if r == self.rank else 0.0 for r in range(self.world_size)})
+        return [int(pids[r]) for r, place in places.items() if place == mine and int(r) != self.rank]
+
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums over all ranks, in float64; every rank passes the same names in the same order."""
         return self._reduce(values, dist.ReduceOp.SUM)

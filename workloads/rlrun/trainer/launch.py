@@ -48,6 +48,8 @@ def torchrun_command(
     command += ["--nnodes", str(here.count), "--node-rank", str(here.rank)]
     command += ["--nproc-per-node", str(ranks), "--max-restarts", "0"]
     command += ["--rdzv-backend", "static", "--rdzv-id", str(attempt)]
+    # A little longer than the ranks take at most: they say themselves why they end.
+    command += ["--shutdown-timeout", str(config.checkpoint.grace_period_seconds + 5)]
     command += ["--master-addr", here.master, "--master-port", str(rendezvous_port)]
     command += ["-m", "rlrun.trainer", "--config", str(config_file)]
     return command + (["--replay", str(replay)] if replay is not None else [])

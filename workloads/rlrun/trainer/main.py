@@ -3,6 +3,8 @@
     start    choose the base checkpoint, write the attempt's file, load, publish the base version
     step n   wait for batch n -> train -> publish version n -> save a checkpoint when it is due
     end      tell the orchestrator, wait until it says that all is done
+    stop     asked by a signal, all ranks leave together: between two micro-batches, while they wait, or at the end of what they write;
+             then the last finished step is saved
 
 Rank 0 alone talks to the orchestrator and owns attempt file, manifests and retention; what the others need of it comes by broadcast.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,6 +43,7 @@ from rlrun.trainer.model import check_source, load_model, shard
 from rlrun.trainer.saving import Saver, Written
 from rlrun.trainer.schedule import learning_rate
 from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
+from rlrun.trainer.stopping import Stop, StopAgreed
 from rlrun.trainer.validation import validate
 
 SHUTDOWN_SECONDS = 7200.0
@@ -48,7 +52,15 @@ COMPLETION_SECONDS = 600.0
 """Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
 
 
-def run(config: TrainerConfig, *, attempt: int, api_key: str, replay: Path | None = None, config_hash: str = "") -> int:
+def run(
+    config: TrainerConfig,
+    *,
+    attempt: int,
+    api_key: str,
+    replay: Path | None = None,
+    config_hash: str = "",
+    stop: Stop | None = None,
+) -> int:
     """Train to the last step.
 
     Args:
@@ -57,16 +69,17 @@ def run(config: TrainerConfig, *, attempt: int, api_key: str, replay: Path | Non
         api_key: guards the channel to the orchestrator.
         replay: train on the recorded batches of this folder; there is no orchestrator then.
         config_hash: of the run's configuration, kept in attempt file and manifests.
+        stop: what signals ask; None: nobody asks.
 
     Returns:
-        The exit code 0.
+        The exit code: 0, or 128 + n when signal n ended the run early.
 
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
     """
     loss = objective(config.algorithm, config.seq_len)
     with process_group(config.gpus_per_replica) as group:
-        return _Trainer(config, attempt, api_key, replay, config_hash, loss, group).run()
+        return _Trainer(config, attempt, api_key, replay, config_hash, loss, group, stop or Stop()).run()
 
 
 class _Trainer:
@@ -81,8 +94,9 @@ class _Trainer:
         config_hash: str,
         loss: Objective,
         group: Group,
+        stop: Stop,
     ) -> None:
-        self.config, self.replay, self.loss, self.group = config, replay, loss, group
+        self.config, self.replay, self.loss, self.group, self.stop = config, replay, loss, group, stop
         self.paths = RunPaths(Path(config.output_dir))
         self.number = attempt
         self.ends = False
@@ -99,6 +113,8 @@ class _Trainer:
         self.files = publish.model_files(self.model, config.model, source)
         shard(self.model, group)
         self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
+        self.saved_step = self.attempt.base_step
+        """The last step whose checkpoint was begun."""
         self.parts = {POLICY: Part(self.model, self.optimizer)}
         self.progress = Progress()
         self.saver = Saver(self.parts, group, background=config.checkpoint.save_async)
@@ -184,26 +200,33 @@ class _Trainer:
             channel.agreed = self.completer.agreed
 
     def run(self) -> int:
-        """All steps; returns 0."""
+        """All steps; returns the exit code."""
         with ExitStack() as stack:
             if self.channel is not None:
                 stack.callback(self.channel.close)
                 self.channel.begin(self.attempt.base_step)
-            if self.config.task == "RL":
-                self._publish()
-            while self.progress.step < self.config.max_steps and not self.ends:
-                if not self._step(self.progress.step + 1):
-                    logger.info("the orchestrator says that all is done")
-                    break
-            else:
-                logger.info(f"all {self.progress.step} steps are trained")
-            self._finish()
+            try:
+                self._run()
+            except StopAgreed:
+                return self._save_and_end()
         return exit_codes.OK
+
+    def _run(self) -> None:
+        if self.config.task == "RL":
+            self._publish()
+        self.stop.allow_time(self.config.checkpoint.grace_period_seconds, self.group.neighbours())
+        while self.progress.step < self.config.max_steps and not self.ends:
+            if not self._step(self.progress.step + 1):
+                logger.info("the orchestrator says that all is done")
+                break
+        else:
+            logger.info(f"all {self.progress.step} steps are trained")
+        self._finish()
 
     def _step(self, step: int) -> bool:
         began = time.perf_counter()
         self._phase("waiting_for_batch")
-        path = wait_for_batch(self.feed, step, self.group, self._check_checkpoints)
+        path = wait_for_batch(self.feed, step, self.group, self._check_checkpoints, self._agree_to_stop)
         if path is None:
             return False
         arrived = time.perf_counter()
@@ -278,6 +301,7 @@ class _Trainer:
             loss=self.loss,
             lr=lr,
             max_grad_norm=config.optimizer.max_grad_norm,
+            agree=self._agree_to_stop,
         )
         seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
         return metrics | self._performance(lengths, seconds)
@@ -322,6 +346,7 @@ class _Trainer:
         """Start to save this rank's shards; returns the seconds that the loop stood still."""
         with self._timed("saving") as timer:
             self.saver.save(self.progress, self.paths.checkpoint(self.progress.step, self.number))
+            self.saved_step = self.progress.step
         return timer[0]
 
     def _written(self, written: Written) -> None:
@@ -372,6 +397,7 @@ class _Trainer:
                         exit_codes.FAILURE,
                     )
                 over = self.channel.shutdown.wait(TICK_SECONDS)
+            self._agree_to_stop()
             over = self.group.broadcast(over or (self.replay is not None))
         if self.completer is not None and not self.completer.close(COMPLETION_SECONDS):
             raise RoleError(
@@ -379,6 +405,38 @@ class _Trainer:
             )
         self._check_checkpoints()
         self.group.barrier()
+
+    def _agree_to_stop(self) -> None:
+        """Raise `StopAgreed` on all ranks as soon as one was asked to stop; all of them call this together.
+
+        No rank ever leaves on its own: the others would wait for it in their next collective.
+        """
+        if self.group.maxima({"stop": float(self.stop.asked)})["stop"]:
+            self.stop.join()
+            raise StopAgreed
+
+    def _save_and_end(self) -> int:
+        """Make the checkpoint of the last finished step complete; returns the exit code."""
+        step = self.progress.step
+        self._phase("saving")
+        self.saver.wait()
+        self.saver.check()
+        if self.config.checkpoint.enabled and step > self.saved_step and self.group.broadcast(self._can_complete()):
+            self._save()
+            self.saver.then(self._written)
+            self.saver.wait()
+            self.saver.check()
+        complete = step == self.attempt.base_step
+        if self.completer is not None and self.saved_step == step > self.attempt.base_step:
+            complete = self.completer.wait_for(step, worth=self._can_complete)
+        self.group.barrier()  # rank 0 is the one that waits for the manifest
+        if self.group.leads:
+            after = f"stopped by {signal.Signals(self.stop.number).name} after step {step}"
+            logger.info(after if complete else f"{after}, without a complete checkpoint of it")
+        return self.stop.exit_code
+
+    def _can_complete(self) -> bool:
+        return self.channel is None or self.channel.has_client()
 
     def _check_checkpoints(self) -> None:
         self.saver.check()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -88,8 +88,11 @@ def train_step(
     loss: Objective,
     lr: float,
     max_grad_norm: float | None,
+    agree: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
+
+    Before each of them all ranks call `agree` together; when it raises, on all of them, the step is abandoned and nothing is updated.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
@@ -101,6 +104,7 @@ def train_step(
     units = fsdp_modules(model)
     parts: list[dict[str, Tensor]] = []
     for index, row in enumerate(rows):
+        agree()
         last = index == len(rows) - 1
         for unit in units[:1]:
             unit.set_requires_gradient_sync(last)

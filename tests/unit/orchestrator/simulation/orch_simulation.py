@@ -15,7 +15,7 @@ from typing import Any
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
-from rlrun.orchestrator.main import run
+from rlrun.orchestrator.main import Stop, run
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.batch import Batch, read_batch
 from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
@@ -244,6 +244,7 @@ async def simulate(
     until: Callable[[FakeTrainer], bool] | None = None,
     during: Callable[[FakeTrainer], Any] | None = None,
     hold_checkpoints: bool = False,
+    stop: Stop | None = None,
 ) -> Outcome:
     """One attempt, to its end or until `until` is true, when the orchestrator is killed and the trainer with it.
 
@@ -263,7 +264,9 @@ async def simulate(
         urls = [f"http://engine-{i}" for i in range(len(engines))]
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
         by_url = dict(zip(urls, engines, strict=True))
-        work = asyncio.create_task(run(resolved, attempt=number, api_key=API_KEY, connect=by_url.__getitem__))
+        work = asyncio.create_task(
+            run(resolved, attempt=number, api_key=API_KEY, connect=by_url.__getitem__, stop=stop)
+        )
         world = asyncio.create_task(during(trainer)) if during is not None else None
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):

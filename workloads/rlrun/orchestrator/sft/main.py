@@ -21,6 +21,7 @@ from rlrun.orchestrator.sft.rows import Rows
 from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
 from rlrun.orchestrator.sft.state import base_position
 from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.tokens import TemplateError
 from rlrun.orchestrator.trainer_client import TrainerClient
 from rlrun.protocol import exit_codes
@@ -113,11 +114,17 @@ def make_pipeline(
     )
 
 
-async def run(config: OrchestratorConfig, *, attempt: int, api_key: str) -> int:
+async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:
     """Feed one attempt to its end.
 
+    Args:
+        config: the role's configuration, with `data`.
+        attempt: its number.
+        api_key: the run's key, for trainer and progress.
+        stop: how a signal ends the role.
+
     Returns:
-        0 when every step is trained and saved.
+        0 when every step is trained and saved; 143 when the run was stopped before.
 
     Raises:
         RoleError: why the run cannot go on; possibly inside an exception group.
@@ -154,7 +161,11 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str) -> int:
             trainer=trainer,
             signal=Signal(),
         )
-        await pipeline.run()
+        if stop is not None:
+            stop.act = pipeline.stop
+        if not await pipeline.run():
+            logger.info("stopped by a signal")
+            return TERMINATED
         if lease is not None:
             await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
         await trainer.shutdown()

@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -20,7 +21,7 @@ from rlrun.orchestrator.records import MetricsFile
 from rlrun.orchestrator.sft.samples import Position, Reader, summary
 from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
 from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, write_batch
@@ -81,21 +82,33 @@ class DataPipeline:
         self._checkpoint_step = attempt.base_step if attempt.base_attempt is not None else None
         self._clock = StepClock()
 
-    async def run(self) -> None:
-        """Everything up to the last checkpoint.
+    async def run(self) -> bool:
+        """Everything up to the last checkpoint, or until `stop`.
+
+        Returns:
+            Whether all is done.
 
         Raises:
             RoleError: why the run cannot go on; possibly inside an exception group.
         """
         if self._last_step is None and await asyncio.to_thread(lambda: self._reader.exhausted):
             logger.info(f"the data is exhausted at step {self.attempt.base_step}: nothing is left to be learned")
-            return
+            return True
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())]
-            await self._signal.until(self._done)
-            for task in background:
-                task.cancel()
-        logger.info("all steps are trained and saved")
+            following, making = tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())
+            await self._signal.until(lambda: self._done() or self.trainer.ending)
+            making.cancel()
+            if self.trainer.ending:
+                await asyncio.wait([following], timeout=self.config.checkpoint.grace_period_seconds)
+            following.cancel()
+        if self._done():
+            logger.info("all steps are trained and saved")
+        return self._done()
+
+    def stop(self) -> None:
+        """Make no more batches; only help the trainer, which is told to stop too, to complete its last checkpoint."""
+        self.trainer.ending = True
+        self._signal.notify()
 
     def _done(self) -> bool:
         saved = not self.config.checkpoint.enabled or self._checkpoint_step == self._last_step
@@ -104,9 +117,10 @@ class DataPipeline:
     # ---- news from the trainer
 
     async def _follow_trainer(self) -> None:
-        async for event in self.trainer.events():
-            await self._handle(event)
-            self._signal.notify()
+        with suppress(TrainerGoneError):
+            async for event in self.trainer.events():
+                await self._handle(event)
+                self._signal.notify()
 
     async def _handle(self, event: Event) -> None:
         match event.kind:

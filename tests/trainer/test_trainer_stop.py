@@ -1,0 +1,113 @@
+"""SIGTERM in any phase of a step: a quick end with a complete checkpoint of the last finished step; the run goes on bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.run import RunConfig
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.manifest import complete_checkpoints
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.launch import torchrun_command
+from tests.trainer.conftest import KEY, Orchestrator, Run, Zygote, free_port
+
+STOPPED = 128 + signal.SIGTERM
+EXACT = ("loss", "grad_norm", "param_checksum", "skipped_steps")
+LAST = 4
+SHORT: dict[str, Any] = {"micro_batch_tokens": 40, "max_steps": LAST}
+"""Several micro-batches per step and rank, so that a step can be left between two of them."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, zygote: Zygote, recorded: Path
+) -> list[dict[str, float]]:
+    run = Run(RunPaths(tmp_path_factory.mktemp("uninterrupted")), model, zygote)
+    return run.train(ranks=2, replay=recorded, **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "ranks", "options", "saved"),
+    [
+        ("waiting_for_batch", 4, [1], {}, 3),
+        ("training", 4, [0], {}, 3),
+        ("publishing", 3, [0, 1], {}, 3),
+        ("saving", 2, [1], {}, 2),  # the write that began in this phase goes on beside the request
+        ("saving", 4, [0, 1], {"save_async": False}, 4),
+    ],
+)
+def test_every_phase(
+    make_run: Callable[[str], Any],
+    recorded: Path,
+    uninterrupted: list[dict[str, float]],
+    phase: str,
+    step: int,
+    ranks: list[int],
+    options: dict[str, Any],
+    saved: int,
+) -> None:
+    run = make_run("run")
+    checkpoint = options | {"grace_period_seconds": 20}
+    group = run.start(
+        ranks=2,
+        replay=recorded,
+        checkpoint=checkpoint,
+        sigterm_in=dict.fromkeys(ranks, f"{phase}:{step}"),
+        **SHORT,
+    )
+    assert group.wait() == [STOPPED, STOPPED], group.text()
+    assert f"stopped by SIGTERM after step {saved}\n" in group.text()
+    assert "Traceback" not in group.text()
+    assert [line["step"] for line in run.metrics()] == list(range(1, saved + 1))
+    assert max(artifact.step for artifact in complete_checkpoints(run.paths)) == saved
+
+    found = run.train(attempt=2, ranks=2, replay=recorded, **SHORT)
+    assert read_attempt(run.paths.attempt_file(2)).base_step == saved
+    assert [line["step"] for line in found] == list(range(1, LAST + 1))
+    for one, other in zip(uninterrupted, found, strict=True):
+        for metric in EXACT:
+            assert other[metric] == one[metric], (one["step"], metric)
+
+
+def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Callable[[str], Any]) -> None:
+    run = make_run("run")
+    file = run.write_config(ranks=2)
+    config = RunConfig.model_validate_json(file.read_text()).trainer
+    command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
+    environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        orchestrator = Orchestrator(run, 1)
+        orchestrator.wait_for("published", 0)
+        for step in (1, 2, 3):
+            orchestrator.step(step)
+        process.send_signal(signal.SIGTERM)  # to torchrun alone, as a pod or a launcher does
+        orchestrator.complete_checkpoint(3)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == STOPPED, output
+    assert "stopped by SIGTERM after step 3\n" in output
+    assert [artifact.step for artifact in complete_checkpoints(run.paths)] == [2, 3]
+
+
+def test_an_orchestrator_that_is_gone_is_not_waited_for(make_run: Callable[[str], Any]) -> None:
+    run = make_run("run")
+    group = run.start(ranks=1, checkpoint={"grace_period_seconds": 60})
+    orchestrator = Orchestrator(run, 1)
+    orchestrator.wait_for("published", 0)
+    orchestrator.step(1)
+    began = time.monotonic()
+    group.kill(signal.SIGTERM)
+    assert group.wait() == [STOPPED], group.text()
+    assert time.monotonic() - began < 20
+    assert "stopped by SIGTERM after step 1, without a complete checkpoint of it" in group.text()
+    assert complete_checkpoints(run.paths) == []

@@ -1,0 +1,106 @@
+"""What signals do to one rank, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rlrun
+from rlrun.trainer.stopping import Stop
+
+STOPPED = 128 + signal.SIGTERM
+ROOT = Path(rlrun.__file__).parent.parent
+RANK = """
+import sys, time
+from rlrun.trainer.stopping import Stop
+stop = Stop()
+stop.listen()
+{setup}
+print("up", flush=True)
+time.sleep(30)
+"""
+
+
+class Rank:
+    """A process that listens and computes."""
+
+    def __init__(self, setup: str = "") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK.format(setup=setup)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "up\n"
+
+    def ends(self, *signals: int) -> tuple[int, str, float]:
+        """Exit code, message, and seconds after the first signal."""
+        began = time.monotonic()
+        for index, number in enumerate(signals):
+            time.sleep(0.3 if index else 0)
+            assert self.process.poll() is None
+            self.process.send_signal(number)
+        try:
+            _, said = self.process.communicate(timeout=20)
+        finally:
+            self.process.kill()
+        return self.process.returncode, said, time.monotonic() - began
+
+
+def test_before_there_is_something_to_save_the_first_signal_ends_it() -> None:
+    code, said, seconds = Rank().ends(signal.SIGINT)
+    assert (code, said) == (128 + signal.SIGINT, "trainer: ended by SIGINT\n")
+    assert seconds < 5
+
+
+def test_the_deadline_ends_it_and_names_the_option() -> None:
+    code, said, seconds = Rank("stop.allow_time(0.5)").ends(signal.SIGTERM)
+    assert code == STOPPED
+    assert "0.5 s after SIGTERM (checkpoint.gracePeriodSeconds)" in said
+    assert 0.5 <= seconds < 5
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    code, said, seconds = Rank("stop.allow_time(25)").ends(signal.SIGTERM, signal.SIGTERM)
+    assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
+    assert seconds < 5
+
+
+def test_a_peer_that_is_gone_is_not_waited_for() -> None:
+    peer = subprocess.Popen([sys.executable, "-c", "pass"])
+    with_zombie = Rank(f"stop.allow_time(25, [{os.getpid()}, {peer.pid}])")  # nobody has collected the peer yet
+    code, said, seconds = with_zombie.ends(signal.SIGTERM)
+    assert (code, said) == (STOPPED, "trainer: ended after SIGTERM: another rank is gone already\n")
+    assert seconds < 5
+    peer.wait()
+    assert Rank(f"stop.allow_time(25, [{peer.pid}])").ends(signal.SIGTERM)[1] == said
+
+
+def test_nobody_asks_a_stop_that_does_not_listen() -> None:
+    stop = Stop()
+    assert not stop.asked
+    assert stop.exit_code == STOPPED
+
+
+ANSWERS = """
+stop.allow_time(25)
+import os, threading
+def look():
+    while not stop.asked: time.sleep(0.01)
+    os._exit(stop.exit_code)
+threading.Thread(target=look).start()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_is_seen_and_keeps_its_code(number: signal.Signals) -> None:
+    code, said, _ = Rank(ANSWERS).ends(number)
+    assert (code, said) == (128 + number, "")

@@ -1,0 +1,98 @@
+"""SIGTERM and SIGINT of one rank: at first a request to stop at a place that all ranks agree on, then the end at once.
+
+A collective whose peers are gone blocks in C++, where no Python handler runs; so a thread waits for the signals. Every artifact of the file
+protocol is whole or ignored: a rank may end anywhere, and what a request to stop adds is the checkpoint of the last finished step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_LOOK_SECONDS = 0.2
+_SIGNALLED = 128
+
+
+class StopAgreed(Exception):  # noqa: N818  an end, not an error
+    """All ranks leave the loop here: one of them was asked to stop."""
+
+
+class Stop:
+    """What signals ask of this rank.
+
+    Until `allow_time` is called, nothing could be saved: the first signal ends the process. From then on the first signal is a request; a
+    second one, the deadline after the first, or the loss of a peer on this machine end the process.
+    """
+
+    def __init__(self) -> None:
+        self.number: int = signal.SIGTERM
+        """The first signal."""
+        self._asked = threading.Event()
+        self._seconds = 0.0
+        self._peers: Sequence[int] = ()
+        self._end: Callable[[int], None] = os._exit
+
+    @property
+    def asked(self) -> bool:
+        """Whether this rank, or one of those that it agreed with, was asked to stop."""
+        return self._asked.is_set()
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number."""
+        return _SIGNALLED + self.number
+
+    def listen(self) -> None:
+        """Take the signals from now on; in the main thread, before others start."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        threading.Thread(target=self._wait, name="signals", daemon=True).start()
+
+    def allow_time(self, seconds: float, peers: Sequence[int] = ()) -> None:
+        """From now on there is something to save.
+
+        Args:
+            seconds: between the first signal and the end at the latest.
+            peers: pids of the other ranks on this machine. When one of them is gone, the collectives that a save needs cannot end.
+        """
+        self._peers = tuple(peers)
+        self._seconds = seconds
+
+    def join(self) -> None:
+        """Another rank was asked to stop: the same as a signal here."""
+        if not self.asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self._asked.wait()
+
+    def _wait(self) -> None:
+        self.number = signal.sigwait(_SIGNALS)
+        name = signal.Signals(self.number).name
+        if not self._seconds:
+            self._leave(f"ended by {name}")
+        self._asked.set()
+        deadline = time.monotonic() + self._seconds
+        while (left := deadline - time.monotonic()) > 0:
+            again = signal.sigtimedwait(_SIGNALS, min(left, _LOOK_SECONDS))
+            if again is not None:
+                self._leave(f"ended by a second signal, {signal.Signals(again.si_signo).name}")
+            if any(not _lives(pid) for pid in self._peers):
+                self._leave(f"ended after {name}: another rank is gone already")
+        self._leave(f"ended {self._seconds:g} s after {name} (checkpoint.gracePeriodSeconds), before all was saved")
+
+    def _leave(self, reason: str) -> None:
+        sys.stderr.flush()
+        os.write(2, f"trainer: {reason}\n".encode())
+        self._end(self.exit_code)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        # The name, in parentheses, may hold anything: the state follows the last one.
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
