@@ -101,6 +101,12 @@ def test_a_resume_step_is_set_if_and_only_if_the_policy_is_step() -> None:
     assert ResumeConfig(policy="Step", step=4).step == 4
 
 
+def test_another_runs_checkpoint_is_a_start_of_its_own() -> None:
+    assert "set fromRun" in refused(ResumeConfig, from_step=4)
+    assert "set one of them" in refused(ResumeConfig, from_run="other", policy="Step", step=4)
+    assert ResumeConfig(from_run="other", from_step=4, policy="Never").from_step == 4
+
+
 def test_data_may_not_be_younger_than_the_pipeline_is_deep() -> None:
     message = refused(AlgorithmConfig, max_async_level=4, max_off_policy_steps=3)
     assert "maxOffPolicySteps (3) must be at least maxAsyncLevel (4)" in message

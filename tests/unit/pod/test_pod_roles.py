@@ -86,6 +86,9 @@ def test_roles_listen_to_other_pods_and_a_restart_goes_on_where_it_was(tmp_path:
     assert first.trainer.checkpoint.resume.step == 20
     assert restarted.trainer.checkpoint.resume.policy == "Latest"
     assert first.hash() == restarted.hash() == config.hash()
+    forked = run_config(tmp_path, checkpoint={"resume": {"policy": "Never", "fromRun": "other", "fromStep": 4}})
+    again = config_in_pod(forked, restart=True).trainer.checkpoint.resume
+    assert (again.policy, again.from_run, again.from_step) == ("Latest", "other", 4)
 
 
 def test_collectives_use_the_interface_of_the_pods_address() -> None:

@@ -76,7 +76,16 @@ def test_a_missing_file(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "3", "null", "{}", '{"format_version": 1, "files": [{}]}', '{"format_version": 1, "files": 3}'],
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        "{}",
+        '{"format_version": 2, "files": [{}]}',
+        '{"format_version": 2, "crc32": 1, "files": 3}',
+    ],
 )
 def test_a_damaged_manifest(checkpoint: Path, content: str) -> None:
     (checkpoint / MANIFEST).write_text(content)
@@ -91,7 +100,23 @@ def test_a_manifest_that_is_not_text(checkpoint: Path) -> None:
 
 
 def test_a_later_format_is_not_called_damaged(checkpoint: Path) -> None:
-    document = json.loads((checkpoint / MANIFEST).read_text()) | {"format_version": 2, "new_field": 1}
+    document = json.loads((checkpoint / MANIFEST).read_text()) | {"format_version": 3, "new_field": 1}
     (checkpoint / MANIFEST).write_text(json.dumps(document))
-    with pytest.raises(ManifestError, match="has format 2, this version reads 1"):
+    with pytest.raises(ManifestError, match="has format 3, this version reads 2"):
         read_manifest(checkpoint)
+
+
+def test_every_flipped_bit_of_the_manifest_is_found_or_changes_nothing(checkpoint: Path) -> None:
+    file = checkpoint / MANIFEST
+    whole, written = file.read_bytes(), read_manifest(checkpoint)
+    undetected = 0
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            assert read_manifest(checkpoint) == written, bit
+            undetected += 1
+        except ManifestError:
+            continue
+    assert undetected < len(whole) / 10

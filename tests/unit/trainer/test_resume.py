@@ -8,11 +8,11 @@ import pytest
 
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, Segment, first_attempt, next_attempt, write_attempt
+from rlrun.protocol.attempts import Attempt, Origin, Segment, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
 from rlrun.protocol.paths import Artifact, RunPaths
-from rlrun.trainer.resume import begin_attempt, choose_base, superfluous
+from rlrun.trainer.resume import begin_attempt, choose_base, choose_origin, superfluous
 
 LATEST = ResumeConfig()
 
@@ -130,3 +130,57 @@ def test_the_last_few_and_the_interval_are_kept() -> None:
         config=CheckpointConfig(keep_last=2, keep_interval=4),
     )
     assert gone == [artifact(2, 1), artifact(5, 2), artifact(6, 1), artifact(6, 2)]
+
+
+def other_run(paths: RunPaths, *steps: int) -> RunPaths:
+    """Another run on the same volume, with complete checkpoints."""
+    other = RunPaths(paths.root.parent / "other")
+    write_attempt(other, first_attempt(world_size=2, config_hash="o"))
+    for step in steps:
+        add(other, step)
+    return other
+
+
+def origin_of(paths: RunPaths, resume: ResumeConfig, log: list[str] | None = None) -> int | None:
+    origin = choose_origin(paths, resume, log=(log if log is not None else []).append)
+    return origin.step if origin else None
+
+
+def test_another_run_is_found_by_name_or_folder(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "mine")
+    other = other_run(paths, 2, 4)
+    assert origin_of(paths, LATEST) is None
+    assert origin_of(paths, ResumeConfig(from_run="other")) == 4
+    assert origin_of(paths, ResumeConfig(from_run=str(other.root))) == 4
+    assert origin_of(paths, ResumeConfig(from_run="other", from_step=2)) == 2
+    with pytest.raises(RoleError, match="fromStep 3, but its complete checkpoints are of steps: 2, 4") as caught:
+        origin_of(paths, ResumeConfig(from_run="other", from_step=3))
+    assert caught.value.code == exit_codes.CONFIGURATION
+    with pytest.raises(RoleError, match=r"fromRun is none, but .* holds no run"):
+        origin_of(paths, ResumeConfig(from_run="none"))
+    with pytest.raises(RoleError, match="which is this run itself"):
+        origin_of(paths, ResumeConfig(from_run="mine"))
+
+
+def test_a_damaged_origin_falls_back_unless_its_step_is_wanted(tmp_path: Path) -> None:
+    paths, log = RunPaths(tmp_path / "mine"), list[str]()
+    other = other_run(paths, 2, 4)
+    (other.checkpoint(4, 1) / TRAINER_PART / "data").unlink()
+    assert origin_of(paths, ResumeConfig(from_run="other"), log) == 2
+    assert "not starting from step 4" in log[0]
+    with pytest.raises(RoleError, match=r"damaged; the last problem: .*data is missing") as caught:
+        origin_of(paths, ResumeConfig(from_run="other", from_step=4))
+    assert caught.value.code == exit_codes.DATA
+
+
+def test_the_first_attempt_pins_the_origin_as_long_as_it_is_there(tmp_path: Path) -> None:
+    paths, resume = RunPaths(tmp_path / "mine"), ResumeConfig(from_run="other")
+    other = other_run(paths, 2)
+    origin = choose_origin(paths, resume)
+    begun = begin_attempt(paths, None, attempt=1, world_size=1, config_hash="h", origin=origin)
+    assert begun.origin == origin == Origin(str(other.checkpoint(2, 1)), 2, 1)
+    assert read_attempt(paths.attempt_file(1)) == begun
+    add(other, 4)
+    assert origin_of(paths, resume) == 2, "the second attempt would start from other weights than the first"
+    (other.checkpoint(2, 1) / "manifest.json").unlink()  # the other run's retention knows nothing of forks
+    assert origin_of(paths, resume) == 4

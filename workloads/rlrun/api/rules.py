@@ -233,6 +233,16 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "policy is {self.policy}",
             ".step",
         ),
+        Rule(
+            "has(self.fromRun) || !has(self.fromStep)",
+            "fromStep ({self.fromStep}) is a step of another run: set fromRun, or step with policy Step",
+            ".fromStep",
+        ),
+        Rule(
+            "!has(self.fromRun) || self.policy != 'Step'",
+            "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them",
+            ".fromRun",
+        ),
     ),
     SourceConfig: _PLACE,
     ValidationConfig: _PLACE,

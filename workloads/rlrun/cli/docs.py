@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import main, render, validate, version
+from rlrun.cli import export, main, render, validate, version
 from rlrun.cli.crd import crd_files
 from rlrun.cli.docs_resource import NOTE, cells, page, resource_page, status_page
 from rlrun.config.algorithm_names import (
@@ -153,7 +153,13 @@ def cli_page() -> str:
         (exit_codes.CONFIGURATION, "the configuration is wrong"),
     ]
     lines = [NOTE, "", "# Command lines", "", "## `rlrun`", "", "```text", main.usage(), "```"]
-    for name, parser in (("validate", validate.parser()), ("render", render.parser()), ("version", version.parser())):
+    commands = {
+        "validate": validate.parser(),
+        "render": render.parser(),
+        "export": export.parser(),
+        "version": version.parser(),
+    }
+    for name, parser in commands.items():
         lines += ["", f"### `rlrun {name}`", "", "```text", parser.format_help().rstrip(), "```"]
     lines += [
         "",

@@ -18,11 +18,38 @@ class ResumeConfig(Config):
     step: Annotated[int, Field(ge=1)] | None = None
     """The checkpoint's step; set if and only if the policy is Step."""
 
+    from_run: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Start from a checkpoint of another run: its name, on the same volume, or its folder. Weights and optimizer are
+    its; steps count from 0, on this run's data. Counts until this run has a checkpoint."""
+    from_step: Annotated[int, Field(ge=1)] | None = None
+    """The other run's checkpoint; default: its newest complete one."""
+
+    @model_validator(mode="after")
+    def _step_of_a_run(self) -> Self:
+        if self.from_step is not None and self.from_run is None:
+            raise ValueError(
+                f"fromStep ({self.from_step}) is a step of another run: set fromRun, or step with policy Step"
+            )
+        if self.from_run is not None and self.policy == "Step":
+            raise ValueError(
+                "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them"
+            )
+        return self
+
     @model_validator(mode="after")
     def _step_with_policy(self) -> Self:
         if (self.policy == "Step") != (self.step is not None):
             raise ValueError(f"step ({self.step}) is set if and only if policy is Step; policy is {self.policy}")
         return self
+
+
+class ExportConfig(Config):
+    """Model folders that transformers and vLLM load, in `exports/` of the run's folder; they are never deleted."""
+
+    interval: Annotated[int, Field(ge=1)] | None = None
+    """Steps between exports; default: none on the way."""
+    at_end: bool = True
+    """Export the model after the last step."""
 
 
 class CheckpointConfig(Config):
@@ -40,6 +67,8 @@ class CheckpointConfig(Config):
     """Checkpoints at multiples of this step are kept for good."""
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
     """Most seconds that a run that is told to stop (SIGTERM, Ctrl-C) may take to save its last finished step."""
+    export: ExportConfig = ExportConfig()
+    """Exports of the model."""
     resume: ResumeConfig = ResumeConfig()
     """Where an attempt starts."""
 

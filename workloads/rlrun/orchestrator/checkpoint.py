@@ -80,6 +80,8 @@ def _trained_by(attempt: Attempt, version: int) -> int | None:
 
 def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
     """Why a batch of another attempt cannot be trained by this one; None when it can."""
+    if writer.origin != attempt.origin:
+        return f"attempt {writer.attempt} began with other weights"
     for sample in batch.samples:
         if too_old(sample.dispatch_version, step=batch.step, max_off_policy_steps=max_off_policy_steps):
             return f"group {sample.group} is too old"

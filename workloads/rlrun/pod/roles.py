@@ -25,11 +25,14 @@ def config_in_pod(config: RunConfig, *, restart: bool) -> RunConfig:
     Args:
         config: of the run.
         restart: earlier attempts of this very run have begun. `checkpoint.resume` says where the run starts; from then on it goes on from
-            its newest checkpoint, else policy Never would forbid every restart and policy Step would undo it.
+            its newest checkpoint, else policy Never would forbid every restart and policy Step would undo it. `fromRun` stays: until there
+            is such a checkpoint it says where to begin.
     """
     trainer = config.trainer.model_copy(update={"host": EVERYWHERE})
     if restart:
-        checkpoint = trainer.checkpoint.model_copy(update={"resume": ResumeConfig()})
+        given = trainer.checkpoint.resume
+        resume = ResumeConfig(from_run=given.from_run, from_step=given.from_step)
+        checkpoint = trainer.checkpoint.model_copy(update={"resume": resume})
         trainer = trainer.model_copy(update={"checkpoint": checkpoint})
     return config.model_copy(
         update={

@@ -28,6 +28,16 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The checkpoint of another run whose parameters and optimizer a run starts with."""
+
+    path: str
+    """The checkpoint's folder."""
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One life of the trainer group, as in `attempts/0003.json`."""
 
@@ -44,6 +54,8 @@ class Attempt:
     """Seconds since the epoch."""
     uid: str = ""
     """The run's uid: a folder may hold attempts of an earlier run of the same name."""
+    origin: Origin | None = None
+    """What version 0 of this lineage is; None: the model."""
 
     def owns(self, step: int, attempt: int) -> bool:
         """Whether an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
@@ -62,11 +74,17 @@ class Attempt:
 
 
 def first_attempt(
-    *, world_size: int, config_hash: str, attempt: int = 1, started_at: float | None = None, uid: str = ""
+    *,
+    world_size: int,
+    config_hash: str,
+    attempt: int = 1,
+    started_at: float | None = None,
+    uid: str = "",
+    origin: Origin | None = None,
 ) -> Attempt:
-    """An attempt that starts from the model."""
+    """An attempt that starts from the model, or from another run's checkpoint."""
     lineage = (Segment(attempt, 1, None),)
-    return Attempt(attempt, 0, None, world_size, lineage, config_hash, started_at or time.time(), uid)
+    return Attempt(attempt, 0, None, world_size, lineage, config_hash, started_at or time.time(), uid, origin)
 
 
 def next_attempt(
@@ -89,7 +107,8 @@ def next_attempt(
         segments.append(Segment(segment.attempt, segment.first, last))
         owner = segment.attempt
     segments.append(Segment(attempt, base_step + 1, None))
-    return Attempt(attempt, base_step, owner, world_size, tuple(segments), config_hash, started_at or time.time(), uid)
+    began = started_at or time.time()
+    return Attempt(attempt, base_step, owner, world_size, tuple(segments), config_hash, began, uid, base.origin)
 
 
 def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
@@ -105,6 +124,8 @@ def read_attempt(path: Path) -> Attempt:
     """Read one attempt file."""
     document = json.loads(path.read_text())
     document["lineage"] = tuple(Segment(**segment) for segment in document["lineage"])
+    if document.get("origin") is not None:
+        document["origin"] = Origin(**document["origin"])
     return Attempt(**document)
 
 

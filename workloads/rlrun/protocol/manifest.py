@@ -16,7 +16,7 @@ from rlrun.protocol.paths import Artifact, RunPaths
 MANIFEST = "manifest.json"
 TRAINER_PART = "trainer"
 ORCHESTRATOR_PART = "orchestrator"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 20
 
 
@@ -66,20 +66,28 @@ def describe(checkpoint: Path, part: Path) -> list[FileEntry]:
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Make the checkpoint complete."""
-    write_json(checkpoint / MANIFEST, asdict(manifest))
+    document = asdict(manifest)
+    write_json(checkpoint / MANIFEST, document | {"crc32": _crc32(document)})
+
+
+def _crc32(document: object) -> int:
+    """Of the content, whatever its layout as text."""
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest.
 
     Raises:
-        ManifestError: it is missing, is not JSON, or is of another format.
+        ManifestError: it is missing, is not what was written, or is of another format.
     """
     try:
         document = json.loads((checkpoint / MANIFEST).read_text())
         written = document["format_version"]
         if written != FORMAT_VERSION:
             raise ManifestError(f"{checkpoint / MANIFEST} has format {written}, this version reads {FORMAT_VERSION}")
+        if document.pop("crc32") != _crc32(document):
+            raise ManifestError(f"{checkpoint / MANIFEST} is damaged: it has another checksum than when it was written")
         document["files"] = tuple(FileEntry(**entry) for entry in document["files"])
         return Manifest(**document)
     except ManifestError:

@@ -76,6 +76,11 @@ class RunPaths:
         return self.root / "checkpoints"
 
     @property
+    def exports(self) -> Path:
+        """Model folders for other programs."""
+        return self.root / "exports"
+
+    @property
     def traces(self) -> Path:
         """Rollouts for people."""
         return self.root / "traces"
@@ -104,6 +109,10 @@ class RunPaths:
     def checkpoint(self, step: int, attempt: int) -> Path:
         """`checkpoints/step_00000120.a0003`, with `trainer/`, `orchestrator/` and `manifest.json` inside."""
         return self.checkpoints / f"step_{step:08d}.a{attempt:04d}"
+
+    def export(self, step: int, attempt: int) -> Path:
+        """`exports/step_00000120.a0003`: the model after that step."""
+        return self.exports / f"step_{step:08d}.a{attempt:04d}"
 
     def trace(self, step: int) -> Path:
         """`traces/step_00000123.jsonl`: the groups trained on in this step."""

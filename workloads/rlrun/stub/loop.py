@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from loguru import logger
@@ -65,9 +66,13 @@ class _Trainer:
         config = self.config
         with storage_errors(self.paths.attempts, "write the attempt's file"):
             base = resume.choose_base(self.paths, config.checkpoint.resume, with_orchestrator=True, log=logger.warning)
+            origin = (
+                resume.choose_origin(self.paths, config.checkpoint.resume, log=logger.warning) if base is None else None
+            )
             begun = resume.begin_attempt(
                 self.paths,
                 base,
+                origin=origin,
                 attempt=self.number,
                 world_size=config.world_size,
                 config_hash=fingerprint(config),
@@ -83,6 +88,9 @@ class _Trainer:
         self.files = small_files(source)
         self.vocabulary = int(json.loads(self.files["config.json"])["vocab_size"])
         if self.attempt.base_attempt is None:
+            if self.attempt.origin is not None:  # its weights; this run's own steps
+                origin = read_policy(Path(self.attempt.origin.path) / TRAINER_PART / WEIGHTS)
+                policy = replace(origin, step=0)
             return policy
         base = self.paths.checkpoint(self.attempt.base_step, self.attempt.base_attempt)
         return read_policy(base / TRAINER_PART / WEIGHTS)

@@ -20,7 +20,8 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from rlrun.protocol.failures import storage_errors
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.trainer.group import Group
 
@@ -83,17 +84,51 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
         _checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
 
 
-def load(parts: Mapping[str, Part], path: Path) -> Progress:
-    """Fill all parts from `path`/trainer, whatever the world size that wrote it. Every rank takes part."""
-    state = snapshot(parts, Progress())
+def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | None = None) -> Progress:
+    """Fill all parts from `path`/trainer, whatever the world size that wrote it. Every rank takes part.
+
+    A part that the checkpoint does not have, such as the critic of an objective that was chosen later, stays as it is.
+
+    Args:
+        parts: what is trained, by name.
+        path: the checkpoint's folder.
+        say: told of a part that stays as it is.
+
+    Raises:
+        RoleError: the checkpoint is of another model; names the first parameter that differs.
+    """
     reader = dcp.FileSystemReader(path / TRAINER_PART)
+    stored = reader.read_metadata().state_dict_metadata
+    state = snapshot(parts, Progress())
+    for name in parts:
+        if not any(key.startswith(f"{name}.") for key in stored):
+            del state[name]
+            if say is not None:
+                say(f"{path.name} has no {name}: it starts anew")
+            continue
+        if (problem := _misfit(name, state[name]["model"], stored)) is not None:
+            raise RoleError(f"{path} is a checkpoint of another model: {problem}", exit_codes.DATA)
     _checked(lambda: dcp.load(state, storage_reader=reader))
     for name, part in parts.items():
-        loaded = state[name]
-        set_state_dict(
-            part.module, part.optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
-        )
+        if name in state:
+            model, optimizer = state[name]["model"], state[name]["optimizer"]
+            set_state_dict(part.module, part.optimizer, model_state_dict=model, optim_state_dict=optimizer)
     return Progress(**{name: int(value) for name, value in state["progress"].items()})
+
+
+def parameter_key(part: str, parameter: str) -> str:
+    """Name of a parameter (or buffer) in the files of a checkpoint."""
+    return f"{part}.model.{parameter}"
+
+
+def _misfit(part: str, parameters: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
+    wanted = {parameter_key(part, name): tuple(tensor.shape) for name, tensor in parameters.items()}
+    there = {key: tuple(entry.size) for key, entry in stored.items() if key.startswith(parameter_key(part, ""))}
+    for key in sorted(wanted.keys() | there.keys()):
+        if wanted.get(key) != there.get(key):
+            name = key.removeprefix(parameter_key(part, ""))
+            return f"{name} is {there.get(key, 'missing')} there, {wanted.get(key, 'missing')} here"
+    return None
 
 
 def _checked(transfer: Callable[[], object]) -> None:

@@ -32,7 +32,7 @@ from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.packing import Row, plan
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import checkpoint, publish, resume, versions
+from rlrun.trainer import checkpoint, export, publish, resume, versions
 from rlrun.trainer.channel import Channel
 from rlrun.trainer.checkpoint import POLICY, Part, Progress, seed_step
 from rlrun.trainer.completion import Completer
@@ -108,7 +108,9 @@ class _Trainer:
             self._open_channel(api_key)
         self.attempt = self._begin_attempt(config_hash)
         source = self._source()
-        self.model = load_model(config.model, source, with_weights=self.attempt.base_step == 0)
+        self.model = load_model(
+            config.model, source, with_weights=self.attempt.base_step == 0 and self.attempt.origin is None
+        )
         self.cost = model_cost(self.model)
         self.files = publish.model_files(self.model, config.model, source)
         shard(self.model, group)
@@ -118,9 +120,7 @@ class _Trainer:
         self.parts = {POLICY: Part(self.model, self.optimizer)}
         self.progress = Progress()
         self.saver = Saver(self.parts, group, background=config.checkpoint.save_async)
-        if self.attempt.base_attempt is not None:
-            base = self.paths.checkpoint(self.attempt.base_step, self.attempt.base_attempt)
-            self.progress = checkpoint.load(self.parts, base)
+        self._load()
         if group.leads:
             self._start_completer()
 
@@ -147,15 +147,21 @@ class _Trainer:
                     with_orchestrator=self.replay is None,
                     log=logger.warning,
                 )
+                origin = None
+                if base is None:
+                    origin = resume.choose_origin(self.paths, self.config.checkpoint.resume, log=logger.warning)
                 begun = resume.begin_attempt(
                     self.paths,
                     base,
+                    origin=origin,
                     attempt=self.number,
                     world_size=self.group.world_size,
                     config_hash=config_hash,
                     uid=self.config.uid,
                 )
             start = "the model" if base is None else f"the checkpoint {base.checkpoint.path.name}"
+            if origin is not None:
+                start = f"another run's checkpoint {origin.path}"
             logger.info(
                 f"attempt {self.number}: {self.group.world_size} ranks on {self.group.device.type}, from {start}"
             )
@@ -180,6 +186,14 @@ class _Trainer:
             check_source(config, source)
         self.group.barrier()
         return source
+
+    def _load(self) -> None:
+        attempt, say = self.attempt, logger.warning if self.group.leads else None
+        if attempt.base_attempt is not None:
+            base = self.paths.checkpoint(attempt.base_step, attempt.base_attempt)
+            self.progress = checkpoint.load(self.parts, base, say=say)
+        elif attempt.origin is not None:
+            checkpoint.load(self.parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
 
     def _start_completer(self) -> None:
         channel = self.channel
@@ -324,6 +338,8 @@ class _Trainer:
             path = self.paths.version(step, self.number)
             publish.publish(self.model, path, files=self.files, dtype=self.config.model.dtype, group=self.group)
             if self.group.leads:
+                if step and export.due(self.config.checkpoint.export, step, max_steps=self.config.max_steps):
+                    export.export_version(path, self.paths.export(step, self.number))
                 if self.channel is not None:
                     self.channel.emit("published", step, path=path)
                 versions.delete_superfluous(

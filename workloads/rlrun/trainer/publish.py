@@ -67,6 +67,26 @@ def divide(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
     return [run for run in runs if run]
 
 
+def shard_names(count: int) -> list[str]:
+    """File names of a model in `count` files, as transformers has them."""
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def write_index(folder: Path, shards: Mapping[str, list[str]], sizes: Mapping[str, int]) -> None:
+    """Write `model.safetensors.index.json`.
+
+    Args:
+        folder: of the model.
+        shards: names of the tensors in each file.
+        sizes: bytes of each tensor.
+    """
+    index = {
+        "metadata": {"total_size": sum(sizes.values())},
+        "weight_map": {name: file for file, members in shards.items() for name in members},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+
+
 def publish(
     model: nn.Module, path: Path, *, files: ModelFiles, dtype: DType, group: Group, shard_bytes: int = SHARD_BYTES
 ) -> None:
@@ -85,9 +105,9 @@ def publish(
         group.barrier()
         number_format: torch.dtype = getattr(torch, dtype)
         tensors = published_tensors(model)
-        sizes = {name: tensor.numel() * _width(tensor, number_format) for name, tensor in tensors.items()}
+        sizes = sizes_of(tensors, number_format)
         shards = divide(sizes, max(group.world_size, -(-sum(sizes.values()) // shard_bytes)))
-        names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+        names = shard_names(len(shards))
         try:
             for index, members in enumerate(shards):
                 mine = index % group.world_size == group.rank
@@ -103,6 +123,11 @@ def publish(
             if group.leads:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
+
+
+def sizes_of(tensors: Mapping[str, Tensor], number_format: torch.dtype) -> dict[str, int]:
+    """Bytes of each tensor once it is converted; only floating-point ones are."""
+    return {name: tensor.numel() * _width(tensor, number_format) for name, tensor in tensors.items()}
 
 
 def _width(tensor: Tensor, number_format: torch.dtype) -> int:
@@ -122,11 +147,7 @@ def _gather(tensors: Mapping[str, Tensor], number_format: torch.dtype, *, keep: 
 def _finish(
     unfinished: Path, path: Path, files: ModelFiles, shards: Mapping[str, list[str]], sizes: Mapping[str, int]
 ) -> None:
-    index = {
-        "metadata": {"total_size": sum(sizes.values())},
-        "weight_map": {name: file for file, members in shards.items() for name in members},
-    }
-    (unfinished / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+    write_index(unfinished, shards, sizes)
     for name, content in files.contents.items():
         (unfinished / name).write_bytes(content)
     fsync_tree(unfinished)

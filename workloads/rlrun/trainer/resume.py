@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, check_number, first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.attempts import (
+    Attempt,
+    Origin,
+    check_number,
+    first_attempt,
+    next_attempt,
+    read_attempt,
+    write_attempt,
+)
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import (
     MANIFEST,
@@ -78,6 +86,45 @@ def choose_base(
     return None
 
 
+def choose_origin(paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str], None] = print) -> Origin | None:
+    """The checkpoint of another run that `resume.from_run` names; None: start from the model.
+
+    An earlier attempt that began with one pins it: the other run may have gone on since. The other run's retention does not know of this
+    run: where the pinned one is deleted, and `from_step` does not demand it, the newest is taken.
+
+    Raises:
+        RoleError: there is no such run, or no complete checkpoint in it.
+    """
+    if resume.from_run is None:
+        return None
+    field = f"checkpoint.resume.fromRun is {resume.from_run}"
+    other = RunPaths(paths.root.parent / resume.from_run)
+    if other.root.resolve() == paths.root.resolve():
+        raise RoleError(f"{field}, which is this run itself; to go on with it set nothing", exit_codes.CONFIGURATION)
+    attempts = other.attempts_on_disk()
+    if not attempts:
+        raise RoleError(f"{field}, but {other.root} holds no run", exit_codes.CONFIGURATION)
+    candidates = read_attempt(other.attempt_file(attempts[-1])).owned(complete_checkpoints(other))
+    if not candidates or resume.from_step not in (None, *(c.step for c in candidates)):
+        wanted = "" if resume.from_step is None else f" and fromStep {resume.from_step}"
+        steps = ", ".join(str(c.step) for c in candidates) or "none"
+        raise RoleError(
+            f"{field}{wanted}, but its complete checkpoints are of steps: {steps}", exit_codes.CONFIGURATION
+        )
+    wanted_ones = [c for c in candidates if resume.from_step in (None, c.step)]
+    mine = paths.attempts_on_disk()
+    before = read_attempt(paths.attempt_file(mine[-1])).origin if mine else None
+    pinned = [c for c in wanted_ones if before is not None and str(c.path) == before.path]
+    for candidate in [*pinned, *(c for c in reversed(wanted_ones) if c not in pinned)]:
+        problem = _problem(candidate, with_orchestrator=False)
+        if problem is None:
+            return Origin(str(candidate.path), candidate.step, candidate.attempt)
+        log(f"not starting from step {candidate.step} of {other.root}: {problem}")
+    raise RoleError(
+        f"{field}, but every checkpoint that could be used is damaged; the last problem: {problem}", exit_codes.DATA
+    )
+
+
 def _problem(checkpoint: Artifact, with_orchestrator: bool) -> str | None:
     try:
         manifest = read_manifest(checkpoint.path)
@@ -92,16 +139,32 @@ def _problem(checkpoint: Artifact, with_orchestrator: bool) -> str | None:
 
 
 def begin_attempt(
-    paths: RunPaths, base: Base | None, *, attempt: int, world_size: int, config_hash: str, uid: str = ""
+    paths: RunPaths,
+    base: Base | None,
+    *,
+    attempt: int,
+    world_size: int,
+    config_hash: str,
+    uid: str = "",
+    origin: Origin | None = None,
 ) -> Attempt:
     """Write the attempt's file.
+
+    Args:
+        paths: of the run.
+        base: the checkpoint of this run that it starts from; None: it starts at step 0.
+        attempt: its number.
+        world_size: ranks of the group.
+        config_hash: of the run's configuration.
+        uid: of the run.
+        origin: without a base, what version 0 is; None: the model.
 
     Raises:
         RoleError: the number was used before, or is not above those on the disk: another group of this run lives or has lived.
     """
     check_number(paths, attempt)
     if base is None:
-        this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt, uid=uid)
+        this = first_attempt(world_size=world_size, config_hash=config_hash, attempt=attempt, uid=uid, origin=origin)
     else:
         this = next_attempt(
             base.lineage, base.checkpoint.step, attempt=attempt, world_size=world_size, config_hash=config_hash, uid=uid

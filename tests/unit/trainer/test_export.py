@@ -1,0 +1,144 @@
+"""Exports are model folders that transformers loads, equal to what was trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlrun.cli.main import main
+from rlrun.config.checkpoint import ExportConfig
+from rlrun.config.learning import OptimizerConfig
+from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer import export
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import shard
+from rlrun.trainer.publish import model_files, publish
+from rlrun.trainer.saving import Saver
+from rlrun.trainer.step import make_optimizer
+
+
+@pytest.fixture
+def save(tmp_path: Path, solo: Group) -> Callable[[nn.Module], Path]:
+    """Make a model's checkpoint."""
+
+    def save(model: nn.Module) -> Path:
+        shard(model, solo)
+        optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
+        saver = Saver({POLICY: Part(model, optimizer)}, solo, background=False)
+        saver.save(Progress(3), tmp_path / "checkpoint")
+        return tmp_path / "checkpoint"
+
+    return save
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
+def test_an_exported_checkpoint_is_the_model(
+    tmp_path: Path,
+    solo: Group,
+    make_model: Callable[..., nn.Module],
+    save: Callable[[nn.Module], Path],
+    family: str,
+    tied: bool,
+) -> None:
+    from rlrun.trainer.tiny_model import make_tokenizer
+
+    model = make_model(family, tied=tied)
+    model.save_pretrained(tmp_path / "source")  # type: ignore[operator]
+    make_tokenizer().save_pretrained(tmp_path / "source")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.25)  # not what the source holds
+    source, config = str(tmp_path / "source"), ModelConfig(path=str(tmp_path / "source"), dtype="float32")
+    exported = export.export_checkpoint(save(model), tmp_path / "out", config, source, step=3, shard_bytes=30_000)
+    publish(
+        model,
+        tmp_path / "published",
+        files=model_files(model, config, source),
+        dtype="float32",
+        group=solo,
+        shard_bytes=30_000,
+    )
+
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "published").iterdir() if path.name != "COMPLETE")
+    assert sum(name.endswith(".safetensors") for name in files) > 2
+    for name in files:
+        if not name.endswith((".safetensors", ".jinja")):
+            one, other = (json.loads((tmp_path / folder / name).read_text()) for folder in ("out", "published"))
+            (
+                one.pop("_name_or_path", None),
+                other.pop("_name_or_path", None),
+            )  # the model under test was made without one
+            assert one == other, name
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    expected = {name: tensor.to_local() for name, tensor in model.named_parameters()}  # type: ignore[attr-defined]
+    assert exported.parameters == sum(tensor.numel() for tensor in expected.values())
+    assert {name for name, _ in again.named_parameters()} == expected.keys()
+    for name, tensor in again.named_parameters():
+        assert torch.equal(tensor, expected[name]), name
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").vocab_size == make_tokenizer().vocab_size
+
+    export.export_checkpoint(tmp_path / "checkpoint", tmp_path / "half", config, source, step=3, dtype="bfloat16")
+    half = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+    assert half.dtype == torch.bfloat16
+    for name, tensor in half.named_parameters():
+        assert torch.equal(tensor, expected[name].bfloat16()), name
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, source: Path, make_model: Callable[..., nn.Module], save: Callable[[nn.Module], Path]
+) -> None:
+    checkpoint = save(make_model("llama"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(RoleError, match=r"lacks 9 parameters, such as model\.layers\.2") as caught:
+        export.export_checkpoint(checkpoint, tmp_path / "out", ModelConfig(path=str(source)), str(source), step=3)
+    assert caught.value.code == exit_codes.DATA
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_of_a_version_outlives_it(tmp_path: Path) -> None:
+    version = tmp_path / "weights/v00000003.a0001"
+    version.mkdir(parents=True)
+    for name in ("config.json", "model-00001-of-00001.safetensors", "COMPLETE"):
+        (version / name).write_text(name)
+    export.export_version(version, tmp_path / "exports/step_00000003.a0001")
+    export.export_version(version, tmp_path / "exports/step_00000003.a0001")  # again, after it was cut off
+    for path in version.iterdir():
+        path.unlink()
+    found = {path.name: path.read_text() for path in (tmp_path / "exports/step_00000003.a0001").iterdir()}
+    assert found == {name: name for name in ("config.json", "model-00001-of-00001.safetensors")}
+
+
+def test_which_steps_are_exported() -> None:
+    def steps(config: ExportConfig) -> list[int]:
+        return [step for step in range(1, 8) if export.due(config, step, max_steps=7)]
+
+    assert steps(ExportConfig()) == [7]
+    assert steps(ExportConfig(interval=3)) == [3, 6, 7]
+    assert steps(ExportConfig(interval=3, at_end=False)) == [3, 6]
+    assert steps(ExportConfig(at_end=False)) == []
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> tuple[int, str]:
+        return main(["export", *words]), capsys.readouterr().err
+
+    code, message = said(str(tmp_path / "none"), "--output", str(tmp_path / "out"))
+    assert code == exit_codes.USAGE
+    assert "is not the folder of a run" in message
+    code, message = said(str(tmp_path), "--output", str(tmp_path / "out"), "--step", "0")
+    assert code == exit_codes.USAGE
+    assert "--step: got 0" in message
+    code, message = said(str(tmp_path), "--output", str(tmp_path / "out"), "--dtype", "int8")
+    assert code == exit_codes.USAGE
+    assert "int8" in message

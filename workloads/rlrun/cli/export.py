@@ -1,0 +1,53 @@
+"""`rlrun export RUN_FOLDER --output DIR`: a Hugging Face model folder from a run's checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rlrun.config.model import DType
+from rlrun.config.parser import Parser
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `rlrun export`."""
+    p = Parser("rlrun export", "Write a model folder that transformers and vLLM load, from a checkpoint of a run.")
+    p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
+    p.add_argument("--output", required=True, metavar="DIR", help="a new folder for the model")
+    p.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest complete one)")
+    p.add_argument(
+        "--dtype",
+        choices=get_args(DType),
+        help="number format of the weights (default: the one that the run publishes)",
+    )
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv))
+    if options.step is not None and options.step < 1:
+        print(f"rlrun export: --step: got {options.step}, expected a whole number from 1", file=sys.stderr)
+        return exit_codes.USAGE
+
+    from rlrun.trainer.export import export_run
+
+    output = Path(options.output).absolute()
+    try:
+        exported = export_run(Path(options.run).absolute(), output, step=options.step, dtype=options.dtype)
+    except RoleError as error:
+        print(f"rlrun export: {error}", file=sys.stderr)
+        return error.code
+    except OSError as error:
+        print(f"rlrun export: {error.filename or output}: {error.strerror}", file=sys.stderr)
+        return exit_codes.STORAGE
+    print(
+        f"{output}: the model after step {exported.step}, {exported.parameters / 1e6:.1f} million parameters, "
+        f"{exported.bytes / 1e6:.1f} MB"
+    )
+    return exit_codes.OK
