@@ -51,6 +51,7 @@ def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
         "--max-restarts": "0",
         "--rdzv-backend": "static",
         "--rdzv-id": "3",
+        "--shutdown-timeout": "35",
         "--master-addr": "x-trainer-0.x.team.svc",
         "--master-port": "29500",
     }
