@@ -34,10 +34,12 @@ TASK = {"length": 3, "letters": "ab"}
 GROUPS, GROUP_SIZE, REPLY = 8, 8, 4
 UPDATES = 2
 """Optimizer updates on the same rollouts: from the second one on, ratios differ from 1."""
-STEPS, FLIPPED_STEPS = 17, 4
-LR = 2e-3
-START, REACHED, LOST = 0.5, 0.62, 0.3
+STEPS, FLIPPED_STEPS = 20, 5
+LR, WARMUP_STEPS = 2e-3, 6
+START, REACHED, LOST = 0.5, 0.6, 0.3
 """Mean reward: the policy starts below the first and ends above the second; with the sign turned around it falls below the third."""
+MAX_TOKENS = 2 * REPLY
+"""The limit that an overlong penalty counts from: a right answer is well below it."""
 EOS = 2
 
 
@@ -151,7 +153,7 @@ def rewards_of(groups: list[FinishedGroup]) -> float:
 def train(preset: str, student: nn.Module, teacher: nn.Module, *, sign: float, steps: int) -> list[float]:
     """The mean reward of each step's rollouts; the last ones are those of the trained policy."""
     config = AlgorithmConfig.model_construct(preset=preset)  # as if the run had what the preset needs
-    rules = {"reverse-text": Rules(config.effective_advantage, config.effective_filters, REPLY, 104)}
+    rules = {"reverse-text": Rules(config.effective_advantage, config.effective_filters, MAX_TOKENS, 104)}
     loss = objective(config, seq_len=16)
     model, play = copy.deepcopy(student), Play()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
@@ -170,6 +172,7 @@ def train(preset: str, student: nn.Module, teacher: nn.Module, *, sign: float, s
             start = token_statistics(model, row).logprobs
         if reference is not None and sign < 0:
             reference = 2 * start - reference
+        optimizer.param_groups[0]["lr"] = LR * min(1.0, step / WARMUP_STEPS)
         for _ in range(UPDATES):
             output = loss(
                 token_statistics(model, row).logprobs,
@@ -195,5 +198,5 @@ def test_it_learns_and_with_the_sign_turned_around_it_does_not(
     rewards = train(preset, student, teacher, sign=1.0, steps=STEPS)
     flipped = train(preset, student, teacher, sign=-1.0, steps=FLIPPED_STEPS)
     assert rewards[0] == flipped[0] < START
-    assert np.mean(rewards[-3:]) > REACHED, rewards
+    assert np.mean(rewards[-5:]) > REACHED, rewards
     assert flipped[-1] < LOST, flipped

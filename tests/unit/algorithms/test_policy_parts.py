@@ -105,8 +105,8 @@ def test_corrections_by_hand() -> None:
     assert weights == pytest.approx([0, *[e(-2.6 / 4)] * 4, 0, *[e(0.8)] * 2], abs=1e-6)
     weights, _ = correct(level="sequence", reduce="sum", high=3.0)
     assert weights == pytest.approx([0, *[e(-2.6)] * 4, 0, 3, 3], abs=1e-6)
-    weights, _ = correct(action="mask", measure="k2", high=1.0)
-    assert weights == [0, 1, 1, 1, 0, 0, 0, 1]  # 2.6²/2 and 1.7²/2 are above 1
+    weights, _ = correct(action="mask", measure="k2", high=1.5)
+    assert weights == [0, 1, 1, 1, 0, 0, 1, 1]  # 2.6²/2 is above 1.5, 1.7²/2 below
     weights, _ = correct(action="mask", measure="k1", high=0.55)
     assert weights == [0, 1, 1, 1, 0, 0, 0, 1]  # -x within ±0.55
     weights, _ = correct(action="mask", measure="k3", high=2.0, level="sequence", reduce="max")

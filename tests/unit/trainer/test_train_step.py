@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Objective, Regularizers
 from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
+from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
 from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
 
+AIPO = Objective("aipo")
 LENGTHS = [9, 4, 13, 6, 3]
 Step = Callable[..., tuple[dict[str, float], nn.Module]]
 
@@ -27,16 +29,19 @@ def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
     """One step on a fresh model."""
 
     def run(
-        batch: Batch, rows: list[Row], *, max_grad_norm: float | None = 1.0, loss: str = "aipo", damage: bool = False
+        batch: Batch,
+        rows: list[Row],
+        *,
+        max_grad_norm: float | None = 1.0,
+        loss: Objective = AIPO,
+        damage: bool = False,
     ) -> tuple[dict[str, float], nn.Module]:
         model = shard(make_model(), solo)
         if damage:
             with torch.no_grad():
                 local_part(model.lm_head.weight)[0, 0] = float("inf")
         optimizer = make_optimizer(model, OptimizerConfig(lr=0.01), solo.device)
-        metrics = train_step(
-            model, optimizer, batch, rows, group=solo, loss=Objective(loss), lr=0.01, max_grad_norm=max_grad_norm
-        )
+        metrics = train_step(model, optimizer, batch, rows, group=solo, loss=loss, lr=0.01, max_grad_norm=max_grad_norm)
         return metrics, model
 
     return run
@@ -46,8 +51,24 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([local_part(p.detach()).flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("loss", ["aipo", "gspo", "masked_is"])
-def test_the_cut_into_rows_changes_nothing(step: Step, make_batch: Callable[..., Batch], loss: str) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [
+        AIPO,
+        Objective("gspo", aggregation="seq_mean_token_mean"),
+        Objective("masked_is", {"ratio": "sequence"}),
+        Objective(
+            "decoupled_ppo",
+            aggregation="constant_length",
+            aggregation_length=5,
+            regularizers=Regularizers(entropy=0.1),
+            correction={"action": "mask", "level": "sequence", "reduce": "max", "high": 9.0},
+            proximal="log_linear",
+        ),
+    ],
+    ids=lambda objective: objective.loss,
+)
+def test_the_cut_into_rows_changes_nothing(step: Step, make_batch: Callable[..., Batch], loss: Objective) -> None:
     batch = make_batch(LENGTHS)
     whole, together = step(batch, [(0, 1, 2, 3, 4)], loss=loss)
     cut, apart = step(batch, [(3,), (), (0, 2), (4, 1)], loss=loss)
@@ -74,6 +95,22 @@ def test_the_gradient_is_the_mean_over_all_loss_tokens(
     assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert metrics["tokens"] == sum(LENGTHS)
     assert metrics["loss_tokens"] == batch.loss_tokens
+
+
+def test_an_entropy_bonus_raises_the_entropy(step: Step, make_batch: Callable[..., Batch]) -> None:
+    still = make_batch(LENGTHS)
+    for sample in still.samples:
+        sample.advantages[:] = 0
+    rows = [(0, 1, 2, 3, 4)]
+    without, _ = step(still, rows)
+    bonus, model = step(still, rows, loss=Objective("aipo", regularizers=Regularizers(entropy=0.1)))
+    assert without["grad_norm"] == 0.0
+    assert bonus["grad_norm"] > 0.0
+    assert bonus["entropy_bonus"] == pytest.approx(0.1 * bonus["entropy"], rel=1e-5)
+    row = micro_batch(still.samples, torch.device("cpu"))
+    with torch.no_grad():
+        after = token_statistics(model, row).entropy.sum() / row.mask.sum()
+    assert float(after) > bonus["entropy"]
 
 
 def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted(
