@@ -121,7 +121,7 @@ def test_an_export_of_a_version_outlives_it(tmp_path: Path) -> None:
 
 def test_which_steps_are_exported() -> None:
     def steps(config: ExportConfig) -> list[int]:
-        return [step for step in range(1, 8) if export.due(config, step, max_steps=7)]
+        return [step for step in range(1, 8) if export.due(config, step, last=step == 7)]
 
     assert steps(ExportConfig()) == [7]
     assert steps(ExportConfig(interval=3)) == [3, 6, 7]

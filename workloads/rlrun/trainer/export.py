@@ -53,10 +53,10 @@ class Exported:
     """Of the weights' files."""
 
 
-def due(config: ExportConfig, step: int, *, max_steps: int) -> bool:
-    """Whether a run exports the version that `step` made."""
+def due(config: ExportConfig, step: int, *, last: bool) -> bool:
+    """Whether a run exports the version that `step` made; `last`: no step follows."""
     at_interval = config.interval is not None and step % config.interval == 0
-    return at_interval or (config.at_end and step == max_steps)
+    return at_interval or (config.at_end and last)
 
 
 def export_version(version: Path, output: Path) -> None:

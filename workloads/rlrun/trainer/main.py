@@ -338,7 +338,7 @@ class _Trainer:
             path = self.paths.version(step, self.number)
             publish.publish(self.model, path, files=self.files, dtype=self.config.model.dtype, group=self.group)
             if self.group.leads:
-                if step and export.due(self.config.checkpoint.export, step, max_steps=self.config.max_steps):
+                if step > self.attempt.base_step and self._export_due(step):
                     export.export_version(path, self.paths.export(step, self.number))
                 if self.channel is not None:
                     self.channel.emit("published", step, path=path)
@@ -352,7 +352,12 @@ class _Trainer:
 
     def _publication_due(self, step: int) -> bool:
         """Engines need every version; without engines the versions of checkpoints, and the last, are for people."""
-        return self.config.task == "RL" or self._checkpoint_due(step) or self._is_last(step)
+        if self.config.task == "RL" or self._checkpoint_due(step):
+            return True
+        return self._is_last(step) or self._export_due(step)
+
+    def _export_due(self, step: int) -> bool:
+        return export.due(self.config.checkpoint.export, step, last=self._is_last(step))
 
     def _checkpoint_due(self, step: int) -> bool:
         config = self.config.checkpoint
