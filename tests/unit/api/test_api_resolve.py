@@ -7,6 +7,7 @@ from typing import Any
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.run import RunConfig
+from rlrun.inference.from_config import settings_from_config
 
 
 def resolved(output_dir: str = "/data/a", uid: str = "u", **changes: Any) -> RunConfig:
@@ -62,3 +63,14 @@ def test_the_hash_ignores_where_and_sees_what() -> None:
     assert resolved(seed=4).hash() != base
     assert resolved(trainer={"optimizer": {"lr": 1e-3}}).hash() != base
     assert len(base) == 16
+
+
+def test_the_engine_is_told_of_the_trainers_adapters() -> None:
+    assert resolved().inference.lora is None
+    config = resolved(trainer={"lora": {"rank": 6}})
+    assert config.trainer.lora is not None
+    assert config.inference.lora == config.trainer.lora
+    assert settings_from_config(config.inference, api_key="12345678").max_lora_rank == 6
+    full = resolved(trainer={"lora": {"rank": 6, "modules_to_save": ["lm_head"]}})
+    assert settings_from_config(full.inference, api_key="12345678").max_lora_rank is None, "whole weights are served"
+    assert settings_from_config(resolved().inference, api_key="12345678").max_lora_rank is None

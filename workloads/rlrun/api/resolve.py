@@ -57,7 +57,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
     }
     return RunConfig(
         trainer=TrainerConfig(**trainer, **common, algorithm=algorithm, checkpoint=spec.checkpoint),
-        inference=InferenceConfig(**inference, **common) if spec.task == "RL" else None,
+        inference=InferenceConfig(**inference, **common, lora=spec.trainer.lora) if spec.task == "RL" else None,
         orchestrator=OrchestratorConfig(
             **_computing(spec.orchestrator, OrchestratorSpec),
             **common,

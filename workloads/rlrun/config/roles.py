@@ -13,6 +13,7 @@ from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.data import DataConfig
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
+from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
@@ -32,6 +33,8 @@ class TrainerSpec(Config):
     """The optimizer."""
     scheduler: SchedulerConfig = SchedulerConfig()
     """The learning rate's schedule."""
+    lora: LoRAConfig | None = None
+    """Train adapters; default: all weights."""
     micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
     """Most tokens packed into one micro-batch; default: `seqLen`, at least 4096. Does not change the result, only
     memory and speed."""
@@ -115,6 +118,9 @@ class TrainerConfig(TrainerSpec, RoleConfig):
 
 class InferenceConfig(InferenceSpec, RoleConfig):
     """One engine's resolved configuration."""
+
+    lora: LoRAConfig | None = None
+    """The trainer's adapters."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Port of the engine's server."""

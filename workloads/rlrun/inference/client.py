@@ -26,6 +26,10 @@ from rlrun.protocol.endpoints import (
 IDLE_SECONDS = 30
 """Idle connections are dropped before the server drops them (75 s), so that no request is written to a closing one."""
 
+NOT_FOUND = 404
+KNOWN_ADAPTERS = 32
+"""Versions whose adapter's name is remembered."""
+
 
 class EngineError(Exception):
     """The server refused, failed, or answered something that must not be trained on."""
@@ -49,6 +53,14 @@ class Completion:
     versions: list[int]
     """The policy version that sampled the token."""
     finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A policy version that the engine holds as an adapter of this name."""
+
+    name: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,7 @@ class EngineClient:
         self._control_timeout = control_timeout
         self._connect_timeout = connect_timeout
         self._session: aiohttp.ClientSession | None = None
+        self._adapters: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,6 +136,7 @@ class EngineClient:
 
         `cache_salt` must name the policy version that the request is meant for: the engine shares cached prefixes only
         between requests with equal salts, and a prefix computed under older weights is not one of the newer policy.
+        Where versions are adapters, the request names the one that holds this version, and keeps it to its end.
         Raises `EngineError`, also for an answer without a log-prob or an integer version for each token.
         """
         sampling: dict[str, Any] = {
@@ -142,16 +156,27 @@ class EngineClient:
             body["cache_salt"] = cache_salt
         if request_id is not None:
             body["request_id"] = request_id
-        answer = await self._json("POST", ENGINE_GENERATE, self._generate_timeout, body)
-        return parse_completions(answer, n)
+        adapter = self._adapters.get(cache_salt or "")
+        if adapter is not None:
+            body["model"] = adapter
+        try:
+            answer = await self._json("POST", ENGINE_GENERATE, self._generate_timeout, body)
+        except EngineError as error:
+            if adapter is None or error.status != NOT_FOUND:
+                raise
+            # No fault of the request: the server has started anew, and gets its adapter with the next hand-over.
+            raise EngineError(f"{self.base_url} no longer holds {adapter}") from None
+        if adapter is None:
+            return parse_completions(answer, n)
+        return parse_completions(answer, n, Adapter(adapter, int(cache_salt or "")))
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
         """Load a published folder as `version`; seconds per phase, empty if the server held it already."""
-        return await self._change(ENGINE_UPDATE_WEIGHTS, {"path": path, "version": version, "force": force})
+        return await self._change(ENGINE_UPDATE_WEIGHTS, version, {"path": path, "version": version, "force": force})
 
     async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]:
         """Load the model that the server was started with as `version`; seconds per phase."""
-        return await self._change(ENGINE_RELOAD_WEIGHTS, {"version": version, "force": force})
+        return await self._change(ENGINE_RELOAD_WEIGHTS, version, {"version": version, "force": force})
 
     async def ready(self) -> Readiness:
         """Whether the server may get requests; a server that does not answer raises `EngineUnavailableError`."""
@@ -170,8 +195,13 @@ class EngineClient:
         _, text = await self._request("GET", ENGINE_METRICS, self._control_timeout, None)
         return parse_metrics(text)
 
-    async def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, float]:
+    async def _change(self, path: str, version: int, body: Mapping[str, Any]) -> dict[str, float]:
         answer = await self._json("POST", path, self._update_timeout, body)
+        self._adapters.pop(str(version), None)
+        if answer.get("model") is not None:
+            self._adapters[str(version)] = answer["model"]
+            for old in list(self._adapters)[:-KNOWN_ADAPTERS]:
+                del self._adapters[old]
         return dict(answer["seconds"])
 
     async def _json(
@@ -205,18 +235,26 @@ class EngineClient:
             raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
 
 
-def parse_completions(answer: Any, n: int) -> list[Completion]:
-    """Completions of an answer of `/inference/v1/generate`; raises `EngineError` unless every token is accounted for."""
+def parse_completions(answer: Any, n: int, adapter: Adapter | None = None) -> list[Completion]:
+    """Completions of an answer of `/inference/v1/generate`; raises `EngineError` unless every token is accounted for.
+
+    Args:
+        answer: the JSON document.
+        n: how many continuations were asked for.
+        adapter: the one that was asked for; its version is that of all tokens. Default: the engine says it per token.
+    """
     try:
+        if adapter is not None and answer["model"] != adapter.name:
+            raise EngineError(f"{answer['model']} answered a request for {adapter.name}")
         choices = answer["choices"]
         if len(choices) != n:
             raise EngineError(f"the engine returned {len(choices)} completions instead of {n}")
-        return [_completion(choice) for choice in sorted(choices, key=lambda c: c["index"])]
+        return [_completion(choice, adapter) for choice in sorted(choices, key=lambda c: c["index"])]
     except (KeyError, TypeError, IndexError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
 
 
-def _completion(choice: Mapping[str, Any]) -> Completion:
+def _completion(choice: Mapping[str, Any], adapter: Adapter | None) -> Completion:
     token_ids = [int(token) for token in choice["token_ids"]]
     entries = choice["logprobs"]["content"] if token_ids else []
     if len(entries) != len(token_ids):
@@ -230,7 +268,10 @@ def _completion(choice: Mapping[str, Any]) -> Completion:
     finish = choice["finish_reason"]
     if not isinstance(finish, str) or finish in ("abort", "error"):
         raise EngineError(f"the engine did not finish the request: finish_reason is {finish!r}")
-    versions = expand_versions(choice["weight_versions"] or [], len(token_ids))
+    if adapter is not None:
+        versions = [adapter.version] * len(token_ids)
+    else:
+        versions = expand_versions(choice["weight_versions"] or [], len(token_ids))
     return Completion(token_ids, logprobs, versions, finish)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.settings import LORA_RANKS, InferenceSettings
 
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than the client keeps them, so that it never writes to one that is being closed."""
+
+MAX_LORAS = 4
+"""Adapters in one engine step: requests of this many versions are computed together, those of others wait."""
+MAX_LOADED_LORAS = 32
+"""Adapters that an engine remembers. One that requests in flight need must not be forgotten, see `adapters`."""
 
 
 def vllm_arguments(settings: InferenceSettings) -> list[str]:
@@ -31,6 +36,14 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         "--disable-uvicorn-access-log",
         "--uvicorn-log-level=warning",
     ]
+    if settings.max_lora_rank is not None:
+        rank = next(rank for rank in LORA_RANKS if rank >= settings.max_lora_rank)
+        arguments += [
+            "--enable-lora",
+            f"--max-lora-rank={rank}",
+            f"--max-loras={MAX_LORAS}",
+            f"--max-cpu-loras={MAX_LOADED_LORAS}",
+        ]
     if settings.max_model_len is not None:
         arguments.append(f"--max-model-len={settings.max_model_len}")
     if settings.device == "cuda":

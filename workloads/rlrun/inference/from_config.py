@@ -31,6 +31,7 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_gib=config.cpu_kv_cache_gib,
         seed=config.seed,
+        max_lora_rank=config.lora.rank if config.lora is not None and config.lora.served_as_adapter else None,
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         extra_args=tuple(arguments),
     )

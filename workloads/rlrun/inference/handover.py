@@ -59,6 +59,8 @@ class Served:
 
     version: int
     path: str
+    model: str | None = None
+    """The name that requests ask for these weights with; None: the served model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Outcome:
     version: int
     changed: bool
     seconds: dict[str, float] = field(default_factory=dict)
+    model: str | None = None
+    """See `Served`."""
 
 
 class Handover:
@@ -107,10 +111,9 @@ class Handover:
 
         async def resolve() -> str:
             try:
-                folder: Path = await asyncio.to_thread(check_weights, path, self._weights_dir, self._expected)
+                return str(await asyncio.to_thread(self._check, path))
             except FolderError as error:
                 raise HandoverError(400, str(error)) from None
-            return str(folder)
 
         return await self._exclusive(resolve, version, force)
 
@@ -121,6 +124,10 @@ class Handover:
             return self._base_model
 
         return await self._exclusive(resolve, version, force)
+
+    def _check(self, path: str) -> Path:
+        """The resolved folder; raises `FolderError` for one that cannot be loaded."""
+        return check_weights(path, self._weights_dir, self._expected)
 
     async def _exclusive(self, resolve: Callable[[], Awaitable[str]], version: int, force: bool) -> Outcome:
         """Run one update at a time, to its end even if the caller goes away."""
@@ -133,8 +140,8 @@ class Handover:
         async with self._lock:
             source = await resolve()
             held = self.served if self.fault is None else None
-            if held == Served(version, source) and not force:
-                return Outcome(version, changed=False)
+            if held is not None and (held.version, held.path) == (version, source) and not force:
+                return Outcome(version, changed=False, model=held.model)
             if held is not None and version < held.version and not force:
                 raise HandoverError(
                     409, f"version {version} is older than {held.version}, which is served; send force: true to go back"
@@ -161,7 +168,7 @@ class Handover:
                 self.served, self.fault = Served(version, source), None
                 marks.append(time.monotonic())
         except Exception as error:
-            reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else _last_line(error)
+            reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
             message = f"update to version {version} failed while {phase}: {reason}"
             if loading:
                 self._break(f"{message}; the engine's weights are unknown, so the server stops")
@@ -190,11 +197,11 @@ class Handover:
                 return
             except Exception as error:
                 if self._engine.errored or time.monotonic() >= deadline:
-                    self._break(f"the engine could not be resumed, so the server stops: {_last_line(error)}")
+                    self._break(f"the engine could not be resumed, so the server stops: {last_line(error)}")
                 await asyncio.sleep(RESUME_RETRY_SECONDS)
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     """The part of an engine's error that says what happened: remote errors carry a whole traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

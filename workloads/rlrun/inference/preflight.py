@@ -12,8 +12,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from rlrun.inference.settings import InferenceSettings
-from rlrun.protocol.paths import COMPLETE
+from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
 
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
 
@@ -60,14 +61,7 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
     `expected` are the tensors of the model that the server started with (None: unknown): exactly these must be there,
     because the engine keeps the old values of a tensor that it is not given and breaks on one that it does not know.
     """
-    root = Path(weights_dir).resolve()
-    folder = (root / path).resolve()
-    if folder == root or not folder.is_relative_to(root):
-        raise FolderError(f"{path} is not below the weights folder {root}")
-    if not folder.is_dir():
-        raise FolderError(f"{folder} does not exist or is not a folder")
-    if not (folder / COMPLETE).is_file():
-        raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
+    folder = _published(path, weights_dir)
     shapes = tensor_shapes(folder)
     for name, shape in (expected or {}).items():
         if name not in shapes:
@@ -76,6 +70,47 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
             raise FolderError(f"{folder}: tensor {name} has shape {shapes[name]}, the served model {shape}")
     if expected is not None and (unknown := sorted(set(shapes) - set(expected))):
         raise FolderError(f"{folder} holds the tensor {unknown[0]}, which the served model does not have")
+    return folder
+
+
+def _published(path: str, weights_dir: str) -> Path:
+    """The resolved folder, which is below `weights_dir` and whole."""
+    root = Path(weights_dir).resolve()
+    folder = (root / path).resolve()
+    if folder == root or not folder.is_relative_to(root):
+        raise FolderError(f"{path} is not below the weights folder {root}")
+    if not folder.is_dir():
+        raise FolderError(f"{folder} does not exist or is not a folder")
+    if not (folder / COMPLETE).is_file():
+        raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
+    return folder
+
+
+def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank: int) -> Path:
+    """The resolved folder of an adapter (PEFT's format), or `FolderError`.
+
+    Its rank is at most `max_rank`, and every A `[rank, in]` has its B `[out, rank]` that go with a weight `[out, in]` of the served model
+    (`expected`; None: unknown). vLLM would leave out a part that has no counterpart.
+    """
+    folder = _published(path, weights_dir)
+    try:
+        rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FolderError(f"{folder} holds no adapter: {ADAPTER_CONFIG} is missing, or names no rank r") from None
+    if rank > max_rank:
+        raise FolderError(f"{folder}: the adapter's rank {rank} is above {max_rank}, which the server was started for")
+    shapes = _file_shapes(folder / ADAPTER_WEIGHTS)
+    for layer in sorted({name.removesuffix(end) for name in shapes for end in (_A, _B) if name.endswith(end)}):
+        weight = f"{layer.removeprefix(_PREFIX)}.weight"
+        if expected is not None and weight not in expected:
+            raise FolderError(f"{folder} changes {weight}, which the served model does not have")
+        out, into = expected[weight] if expected is not None else (None, None)
+        for end, wanted in ((_A, (rank, into)), (_B, (out, rank))):
+            found = shapes.get(layer + end)
+            if found is None or (expected is not None and found != wanted):
+                raise FolderError(f"{folder}: {layer}{end} has shape {found}, and {wanted} goes with the served model")
+    if not shapes or (unknown := sorted(name for name in shapes if not name.endswith((_A, _B)))):
+        raise FolderError(f"{folder}: {unknown[0] if shapes else 'nothing'} is no part of an adapter that vLLM serves")
     return folder
 
 

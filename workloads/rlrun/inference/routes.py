@@ -65,7 +65,8 @@ def _version(handover: Handover) -> int | None:
 
 
 def _done(outcome: Outcome) -> JSONResponse:
-    return JSONResponse({"version": outcome.version, "changed": outcome.changed, "seconds": outcome.seconds})
+    body = {"version": outcome.version, "changed": outcome.changed, "seconds": outcome.seconds, "model": outcome.model}
+    return JSONResponse(body)
 
 
 def _failed(error: HandoverError) -> JSONResponse:
@@ -89,6 +90,7 @@ async def status(request: Request) -> JSONResponse:
     body: dict[str, Any] = {
         "weight_version": _version(control.handover),
         "weights_path": None if served is None else served.path,
+        "model": None if served is None else served.model,
         "engine_alive": control.engine_alive,
         "updating": control.handover.busy,
         "fault": control.handover.fault,

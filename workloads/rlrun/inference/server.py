@@ -17,7 +17,9 @@ from typing import Any
 from loguru import logger
 from pydantic import ValidationError
 
+from rlrun.inference.adapters import AdapterHandover
 from rlrun.inference.command import vllm_arguments, vllm_environment
+from rlrun.inference.handover import Handover
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.lifeline import tie_children_to_this_process
 from rlrun.inference.preflight import FolderError, Shapes, check_model
@@ -115,7 +117,6 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
     from vllm.entrypoints.launchers.launcher import serve_http
 
     from rlrun.inference.guard import Guard
-    from rlrun.inference.handover import Handover
     from rlrun.inference.routes import Control, router
 
     async with contextlib.AsyncExitStack() as stack:
@@ -128,14 +129,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
         app.include_router(router)
-        handover = Handover(
-            engine,
-            base_model=settings.model_path,
-            weights_dir=settings.weights_dir,
-            expected=expected,
-            timeout=settings.update_timeout,
-            on_broken=_stop_soon,
-        )
+        handover = _handover(engine, app, settings, expected)
         heartbeat = Heartbeat(
             lambda: engine.collective_rpc("check_health"),
             interval=settings.heartbeat_interval,
@@ -161,6 +155,33 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
     # vLLM hands back the rest of the shutdown, to be awaited once the engine is gone.
     await stopped
     return exit_codes.FAILURE if died else exit_codes.OK
+
+
+def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shapes | None) -> Handover:
+    """Of whole weights, or of adapters where the engine was started for them."""
+    common: dict[str, Any] = {
+        "base_model": settings.model_path,
+        "weights_dir": settings.weights_dir,
+        "expected": expected,
+        "timeout": settings.update_timeout,
+        "on_broken": _stop_soon,
+    }
+    if settings.max_lora_rank is None:
+        return Handover(engine, **common)
+    from vllm.lora.request import LoRARequest
+
+    def in_use() -> set[str]:
+        return {state.lora_name for state in engine.output_processor.request_states.values() if state.lora_name}
+
+    return AdapterHandover(
+        engine,
+        served_name=settings.served_model_name,
+        registry=app.state.openai_serving_models.lora_requests,
+        in_use=in_use,
+        make_request=LoRARequest,
+        max_rank=settings.max_lora_rank,
+        **common,
+    )
 
 
 def _shutdown_event(engine: Any) -> threading.Event:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Device = Literal["cpu", "cuda"]
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the highest rank; an adapter's own rank may be any below."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 OWNED_FLAGS = frozenset(
     {
@@ -25,6 +27,10 @@ OWNED_FLAGS = frozenset(
         "--host",
         "--load-format",
         "--logprobs-mode",
+        "--lora-modules",
+        "--max-cpu-loras",
+        "--max-lora-rank",
+        "--max-loras",
         "--max-model-len",
         "--max-num-seqs",
         "--middleware",
@@ -76,6 +82,8 @@ class InferenceSettings:
     seed: int = 0
     enforce_eager: bool = False
     """No compilation and no CUDA graphs: a quicker start and a slower engine."""
+    max_lora_rank: int | None = None
+    """Serve adapters (PEFT folders) of up to this rank on the unchanged model; None: whole weights are handed over."""
     update_timeout: float = 600.0
     """Deadline of one weight update, without waiting for another one."""
     heartbeat_interval: float = 2.0
@@ -98,6 +106,8 @@ class InferenceSettings:
         for name in ("tensor_parallel", "data_parallel", "max_num_seqs", "kv_cache_gib", "cpu_threads"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: {getattr(self, name)} is less than 1")
+        if self.max_lora_rank is not None and not 0 < self.max_lora_rank <= LORA_RANKS[-1]:
+            raise SettingsError(f"maxLoraRank: {self.max_lora_rank} is not between 1 and {LORA_RANKS[-1]}")
         for argument in self.extra_args:
             flag = "--" + argument.lstrip("-").split("=", 1)[0].replace("_", "-").removeprefix("no-")
             if argument.startswith("-") and flag in OWNED_FLAGS:

@@ -10,7 +10,7 @@ import plotext
 from rich.console import Console
 from rich.table import Table
 
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
 
@@ -126,8 +126,15 @@ def _print_places(console: Console, root: Path, *, elapsed_seconds: float, comma
     versions = RunPaths(root).versions_on_disk()
     console.print(f"\nComplete in {minutes} min {seconds} s. Everything is in {root}:", highlight=False, soft_wrap=True)
     if versions:
+        path = versions[-1].path
+        adapter = (path / ADAPTER_CONFIG).exists()
+        what = (
+            "adapter (PEFT and vLLM load it onto the model)"
+            if adapter
+            else "model (transformers and vLLM load it as it is)"
+        )
         console.print(
-            f"  {versions[-1].path.relative_to(root)}  the trained model (transformers and vLLM load it as it is)",
+            f"  {path.relative_to(root)}  the trained {what}",
             highlight=False,
             soft_wrap=True,
         )

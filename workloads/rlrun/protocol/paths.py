@@ -13,6 +13,9 @@ from typing import Literal
 Role = Literal["trainer", "inference", "orchestrator"]
 COMPLETE = "COMPLETE"
 TMP_SUFFIX = ".tmp"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""The two files of a version that is an adapter, in PEFT's format."""
 _STEP = re.compile(r"^step_(\d{8})\.a(\d{4,})$")
 _WEIGHTS = re.compile(r"^v(\d{8})\.a(\d{4,})$")
 _ATTEMPT = re.compile(r"^(\d{4,})\.json$")

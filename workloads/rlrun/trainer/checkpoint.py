@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, storage_errors
@@ -49,6 +49,8 @@ class Part:
     optimizer: torch.optim.Optimizer
 
 
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""What is frozen comes from the model that the run starts from; whether all the rest is there, DCP checks while it loads."""
 POLICY = "policy"
 """Name of the part that every run has."""
 
@@ -57,7 +59,7 @@ def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
     """This rank's shards of everything that a checkpoint holds; tensors share the memory of modules and optimizers."""
     state: dict[str, Any] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
-        parameters, moments = get_state_dict(part.module, part.optimizer)
+        parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
         state[name] = {"model": parameters, "optimizer": moments}
     return state
 
@@ -111,8 +113,13 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
     _checked(lambda: dcp.load(state, storage_reader=reader))
     for name, part in parts.items():
         if name in state:
-            model, optimizer = state[name]["model"], state[name]["optimizer"]
-            set_state_dict(part.module, part.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+            set_state_dict(
+                part.module,
+                part.optimizer,
+                model_state_dict=state[name]["model"],
+                optim_state_dict=state[name]["optimizer"],
+                options=TRAINED,
+            )
     return Progress(**{name: int(value) for name, value in state["progress"].items()})
 
 

@@ -32,7 +32,7 @@ from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.packing import Row, plan
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import checkpoint, export, publish, resume, versions
+from rlrun.trainer import checkpoint, export, lora, publish, resume, versions
 from rlrun.trainer.channel import Channel
 from rlrun.trainer.checkpoint import POLICY, Part, Progress, seed_step
 from rlrun.trainer.completion import Completer
@@ -107,13 +107,16 @@ class _Trainer:
         if group.leads:
             self._open_channel(api_key)
         self.attempt = self._begin_attempt(config_hash)
-        source = self._source()
-        self.model = load_model(
-            config.model, source, with_weights=self.attempt.base_step == 0 and self.attempt.origin is None
-        )
+        self.source = source = self._source()
+        # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
+        begins = self.attempt.base_step == 0 and self.attempt.origin is None
+        self.model = load_model(config.model, source, with_weights=config.lora is not None or begins)
         self.cost = model_cost(self.model)
         self.files = publish.model_files(self.model, config.model, source)
+        if config.lora is not None:
+            lora.inject(self.model, config.lora)
         shard(self.model, group)
+        lora.initialise(self.model, config.seed)
         self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
         self.saved_step = self.attempt.base_step
         """The last step whose checkpoint was begun."""
@@ -336,10 +339,19 @@ class _Trainer:
         with self._timed("publishing") as timer:
             step = self.progress.step
             path = self.paths.version(step, self.number)
-            publish.publish(self.model, path, files=self.files, dtype=self.config.model.dtype, group=self.group)
-            if self.group.leads:
-                if step > self.attempt.base_step and self._export_due(step):
+            dtype, adapters = self.config.model.dtype, self.config.lora
+            exports = step > self.attempt.base_step and self._export_due(step)
+            if adapters is not None and adapters.served_as_adapter:
+                about = lora.adapter_config(self.model, adapters, self.source)
+                publish.publish_adapter(self.model, path, config=about, dtype=dtype, group=self.group)
+                if exports:  # an export is a whole model
+                    output = self.paths.export(step, self.number)
+                    publish.publish(self.model, output, files=self.files, dtype=dtype, group=self.group)
+            else:
+                publish.publish(self.model, path, files=self.files, dtype=dtype, group=self.group)
+                if exports and self.group.leads:
                     export.export_version(path, self.paths.export(step, self.number))
+            if self.group.leads:
                 if self.channel is not None:
                     self.channel.emit("published", step, path=path)
                 versions.delete_superfluous(

@@ -1,13 +1,18 @@
-"""Publish a policy version: sharded safetensors that all ranks write at the same time, in a folder that transformers and vLLM load."""
+"""Publish a policy version in a folder that transformers and vLLM load.
+
+The whole model: sharded safetensors that all ranks write at the same time, with low-rank updates merged in. Or the adapter alone.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,7 +22,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from rlrun.config.model import DType, ModelConfig
 from rlrun.protocol.durable import fsync_path, fsync_tree
 from rlrun.protocol.failures import storage_errors
-from rlrun.protocol.paths import COMPLETE, TMP_SUFFIX
+from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
+from rlrun.trainer import lora
 from rlrun.trainer.group import Group
 
 SHARD_BYTES = 4 * 1024**3
@@ -50,9 +56,9 @@ def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFile
 
 
 def published_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a version's files hold, by name: every parameter once (tied ones under their first name) and persistent buffers."""
+    """What a version's files hold, by name: every parameter once (tied ones under their first name) and persistent buffers; no adapters."""
     state = model.state_dict()
-    first = {name for name, _ in model.named_parameters()}
+    first = {name for name, _ in model.named_parameters() if not lora.of_adapter(name)}
     buffers = {name for name, _ in model.named_buffers()}
     return {name: tensor for name, tensor in state.items() if name in first or name in buffers}
 
@@ -97,27 +103,67 @@ def publish(
     Raises:
         RoleError: the volume is full or read-only.
     """
+    with _new_version(path, group) as unfinished:
+        number_format: torch.dtype = getattr(torch, dtype)
+        tensors, updates = published_tensors(model), lora.updates(model)
+        sizes = sizes_of(tensors, number_format)
+        shards = divide(sizes, max(group.world_size, -(-sum(sizes.values()) // shard_bytes)))
+        names = shard_names(len(shards))
+        for index, members in enumerate(shards):
+            mine = index % group.world_size == group.rank
+            kept = {}
+            for name in members:
+                tensor = _gather(tensors[name], number_format, updates.get(name))
+                if mine:
+                    kept[name] = tensor.cpu().contiguous()
+            if mine:
+                save_file(kept, unfinished / names[index], metadata={"format": "pt"})
+                fsync_path(unfinished / names[index])
+        if group.leads:
+            write_index(unfinished, dict(zip(names, shards, strict=True)), sizes)
+            for name, content in files.contents.items():
+                (unfinished / name).write_bytes(content)
+
+
+def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], dtype: DType, group: Group) -> None:
+    """Write the adapter alone to `path`, as `publish` does with the whole model. Every rank takes part.
+
+    Args:
+        model: with its adapters.
+        path: the version's folder.
+        config: content of `adapter_config.json`.
+        dtype: number format of the files.
+        group: the ranks.
+
+    Raises:
+        RoleError: the volume is full or read-only.
+    """
+    with _new_version(path, group) as unfinished:
+        number_format: torch.dtype = getattr(torch, dtype)
+        kept = {}
+        for name, tensor in lora.adapter_tensors(model).items():
+            whole = _gather(tensor, number_format)
+            if group.leads:
+                kept[name] = whole.cpu().contiguous()
+        if group.leads:
+            save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+            (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def _new_version(path: Path, group: Group) -> Iterator[Path]:
+    """A folder to write to; when the block ends on all ranks it becomes `path`, durable and whole, with `COMPLETE` as its last file."""
     unfinished = path.with_name(path.name + TMP_SUFFIX)
     with storage_errors(path.parent, "publish weights"):
         if group.leads:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
         group.barrier()
-        number_format: torch.dtype = getattr(torch, dtype)
-        tensors = published_tensors(model)
-        sizes = sizes_of(tensors, number_format)
-        shards = divide(sizes, max(group.world_size, -(-sum(sizes.values()) // shard_bytes)))
-        names = shard_names(len(shards))
         try:
-            for index, members in enumerate(shards):
-                mine = index % group.world_size == group.rank
-                kept = _gather({name: tensors[name] for name in members}, number_format, keep=mine)
-                if mine:
-                    save_file(kept, unfinished / names[index], metadata={"format": "pt"})
-                    fsync_path(unfinished / names[index])
+            yield unfinished
             group.barrier()
             if group.leads:
-                _finish(unfinished, path, files, dict(zip(names, shards, strict=True)), sizes)
+                _finish(unfinished, path)
             group.barrier()
         except BaseException:
             if group.leads:
@@ -134,22 +180,20 @@ def _width(tensor: Tensor, number_format: torch.dtype) -> int:
     return int(number_format.itemsize if tensor.is_floating_point() else tensor.element_size())
 
 
-def _gather(tensors: Mapping[str, Tensor], number_format: torch.dtype, *, keep: bool) -> dict[str, Tensor]:
-    kept = {}
-    for name, tensor in tensors.items():
-        converted = tensor.detach().to(number_format) if tensor.is_floating_point() else tensor.detach()
-        whole = converted.full_tensor() if hasattr(converted, "full_tensor") else converted
-        if keep:
-            kept[name] = whole.cpu().contiguous()
-    return kept
+def _gather(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
+    """The whole tensor in the published format; every rank takes part. An update is added in float32, before the cast."""
+    tensor = tensor.detach()
+    if update is not None:
+        return lora.merge(_whole(tensor), _whole(update.a), _whole(update.b), update.scaling).to(number_format)
+    return _whole(tensor.to(number_format) if tensor.is_floating_point() else tensor)
 
 
-def _finish(
-    unfinished: Path, path: Path, files: ModelFiles, shards: Mapping[str, list[str]], sizes: Mapping[str, int]
-) -> None:
-    write_index(unfinished, shards, sizes)
-    for name, content in files.contents.items():
-        (unfinished / name).write_bytes(content)
+def _whole(tensor: Tensor) -> Tensor:
+    whole: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    return whole
+
+
+def _finish(unfinished: Path, path: Path) -> None:
     fsync_tree(unfinished)
     (unfinished / COMPLETE).touch()
     fsync_path(unfinished)

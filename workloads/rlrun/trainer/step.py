@@ -28,9 +28,9 @@ from rlrun.trainer.model import fsdp_modules, local_part
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW on the sharded float32 masters; the rate is set anew in every step."""
+    """AdamW on the sharded float32 masters that are trained; the rate is set anew in every step."""
     return torch.optim.AdamW(
-        model.parameters(),
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -180,12 +180,14 @@ def _scale_gradients(model: nn.Module, factor: float) -> None:
 
 
 def parameter_checksum(model: nn.Module) -> float:
-    """A fingerprint of all parameters' bits that does not depend on how they are sharded: equal bits give equal numbers.
+    """A fingerprint of the trained parameters' bits that does not depend on how they are sharded: equal bits give equal numbers.
 
     The sum of a polynomial of every 32-bit word modulo 2^64 is exact in any order; 52 bits of it fit a float64.
     """
     total = torch.zeros((), dtype=torch.int64)
     for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
         words = local_part(parameter.detach()).contiguous().view(torch.int32).to(torch.int64)
         total += (words * (words + 0x9E3779B1)).sum().cpu()
     if dist.is_initialized():

@@ -1,0 +1,41 @@
+"""A run that trains adapters learns, and what it hands over and keeps is small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from rlrun.protocol.paths import RunPaths
+from tests.e2e.local.local_run import ROOT, LocalRun, mean
+
+STEPS = 32
+GAIN = 0.03
+"""Three standard errors of the means compared; the whole example gains five times as much."""
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun]) -> None:
+    document = yaml.safe_load((ROOT / "examples" / "lora.yaml").read_text())
+    document["spec"] |= {"maxSteps": STEPS, "evaluation": None, "checkpoint": {"interval": STEPS}}
+    run = new_run(document)
+    run.run()
+    lines, rewards = run.steps(), run.rewards()
+    assert lines[0]["off_policy/max"] == 0
+    assert lines[0]["mismatch_kl"] <= 1e-3
+    assert max(line["off_policy/max"] for line in lines) >= 1
+    assert mean(rewards[-8:]) >= mean(rewards[:8]) + GAIN, rewards
+
+    paths = RunPaths(run.folder)
+    sizes = [
+        sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        for folder in (paths.model, paths.versions_on_disk()[-1].path, paths.checkpoints_on_disk()[-1].path / "trainer")
+    ]
+    assert sizes[1] < sizes[0] / 4, "a version is the adapter"
+    assert sizes[2] < sizes[0], "a checkpoint is the adapter, and two moments of it"
+    trained = [span for rollout in run.traces() for turn in rollout["versions"] for span in turn]
+    assert {span["version"] for span in trained} <= set(range(STEPS))
+    assert all(len(turn) <= 1 for rollout in run.traces() for turn in rollout["versions"]), "one answer, one version"
+    assert "the trained adapter (PEFT and vLLM load it onto the model)" in run.output

@@ -1,0 +1,170 @@
+"""Adapters on a real engine: the trainer's log-probs, a version per request, nothing mixed, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlrun.config.lora import LoRAConfig
+from rlrun.inference.client import Completion, EngineClient, EngineError
+from rlrun.trainer import lora
+
+from .conftest import API_KEY, START_SECONDS, Server, random_model, sampled_logprobs, wait_for
+
+CONFIG = LoRAConfig(rank=6, alpha=12)
+PROMPT = [1, 9, 17, 25, 33, 41]
+IN_FLIGHT_TOKENS = 400
+LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
+"""Three times the cache's block of 128 tokens."""
+
+
+@pytest.fixture(scope="module")
+def adapter_server(launch: Callable[..., Server]) -> Iterator[Server]:
+    running = launch(max_lora_rank=CONFIG.rank)
+    wait_for(running.serving, START_SECONDS, "the server answers")
+    yield running
+    assert running.stop(signal.SIGTERM) == 0
+
+
+@pytest.fixture
+async def client(adapter_server: Server) -> AsyncIterator[EngineClient]:
+    async with EngineClient(adapter_server.url, API_KEY, generate_timeout=60, update_timeout=60) as connected:
+        yield connected
+
+
+def adapted_model(seed: int, config: LoRAConfig = CONFIG) -> Any:
+    """The base model of the server with adapters that disagree with it about every token."""
+    model = random_model(0)
+    lora.inject(model, config)
+    lora.initialise(model, seed)
+    torch.manual_seed(seed)
+    for layer in lora.adapted(model).values():
+        torch.nn.init.normal_(layer.lora_B, std=0.2)
+    return model.eval()
+
+
+def publish(server: Server, model: Any, name: str, config: LoRAConfig = CONFIG) -> Path:
+    folder = server.root / "weights" / name
+    folder.mkdir()
+    tensors = {name: tensor.detach().contiguous() for name, tensor in lora.adapter_tensors(model).items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(lora.adapter_config(model, config, "base")))
+    (folder / "COMPLETE").touch()
+    return folder
+
+
+async def hand_over(server: Server, client: EngineClient, seed: int) -> tuple[int, Any]:
+    version, model = next(server.versions), adapted_model(seed)
+    seconds = await client.update_weights(str(publish(server, model, f"v{version}")), version)
+    assert seconds["total"] < 5
+    return version, model
+
+
+async def sample(client: EngineClient, prompt: list[int], version: int | None, **options: Any) -> list[Completion]:
+    defaults = {"n": 1, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "stop_token_ids": [], "ignore_eos": True}
+    return await client.generate(prompt, cache_salt=None if version is None else str(version), **(defaults | options))
+
+
+def deviation(model: Any, prompt: list[int], completion: Completion, temperature: float = 1.0) -> float:
+    """Largest difference to the trainer's log-probs."""
+    reference = sampled_logprobs(model, prompt, completion.token_ids, temperature)
+    return float((reference - torch.tensor(completion.logprobs)).abs().max())
+
+
+async def test_the_engine_samples_from_the_trainers_policy(adapter_server: Server, client: EngineClient) -> None:
+    for seed in (1, 2):
+        version, model = await hand_over(adapter_server, client, seed)
+        assert (await client.ready()).weight_version == version
+        completions = await sample(client, PROMPT, version, n=8, max_tokens=48, temperature=0.7)
+        reference = torch.cat([sampled_logprobs(model, PROMPT, c.token_ids, 0.7) for c in completions])
+        log_ratio = reference - torch.tensor([x for c in completions for x in c.logprobs])
+        assert (log_ratio.exp() - 1 - log_ratio).mean() <= 1e-3
+        assert log_ratio.abs().max() < 1e-3
+        assert {v for c in completions for v in c.versions} == {version}
+        assert deviation(adapted_model(seed + 1), PROMPT, completions[0], 0.7) > 0.05
+
+
+async def test_the_bare_model_is_no_version(adapter_server: Server, client: EngineClient) -> None:
+    with pytest.raises(EngineError, match="no known version"):
+        await sample(client, PROMPT, None)
+    with pytest.raises(EngineError, match="are adapters") as refused:
+        await client.reload_weights(next(adapter_server.versions))
+    assert refused.value.status == 400
+
+
+async def test_a_request_keeps_its_adapter_while_newer_ones_come(adapter_server: Server, client: EngineClient) -> None:
+    first, old = await hand_over(adapter_server, client, seed=3)
+    generation = asyncio.create_task(sample(client, PROMPT, first, n=2, max_tokens=IN_FLIGHT_TOKENS))
+    while not (await client.metrics()).running:
+        assert not generation.done()
+        await asyncio.sleep(0.02)
+    for seed in (4, 5, 6):
+        version, new = await hand_over(adapter_server, client, seed)
+        (completion,) = await sample(client, PROMPT, version)
+        assert completion.versions == [version] * 16
+        assert deviation(new, PROMPT, completion) < 1e-3
+    assert not generation.done(), "all of them were in one batch"
+    for completion in await generation:
+        assert completion.versions == [first] * IN_FLIGHT_TOKENS
+        assert deviation(old, PROMPT, completion) < 1e-3
+
+
+async def test_a_cached_prefix_is_of_its_adapter_alone(adapter_server: Server, client: EngineClient) -> None:
+    old_version, old = await hand_over(adapter_server, client, seed=7)
+    await sample(client, LONG_PROMPT, old_version)
+    new_version, new = await hand_over(adapter_server, client, seed=8)
+    (fresh,) = await sample(client, LONG_PROMPT, new_version)
+    assert deviation(new, LONG_PROMPT, fresh) < 1e-3
+    (still,) = await sample(client, LONG_PROMPT, old_version)
+    assert still.versions == [old_version] * 16
+    assert deviation(old, LONG_PROMPT, still) < 1e-3
+    folder = publish(adapter_server, adapted_model(9), "of-another-attempt")
+    await client.update_weights(str(folder), new_version, force=True)
+    (replaced,) = await sample(client, LONG_PROMPT, new_version)
+    assert deviation(adapted_model(9), LONG_PROMPT, replaced) < 1e-3
+
+
+async def test_what_nobody_needs_is_unloaded(adapter_server: Server, client: EngineClient) -> None:
+    versions = [(await hand_over(adapter_server, client, seed))[0] for seed in (10, 11, 12, 13)]
+    served = await client._json("GET", "/v1/models", 5)
+    names = [card["id"] for card in served["data"]]
+    assert names == ["tiny", *(f"tiny-v{version}" for version in versions[-3:])], (
+        "a request may be on its way to the one before"
+    )
+    with pytest.raises(EngineError, match=r"no longer holds tiny-v") as gone:
+        await sample(client, PROMPT, versions[0])
+    assert gone.value.status is None, "the replica is to get weights again; the rollout is not to blame"
+
+
+async def test_a_bad_adapter_changes_nothing(adapter_server: Server, client: EngineClient) -> None:
+    version, model = await hand_over(adapter_server, client, seed=15)
+    wide = LoRAConfig(rank=12, alpha=12)
+    other = publish(adapter_server, adapted_model(16), "of-another-model")
+    tensors = {f"base_model.model.tower.{part}.weight": torch.zeros(6, 6) for part in ("lora_A", "lora_B")}
+    save_file(tensors, other / "adapter_model.safetensors")
+    half = publish(adapter_server, adapted_model(16), "half")
+    whole = lora.adapter_tensors(adapted_model(16))
+    whole.pop(next(iter(whole)))
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in whole.items()}, half / "adapter_model.safetensors"
+    )
+    for folder, message in (
+        (publish(adapter_server, adapted_model(16, wide), "wide", wide), "rank 12 is above 6"),
+        (adapter_server.publish(random_model(16), "whole-weights"), "holds no adapter"),
+        (other, "changes tower.weight, which the served model does not have"),
+        (half, r"lora_A.weight has shape None"),
+    ):
+        with pytest.raises(EngineError, match=message) as refused:
+            await client.update_weights(str(folder), next(adapter_server.versions))
+        assert refused.value.status == 400
+    assert (await client.ready()).weight_version == version
+    (completion,) = await sample(client, PROMPT, version)
+    assert deviation(model, PROMPT, completion) < 1e-3

@@ -1,0 +1,199 @@
+"""Adapters against an engine that records what it is told: a name for every load, nothing unloaded that is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rlrun.inference import adapters as module
+from rlrun.inference.adapters import AdapterHandover
+from rlrun.inference.client import Adapter, EngineError, parse_completions
+from rlrun.inference.command import vllm_arguments
+from rlrun.inference.handover import HandoverError, Served
+from rlrun.inference.preflight import FolderError, check_adapter
+from rlrun.inference.settings import InferenceSettings, SettingsError
+
+EXPECTED = {"model.q_proj.weight": (3, 5), "lm_head.weight": (7, 5)}
+A, B = "base_model.model.model.q_proj.lora_A.weight", "base_model.model.model.q_proj.lora_B.weight"
+TENSORS = {A: np.zeros((2, 5)), B: np.zeros((3, 2))}
+
+
+class FakeEngine:
+    """Holds adapters by number."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, str] = {}
+        self.fails: str | None = None
+        self.hangs = False
+
+    async def add_lora(self, request: tuple[str, int, str]) -> bool:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.fails:
+            raise RuntimeError(f"Traceback\n  lines\nValueError: {self.fails}")
+        self.held[request[1]] = request[0]
+        return True
+
+    async def remove_lora(self, number: int) -> bool:
+        return self.held.pop(number, None) is not None
+
+
+def write_adapter(folder: Path, tensors: dict[str, Any] = TENSORS, rank: int = 2) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    (folder / "COMPLETE").touch()
+    return folder
+
+
+class Bench:
+    """A hand-over, its engine, the names that the server takes, and the requests in flight."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.engine = root, FakeEngine()
+        self.registry: dict[str, Any] = {}
+        self.in_use: set[str] = set()
+        self.handover = AdapterHandover(
+            self.engine,  # type: ignore[arg-type]
+            served_name="run",
+            registry=self.registry,
+            in_use=lambda: set(self.in_use),
+            make_request=lambda name, number, path: (name, number, path),
+            max_rank=4,
+            base_model="base",
+            weights_dir=str(root),
+            expected=EXPECTED,
+            timeout=0.2,
+            on_broken=lambda: None,
+        )
+
+    async def load(self, version: int, folder: str | None = None, *, force: bool = False) -> Any:
+        path = write_adapter(self.root / (folder or f"v{version}"))
+        return await self.handover.update(str(path), version, force=force)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_every_version_gets_a_name_of_its_own(bench: Bench) -> None:
+    outcome = await bench.load(1)
+    assert (outcome.model, outcome.version, outcome.changed) == ("run-v1", 1, True)
+    assert bench.handover.served == Served(1, str(bench.root / "v1"), "run-v1")
+    assert bench.registry == {"run-v1": ("run-v1", 1, str(bench.root / "v1"))}
+    again = await bench.load(1)
+    assert (again.model, again.changed) == ("run-v1", False)
+    forced = await bench.load(1, force=True)
+    assert forced.model == "run-v1-2", "the old one may be in use, and its prefixes are cached"
+    assert bench.engine.held == {1: "run-v1", 2: "run-v1-2"}
+    with pytest.raises(HandoverError, match="version 0 is older"):
+        await bench.load(0)
+
+
+async def test_what_requests_need_stays(bench: Bench) -> None:
+    for version in range(1, 4):
+        await bench.load(version)
+        bench.in_use.add("run-v1")
+    await bench.load(4)
+    assert sorted(bench.registry) == ["run-v1", "run-v2", "run-v3", "run-v4"]
+    await bench.load(5)
+    assert sorted(bench.registry) == ["run-v1", "run-v3", "run-v4", "run-v5"]
+    bench.in_use.clear()
+    await bench.load(6)
+    await bench.load(7)
+    assert sorted(bench.registry) == ["run-v5", "run-v6", "run-v7"]
+    assert sorted(bench.engine.held.values()) == ["run-v5", "run-v6", "run-v7"]
+
+
+async def test_a_version_waits_when_requests_need_all_that_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOADED_LORAS", 3)
+    for version in range(1, 4):
+        bench.in_use.add((await bench.load(version)).model)
+    with pytest.raises(HandoverError, match="in flight need 3 adapters") as refused:
+        await bench.load(4)
+    assert refused.value.status == 503
+    assert bench.handover.served is not None
+    assert bench.handover.served.version == 3
+    bench.in_use.discard("run-v1")
+    await bench.load(4)
+    assert sorted(bench.registry) == ["run-v2", "run-v3", "run-v4"]
+
+
+@pytest.mark.parametrize(("hangs", "message"), [(False, "ValueError: it broke"), (True, "no answer within 0.2 s")])
+async def test_a_failed_load_changes_nothing(bench: Bench, hangs: bool, message: str) -> None:
+    await bench.load(1)
+    bench.engine.fails, bench.engine.hangs = "it broke", hangs
+    with pytest.raises(HandoverError, match=message) as failed:
+        await bench.load(2)
+    assert failed.value.status == 500
+    assert bench.handover.served == Served(1, str(bench.root / "v1"), "run-v1")
+    assert list(bench.registry) == ["run-v1"]
+    bench.engine.fails, bench.engine.hangs = None, False
+    assert (await bench.load(2)).model == "run-v2"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "rank", "message"),
+    [
+        (TENSORS, 5, "rank 5 is above 4"),
+        ({A: TENSORS[A]}, 2, r"lora_B.weight has shape None, and \(3, 2\) goes"),
+        ({**TENSORS, A: np.zeros((2, 4))}, 2, r"lora_A.weight has shape \(2, 4\), and \(2, 5\)"),
+        ({key.replace("q_proj", "x"): value for key, value in TENSORS.items()}, 2, "changes model.x.weight"),
+        ({**TENSORS, "base_model.model.lm_head.weight": np.zeros((7, 5))}, 2, "lm_head.weight is no part"),
+    ],
+)
+def test_an_adapter_is_judged_before_the_engine_sees_it(
+    tmp_path: Path, tensors: dict[str, Any], rank: int, message: str
+) -> None:
+    write_adapter(tmp_path / "v1", tensors, rank)
+    with pytest.raises(FolderError, match=message):
+        check_adapter("v1", str(tmp_path), EXPECTED, 4)
+
+
+def test_a_whole_adapter_passes_and_an_unfinished_one_does_not(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "v1")
+    assert check_adapter("v1", str(tmp_path), EXPECTED, 4) == folder
+    assert check_adapter("v1", str(tmp_path), None, 4) == folder
+    (folder / "COMPLETE").unlink()
+    with pytest.raises(FolderError, match="COMPLETE"):
+        check_adapter("v1", str(tmp_path), EXPECTED, 4)
+
+
+def settings(**options: Any) -> InferenceSettings:
+    return InferenceSettings(model_path="m", served_model_name="run", weights_dir="/w", api_key="12345678", **options)
+
+
+@pytest.mark.parametrize(("rank", "flag"), [(1, 1), (6, 8), (16, 16), (300, 320), (512, 512)])
+def test_the_engine_is_started_for_the_rank(rank: int, flag: int) -> None:
+    arguments = vllm_arguments(settings(max_lora_rank=rank))
+    assert "--enable-lora" in arguments
+    assert f"--max-lora-rank={flag}" in arguments
+    assert "--enable-lora" not in vllm_arguments(settings())
+
+
+def test_a_rank_that_vllm_does_not_take_is_refused() -> None:
+    with pytest.raises(SettingsError, match="maxLoraRank: 513 is not between 1 and 512"):
+        settings(max_lora_rank=513)
+
+
+def test_tokens_of_an_adapter_have_its_version() -> None:
+    choice = {
+        "index": 0,
+        "token_ids": [5, 6],
+        "logprobs": {"content": [{"token_id": 5, "logprob": -1.0}, {"token_id": 6, "logprob": -2.0}]},
+        "finish_reason": "stop",
+        "weight_versions": [{"version": "default", "start": 0, "end": 2}],
+    }
+    answer = {"model": "run-v7", "choices": [choice]}
+    assert parse_completions(answer, 1, Adapter("run-v7", 7))[0].versions == [7, 7]
+    with pytest.raises(EngineError, match="run-v7 answered a request for run-v8"):
+        parse_completions(answer, 1, Adapter("run-v8", 8))
+    with pytest.raises(EngineError, match="no known version"):
+        parse_completions(answer, 1)

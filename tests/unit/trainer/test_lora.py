@@ -1,0 +1,225 @@
+"""Adapters: PEFT's numbers, a frozen base, a start that no rank count changes, files that others load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.config.lora import LoRAConfig
+from rlrun.config.model import ModelConfig
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer import lora, publish
+from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step
+
+CONFIG = LoRAConfig(rank=4, alpha=6)
+
+
+def adapt(model: nn.Module, group: Group | None = None, config: LoRAConfig = CONFIG, seed: int = 0) -> nn.Module:
+    lora.inject(model, config)
+    if group is not None:
+        shard(model, group)
+    lora.initialise(model, seed)
+    return model
+
+
+def disturb(model: nn.Module) -> None:
+    """Adapters as they are after some training."""
+    torch.manual_seed(1)
+    for layer in lora.adapted(model).values():
+        torch.nn.init.normal_(local_part(layer.lora_B.data), std=0.3)
+
+
+def train(model: nn.Module, group: Group, batch: Batch, steps: int = 3) -> None:
+    optimizer = make_optimizer(model, OptimizerConfig(), group.device)
+    rows = [tuple(range(len(batch.samples)))]
+    for _ in range(steps):
+        metrics = train_step(model, optimizer, batch, rows, group=group, loss=("aipo", {}), lr=1e-2, max_grad_norm=None)
+        assert metrics["grad_norm"] > 0
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: local_part(p.detach()).clone() for name, p in model.named_parameters()}
+
+
+def test_a_layer_computes_what_peft_defines() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(6, 5), torch.randn(3, 6)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    adapted = lora.LoRALinear.convert(layer, CONFIG)
+    nn.init.normal_(adapted.lora_A)
+    nn.init.normal_(adapted.lora_B)
+    update = torch.einsum("or,ri,bi->bo", adapted.lora_B, adapted.lora_A, x)
+    torch.testing.assert_close(layer(x), x @ weight.T + bias + 6 / 4 * update)
+    merged = lora.merge(weight, adapted.lora_A, adapted.lora_B, 6 / 4)
+    torch.testing.assert_close(linear(x, merged, bias), layer(x))
+
+
+def test_it_starts_as_the_model_and_then_differs(
+    make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    row = micro_batch(make_batch([9, 7]).samples, torch.device("cpu"))
+    expected = token_statistics(make_model(), row).logprobs
+    model = adapt(make_model())
+    assert torch.equal(token_statistics(model, row).logprobs, expected)
+    disturb(model)
+    assert not torch.allclose(token_statistics(model, row).logprobs, expected, atol=1e-3)
+
+
+def test_training_changes_the_adapters_alone(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    model = adapt(make_model(), solo)
+    before, checksum = parameters(model), parameter_checksum(model)
+    train(model, solo, make_batch([9, 7]))
+    after = parameters(model)
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor) != lora.of_adapter(name), name
+    trained = parameter_checksum(model)
+    assert trained != checksum
+    with torch.no_grad():
+        local_part(model.lm_head.weight).add_(1)
+    assert parameter_checksum(model) == trained, "what is frozen does not count"
+
+
+def test_the_optimizer_remembers_what_is_trained_alone(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    model = adapt(make_model(), solo)
+    optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
+    train_step(
+        model, optimizer, make_batch([9, 7]), [(0, 1)], group=solo, loss=("aipo", {}), lr=1e-2, max_grad_norm=1.0
+    )
+    kept = {id(parameter) for parameter in optimizer.state}
+    assert kept == {id(p) for name, p in model.named_parameters() if lora.of_adapter(name)}
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+def test_the_start_depends_on_seed_and_name_alone(solo: Group, make_model: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(5)
+    plain = parameters(adapt(make_model()))
+    torch.manual_seed(6)
+    sharded = parameters(adapt(make_model(), solo))
+    assert all(torch.equal(sharded[name], plain[name]) for name in plain)
+    few = parameters(adapt(make_model(), config=CONFIG.model_copy(update={"targets": ["v_proj"]})))
+    name = "model.layers.1.self_attn.v_proj.lora_A"
+    assert torch.equal(few[name], plain[name])
+    assert not torch.equal(plain[name], plain[name.replace("layers.1", "layers.0")])
+    assert not torch.equal(parameters(adapt(make_model(), seed=1))[name], plain[name])
+    assert float(plain[name].abs().max()) <= 32**-0.5
+    assert not plain["model.layers.1.self_attn.v_proj.lora_B"].any()
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ([], {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        (["q_proj", "mlp.*"], {"q_proj", "gate_proj", "up_proj", "down_proj"}),
+        (["layers.1.self_attn.?_proj"], {f"model.layers.1.self_attn.{x}_proj" for x in "qkvo"}),
+    ],
+)
+def test_targets_choose_layers(make_model: Callable[..., nn.Module], targets: list[str], expected: set[str]) -> None:
+    config = CONFIG.model_copy(update={"targets": targets})
+    model = adapt(make_model(), config=config)
+    assert set(lora.adapter_config(model, config, "base")["target_modules"]) == expected
+    chosen = {name for name in lora.adapted(model) if any(f".{name}".endswith(f".{end}") for end in expected)}
+    assert set(lora.adapted(model)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": ["q_proj", "qproj"]}, "lora.targets: 'qproj' matches none .* end in down_proj, gate_proj, k_proj"),
+        ({"targets": ["lm_head"]}, "lora.targets: 'lm_head' matches none"),
+        ({"modules_to_save": ["head"]}, "lora.modulesToSave: 'head' matches none .* lm_head"),
+        ({"targets": ["mlp.*"], "modules_to_save": ["mlp"]}, "no adapter is left"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_told(
+    make_model: Callable[..., nn.Module], options: dict[str, list[str]], message: str
+) -> None:
+    with pytest.raises(RoleError, match=message):
+        lora.inject(make_model(), CONFIG.model_copy(update=options))
+
+
+def test_modules_to_save_are_trained_in_full(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    model = adapt(make_model(), solo, CONFIG.model_copy(update={"modules_to_save": ["lm_head", "layers.0.mlp"]}))
+    before = parameters(model)
+    train(model, solo, make_batch([9, 7]))
+    changed = {name for name, tensor in parameters(model).items() if not torch.equal(tensor, before[name])}
+    assert {name for name in changed if not lora.of_adapter(name)} == {
+        "lm_head.weight",
+        *(f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    }
+    assert not any("layers.0.mlp" in name for name in changed if lora.of_adapter(name))
+
+
+def test_dropout_falls_on_the_update_alone() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(6, 5, bias=False), torch.randn(4, 6)
+    plain = layer(x)
+    adapted = lora.LoRALinear.convert(layer, CONFIG.model_copy(update={"dropout": 0.5}))
+    nn.init.normal_(adapted.lora_A)
+    nn.init.zeros_(adapted.lora_B)
+    assert torch.equal(adapted(x), plain), "an update of nothing, dropped or not"
+    nn.init.normal_(adapted.lora_B)
+    assert not torch.equal(adapted(x), adapted(x))
+    adapted.eval()
+    torch.testing.assert_close(adapted(x), linear(x, lora.merge(layer.weight, layer.lora_A, layer.lora_B, 1.5)))
+
+
+def test_a_published_adapter_has_pefts_names(tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]) -> None:
+    model = adapt(make_model(), solo)
+    disturb(model)
+    path = RunPaths(tmp_path).version(3, 1)
+    config = lora.adapter_config(model, CONFIG, "base")
+    publish.publish_adapter(model, path, config=config, dtype="float32", group=solo)
+    assert [version.step for version in RunPaths(tmp_path).versions_on_disk()] == [3]
+    assert sorted(file.name for file in path.iterdir()) == [
+        "COMPLETE", "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+    written = json.loads((path / "adapter_config.json").read_text())
+    assert (written["peft_type"], written["r"], written["lora_alpha"], written["use_rslora"]) == ("LORA", 4, 6, False)
+    tensors = load_file(path / "adapter_model.safetensors")
+    assert len(tensors) == 2 * 7 * 2
+    name = "model.layers.1.mlp.down_proj"
+    down = model.get_submodule(name)
+    assert torch.equal(tensors[f"base_model.model.{name}.lora_A.weight"], local_part(down.lora_A))
+    assert torch.equal(tensors[f"base_model.model.{name}.lora_B.weight"], local_part(down.lora_B))
+
+
+def test_merged_weights_answer_as_the_adapted_model(
+    tmp_path: Path, solo: Group, source: Path, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    config = ModelConfig(path=str(source), dtype="float32")
+    model = make_model()
+    files = publish.model_files(model, config, str(source))
+    adapt(model, solo, CONFIG.model_copy(update={"modules_to_save": ["lm_head"]}))
+    train(model, solo, make_batch([9, 7]))
+    path = RunPaths(tmp_path).version(1, 1)
+    publish.publish(model, path, files=files, dtype="float32", group=solo)
+    merged = AutoModelForCausalLM.from_pretrained(path)
+    row = micro_batch(make_batch([9]).samples, torch.device("cpu"))
+    with torch.no_grad():
+        expected = token_statistics(model, row).logprobs[2:]
+        ids = row.input_ids[None]
+        logits = merged(ids).logits[0].float() / row.temperatures[:, None]
+        found = logits.log_softmax(-1)[1:-1].gather(1, ids[0, 2:, None])[:, 0]
+        start = AutoModelForCausalLM.from_pretrained(source)(ids).logits[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(start, merged(ids).logits[0], atol=1e-3)
