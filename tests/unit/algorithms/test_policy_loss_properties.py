@@ -342,3 +342,15 @@ def test_one_advantage_per_sequence_is_that_of_each_token(name: str, options: di
     long = value_and_gradient(replace(batch, advantages=per_token), name, None, options)
     assert short[0] == long[0]
     assert torch.equal(short[1], long[1])
+
+
+@each_variant
+def test_a_batch_without_a_loss_token_gives_a_differentiable_zero(name: str, options: dict[str, Any]) -> None:
+    numbers = torch.linspace(-3.0, -1.0, 5)
+    silent = Batch(numbers, numbers + 0.5, numbers, numbers, numbers, torch.zeros(5, dtype=torch.bool), [2, 3])
+    nothing = Batch(*[torch.empty(0)] * 5, torch.empty(0, dtype=torch.bool), [])
+    for batch in (silent, nothing):
+        for denominator in (None, 0.0, 7.0):
+            value, gradient = value_and_gradient(batch, name, denominator, options)
+            assert value == 0.0
+            assert gradient.tolist() == [0.0] * len(batch.t)

@@ -76,6 +76,8 @@ def test_an_outcome_reward_is_every_tokens_return() -> None:
     assert returns_to_go(rewards, mask=mask, sequence_lengths=[5, 2]).tolist() == [0, 1, 1, 0, 1, 0, -2]
     half = returns_to_go(rewards, mask=mask, sequence_lengths=[5, 2], gamma=0.5)
     assert half.tolist() == [0, 0.25, 0.5, 0, 1, 0, -2]
+    whole = returns_to_go(rewards.long(), mask=mask, sequence_lengths=[5, 2], gamma=0.5)
+    assert torch.equal(whole, half)
 
 
 @settings(max_examples=40, deadline=None)

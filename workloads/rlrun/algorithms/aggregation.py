@@ -6,6 +6,7 @@ what a token weighs depends on its own sequence alone. The result then does not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -64,7 +65,7 @@ def check_aggregation(aggregation: str, length: float | None) -> None:
     if (length is None) == (aggregation == "constant_length"):
         wrong = "must be given for" if length is None else f"({length}) is not used by"
         raise ValueError(f"aggregation_length {wrong} aggregation {aggregation}")
-    if length is not None and not 0 < length < float("inf"):
+    if length is not None and (isinstance(length, bool | str) or not 0 < length < math.inf):
         raise ValueError(f"aggregation_length must be a positive number, got {length}")
 
 

@@ -80,7 +80,7 @@ def returns_to_go(
         ValueError: names the argument.
     """
     _share("gamma", gamma)
-    _finite("rewards", rewards)
+    rewards = _finite("rewards", rewards)
     result = _backwards(rewards, mask, sequence_lengths, gamma)
     return whiten(result, mask) if whitened else result
 
@@ -110,12 +110,10 @@ def gae(
     """
     _share("gamma", gamma)
     _share("lam", lam)
-    _finite("rewards", rewards)
-    _finite("values", values)
+    rewards, values = _finite("rewards", rewards), _finite("values", values)
     _same_shape("values", values, rewards)
     kept = mask.bool()
     _same_shape("mask", mask, rewards)
-    rewards, values = rewards.detach(), values.detach()
     following = _next_masked(values, kept, checked_lengths(sequence_lengths, len(rewards)))
     deltas = torch.where(kept, rewards + gamma * following - values, 0)
     advantages = _backwards(deltas, mask, sequence_lengths, gamma * lam)
@@ -156,12 +154,14 @@ def _share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be at least 0 and at most 1, got {value}")
 
 
-def _finite(name: str, values: Tensor) -> None:
+def _finite(name: str, values: Tensor) -> Tensor:
+    """`values` without a gradient, at least fp32. Raises ValueError unless they are `[T]` and finite."""
     if values.dim() != 1:
         raise ValueError(f"{name} must be packed, of shape [T]; got {tuple(values.shape)}")
     if not bool(torch.isfinite(values).all()):
         where = int((~torch.isfinite(values)).nonzero()[0])
         raise ValueError(f"{name} is not finite: {values[where].item()} at token {where}")
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _same_shape(name: str, tensor: Tensor, other: Tensor) -> None:
