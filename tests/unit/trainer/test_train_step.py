@@ -97,6 +97,18 @@ def test_the_gradient_is_the_mean_over_all_loss_tokens(
     assert metrics["loss_tokens"] == batch.loss_tokens
 
 
+def test_the_log_linear_policy_lies_between_the_versions(
+    step: Step, make_batch: Callable[..., Batch], make_model: Callable[..., nn.Module], solo: Group
+) -> None:
+    batch = make_batch(LENGTHS, step=3)  # sampled by version 0, trained by version 2: half of the way
+    row = micro_batch(batch.samples, solo.device)
+    with torch.no_grad():
+        t = token_statistics(shard(make_model(), solo), row).logprobs
+    half = ((t - row.inference_logprobs) / 2).exp()[row.mask]
+    loss = Objective("decoupled_ppo", {"cap": 1e6}, proximal="log_linear")
+    assert step(batch, [(0, 1), (2, 3, 4)], loss=loss)[0]["weight"] == pytest.approx(float(half.mean()), rel=1e-4)
+
+
 def test_an_entropy_bonus_raises_the_entropy(step: Step, make_batch: Callable[..., Batch]) -> None:
     still = make_batch(LENGTHS)
     for sample in still.samples:
