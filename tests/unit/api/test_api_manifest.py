@@ -127,7 +127,7 @@ def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
         ("name: quick", "name: " + "a" * 41, "has 41 characters; at most 40, so that the names of its pods fit"),
         ("name: quick", 'name: "quick\\n"', "is not an RFC 1035 label"),
         ("id: reverse-text\n    ", "", "run.yaml:13: spec.environments[0].id: required, but not set"),
-        ("  - id: reverse-text\n    groupSize: 8", "    []", "environments is empty, and task RL needs at least one"),
+        ("  - id: reverse-text\n    groupSize: 8", "    []", "environments is empty; task RL needs one"),
     ],
 )
 def test_a_wrong_value_names_line_field_value_and_what_is_expected(old: str, new: str, problem: str) -> None:

@@ -80,9 +80,7 @@ class EnvVar(Config):
     @model_validator(mode="after")
     def _free(self) -> Self:
         if self.name in RESERVED_ENV or self.name.startswith(RESERVED_ENV_PREFIX):
-            raise ValueError(
-                f"name ({self.name}) is reserved: RLRun sets {', '.join(RESERVED_ENV)} and {RESERVED_ENV_PREFIX}* itself; remove it"
-            )
+            raise ValueError(f"name ({self.name}) is reserved: RLRun sets it itself; remove it")
         return self
 
 

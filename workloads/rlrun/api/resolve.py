@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.api.resource import RLRunSpec
+from rlrun.api.resource import SFT_ALGORITHM_FIELDS, RLRunSpec
 from rlrun.config.base import Config
 from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.roles import (
@@ -44,7 +44,8 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
     common = dict(shared)
     algorithm = spec.algorithm
     if spec.task == "SFT":
-        algorithm = AlgorithmConfig(preset="sft", loss=spec.algorithm.loss)
+        parts = {name: getattr(algorithm, name) for name in SFT_ALGORITHM_FIELDS}
+        algorithm = AlgorithmConfig(**parts | {"preset": "sft"})
     environments = [
         environment.model_copy(update={"sampling": environment.sampling or spec.sampling})
         for environment in spec.environments

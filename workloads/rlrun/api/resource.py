@@ -25,6 +25,8 @@ KIND = "RLRun"
 NAME_MAX = 40
 LIVE_FIELDS = ("failurePolicy", "inference.replicas", "inference.minAvailable")
 """Of the spec: what may change at any time. All else is frozen once the first attempt has begun."""
+SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
+"""Parts of the objective that supervised fine-tuning has."""
 _NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -33,7 +35,7 @@ class RLRunSpec(Config):
     """What the run is. A smallest one needs a model and an environment (RL) or data (SFT)."""
 
     task: Task = "RL"
-    """RL: reinforcement learning on `environments`. SFT: supervised fine-tuning on `data`, without engines."""
+    """RL learns from `environments`, SFT from `data`, without engines."""
     model: ModelConfig
     """The policy that the run starts from."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
@@ -75,19 +77,17 @@ class RLRunSpec(Config):
     def _parts_of_the_task(self) -> Self:
         if self.task == "RL":
             if self.data is not None:
-                raise ValueError("data is for task SFT, and task is RL; remove data or set task to SFT")
+                raise ValueError("data is for task SFT; remove it or set task to SFT")
             if not self.environments:
-                raise ValueError("environments is empty, and task RL needs at least one; add one, or set task to SFT")
+                raise ValueError("environments is empty; task RL needs one")
             return self
         if self.data is None:
-            raise ValueError("data is not set, and task SFT needs it; add data.sources, or set task to RL")
+            raise ValueError("data is not set; task SFT needs it")
         for name in ("environments", "evaluation"):
             if getattr(self, name):
-                raise ValueError(f"{name} is for task RL, and task is SFT; remove {name}")
+                raise ValueError(f"{name} is for task RL; remove it")
         if self.algorithm.preset not in ("sft", AlgorithmConfig().preset):
-            raise ValueError(
-                f"algorithm.preset ({self.algorithm.preset}) is for task RL, and task is SFT; remove it or set it to sft"
-            )
+            raise ValueError(f"algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft")
         self._refuse_what_only_rl_reads()
         return self
 
@@ -98,7 +98,11 @@ class RLRunSpec(Config):
             ("sampling", self.sampling, tuple(SamplingConfig.model_fields)),
             ("weightSync", self.weight_sync, tuple(WeightSyncConfig.model_fields)),
             ("orchestrator", self.orchestrator, ("batch_size", "max_concurrency", "max_error_ratio")),
-            ("algorithm", self.algorithm, ("advantage", "max_async_level", "max_off_policy_steps", "filters")),
+            (
+                "algorithm",
+                self.algorithm,
+                tuple(name for name in AlgorithmConfig.model_fields if name not in SFT_ALGORITHM_FIELDS),
+            ),
         )
         for block, given, names in blocks:
             for name in names:
@@ -110,9 +114,7 @@ class RLRunSpec(Config):
                         if (block, name) == ("orchestrator", "batch_size")
                         else ""
                     )
-                    raise ValueError(
-                        f"{block}.{info.alias} ({value}) is for task RL, and task is SFT; remove {block}.{info.alias}{instead}"
-                    )
+                    raise ValueError(f"{block}.{info.alias} ({value}) is for task RL; remove it{instead}")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

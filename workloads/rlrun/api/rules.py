@@ -64,7 +64,7 @@ def quoted(text: str) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return f"[{', '.join(quoted(name) for name in names)}]"
+    return f"[{','.join(quoted(name) for name in names)}]"
 
 
 _IMPORT_PATH = r"^[A-Za-z_]\\w*([.][A-Za-z_]\\w*)*:[A-Za-z_]\\w*$"
@@ -86,32 +86,32 @@ _TOO_LONG = "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >=
 _SPEC = (
     Rule(
         "self.task == 'SFT' || !has(self.data)",
-        "data is for task SFT, and task is RL; remove data or set task to SFT",
+        "data is for task SFT; remove it or set task to SFT",
         ".data",
     ),
     Rule(
         "self.task == 'SFT' || self.environments.size() > 0",
-        "environments is empty, and task RL needs at least one; add one, or set task to SFT",
+        "environments is empty; task RL needs one",
         ".environments",
     ),
     Rule(
         "self.task == 'RL' || has(self.data)",
-        "data is not set, and task SFT needs it; add data.sources, or set task to RL",
+        "data is not set; task SFT needs it",
         ".data",
     ),
     Rule(
         "self.task == 'RL' || self.environments.size() == 0",
-        "environments is for task RL, and task is SFT; remove environments",
+        "environments is for task RL; remove it",
         ".environments",
     ),
     Rule(
         "self.task == 'RL' || !has(self.evaluation)",
-        "evaluation is for task RL, and task is SFT; remove evaluation",
+        "evaluation is for task RL; remove it",
         ".evaluation",
     ),
     Rule(
         "self.task == 'RL' || self.algorithm.preset in ['grpo', 'sft']",
-        "algorithm.preset ({self.algorithm.preset}) is for task RL, and task is SFT; remove it or set it to sft",
+        "algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft",
         ".algorithm.preset",
     ),
     Rule(
@@ -249,7 +249,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     DataConfig: (
         Rule(
             "!has(self.stopping) || has(self.epochs)",
-            "stopping ({self.stopping}) needs epochs: without it the data is read until maxSteps; set epochs or remove stopping",
+            "stopping ({self.stopping}) needs epochs; set epochs or remove stopping",
             ".stopping",
         ),
     ),
@@ -279,8 +279,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     EnvVar: (
         Rule(
             f"!(self.name in {_listed(RESERVED_ENV)}) && !self.name.startsWith('{RESERVED_ENV_PREFIX}')",
-            f"name ({{self.name}}) is reserved: RLRun sets {', '.join(RESERVED_ENV)} and {RESERVED_ENV_PREFIX}* itself; "
-            "remove it",
+            "name ({self.name}) is reserved: RLRun sets it itself; remove it",
             ".name",
         ),
     ),
@@ -310,7 +309,7 @@ def frozen_rules() -> list[Rule]:
 
 def _frozen(name: str, shape: Shape, info: FieldInfo) -> Rule:
     # Compared as lists of one item: the API server takes the length of an optional for unbounded, and refuses the rule.
-    same = f"[self.spec.?{name}] == [oldSelf.spec.?{name}]"
+    same = f"[self.spec.?{name}]==[oldSelf.spec.?{name}]"
     what = f"spec.{name} is frozen"
     if shape.kind in ("int", "choice"):
         what = f"spec.{name} ({{self.spec.{name}}}) is frozen at {{oldSelf.spec.{name}}}"
@@ -318,11 +317,11 @@ def _frozen(name: str, shape: Shape, info: FieldInfo) -> Rule:
         below = [spelled(shape.model, part, "camel") for part in fields(shape.model)]
         kept = [part for part in below if f"{name}.{part}" not in LIVE_FIELDS]
         both = f"[[self.spec.{name}, oldSelf.spec.{name}]]"
-        tests = [f"[b[0].?{part}] == [b[1].?{part}]" for part in kept]
-        changed = ", ".join(f"{test} ? '' : {quoted(part)}" for test, part in zip(tests, kept, strict=True))
+        tests = [f"[b[0].?{part}]==[b[1].?{part}]" for part in kept]  # without blanks: there are hundreds
+        changed = ",".join(f"{test}?'':{quoted(part)}" for test, part in zip(tests, kept, strict=True))
         what = f"spec.{name} (changed: {{{both}.map(b, [{changed}])[0].filter(n, n != '')}}) is frozen"
         if kept != below:
-            same = f"{both}.all(b, {' && '.join(tests)})"
+            same = f"{both}.all(b, {'&&'.join(tests)})"
     return Rule(f"self.?status.?attempt.orValue(0) < 1 || {same}", f"{what} {_FIX}", f".spec.{name}", forbidden=True)
 
 
@@ -331,9 +330,6 @@ def always_there(info: FieldInfo) -> bool:
     return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
 
 
-_FIX = (
-    "since attempt {self.status.attempt} began; delete the run and apply it again: on the same volume it continues from its "
-    "last checkpoint"
-)
+_FIX = "since attempt {self.status.attempt} began; delete the run and apply it again: it goes on from its checkpoint"
 
 ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE, *frozen_rules())}

@@ -17,11 +17,11 @@ class DataSetConfig(Config):
     """One data set. Exactly one of `path` and `name` says where it is."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """A `.jsonl` or `.parquet` file, or a folder of them or of a data set saved by `datasets`; as the pods see it."""
+    """A `.jsonl` or `.parquet` file, or a folder of such or as `datasets` saves it; as the pods see it."""
     name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Data set on the hub whose files are of these kinds, such as `org/chats`."""
+    """Data set on the hub with such files."""
     split: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Only files and folders with this word in their name, such as `train`."""
+    """Only files and folders with this word in their name."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -40,16 +40,16 @@ class SourceConfig(DataSetConfig):
     """One data set of the mixture."""
 
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Share of rows relative to the other sources' weights."""
+    """Share of rows among the sources."""
 
 
 class ValidationConfig(DataSetConfig):
-    """Held-out rows, whose loss is measured before the first step, every `interval` steps and after the last."""
+    """Rows whose loss is measured before the first step, every `interval` steps and after the last."""
 
     interval: Annotated[int, Field(ge=1)] = 50
     """Steps between two measurements."""
     max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Rows, from the data set's first on."""
+    """Rows, from the first on."""
 
 
 class DataConfig(Config):
@@ -60,35 +60,32 @@ class DataConfig(Config):
     messages_field: _Field = "messages"
     """Column of the chat."""
     prompt_field: _Field = "prompt"
-    """Column of the prompt, where a row has no chat: a text or messages."""
+    """Column of the prompt, where there is no chat."""
     completion_field: _Field = "completion"
-    """Column of the completion, which alone is learned then: a text or messages."""
+    """Column of the completion, which alone is learned then."""
     tools_field: _Field = "tools"
-    """Column of the tools that the chat may call; optional."""
+    """Column of the tools of the chat, if any."""
     loss_roles: Annotated[list[LossRole], Field(min_length=1, max_length=4)] = _ASSISTANT
-    """Roles whose messages are learned. A message's own `weight` (default 1) weighs its tokens; 0: not learned."""
+    """Roles that are learned. A message's own `weight` (default 1) weighs its tokens."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 64
     """Rows per step."""
     batch_tokens: Annotated[int, Field(ge=16)] | None = None
-    """Instead of `batchSize`: as many rows per step as this many tokens hold."""
+    """Instead of `batchSize`: rows of this many tokens per step."""
     shuffle: bool = True
-    """A new order in each epoch, from the seed; otherwise the files' order."""
+    """A new order in each epoch; otherwise that of the files."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """How often the data is read; the run ends then, or at `maxSteps` if that comes first. Default: until `maxSteps`."""
+    """How often the data is read; the run ends then or at `maxSteps`."""
     stopping: Literal["FirstExhausted", "AllExhausted"] | None = None
-    """Of a mixture with `epochs`: it ends when the first source has been read that often (default), or when all have; until
-    then the shorter ones are read again."""
+    """Whether `epochs` end with the first source (default) or with all."""
     too_long: Literal["Truncate", "Skip", "Fail"] = "Truncate"
-    """Rows of more than `seqLen` tokens: cut at the end, left out and counted, or an error."""
+    """Rows of more than `seqLen` tokens: cut, left out, or an error."""
     malformed: Literal["Fail", "Skip"] = "Fail"
-    """Rows that are no chat: an error that names file and line, or left out and counted."""
+    """Rows that are no chat: an error, or left out."""
     validation: ValidationConfig | None = None
     """Held-out loss; none by default."""
 
     @model_validator(mode="after")
     def _stopping_stops(self) -> Self:
         if self.stopping is not None and self.epochs is None:
-            raise ValueError(
-                f"stopping ({self.stopping}) needs epochs: without it the data is read until maxSteps; set epochs or remove stopping"
-            )
+            raise ValueError(f"stopping ({self.stopping}) needs epochs; set epochs or remove stopping")
         return self

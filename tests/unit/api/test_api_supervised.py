@@ -1,0 +1,48 @@
+"""What a supervised run may say, and what its roles get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+
+SFT: dict[str, Any] = {"task": "SFT", "model": {"path": "m"}, "data": {"sources": [{"path": "a.jsonl"}]}}
+
+
+def test_the_roles_get_the_data_and_no_engine() -> None:
+    spec = RLRunSpec.model_validate(SFT | {"algorithm": {"aggregation": "seq_mean_token_mean"}})
+    config = resolve(spec, name="run", uid="u", output_dir="/runs/run")
+    assert config.inference is None
+    assert (config.trainer.task, config.orchestrator.task) == ("SFT", "SFT")
+    assert config.orchestrator.data == spec.data
+    assert config.trainer.algorithm.effective_loss.name == "sft"
+    assert config.trainer.algorithm.aggregation == "seq_mean_token_mean"
+    assert type(config).model_validate_json(config.model_dump_json()) == config
+    other = RLRunSpec.model_validate(SFT | {"data": {"sources": [{"path": "b.jsonl"}]}})
+    assert resolve(other, name="run", uid="u", output_dir="/runs/run").hash() != config.hash()
+
+
+def test_a_loss_of_ones_own_replaces_that_of_the_preset() -> None:
+    spec = RLRunSpec.model_validate(SFT | {"algorithm": {"loss": {"name": "package.module:loss"}}})
+    config = resolve(spec, name="run", uid="u", output_dir="/runs/run")
+    assert config.trainer.algorithm.effective_loss.name == "package.module:loss"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "problem"),
+    [
+        ({"inference": {"gpusPerReplica": 1}}, r"inference.gpusPerReplica \(1\) is for task RL; remove it"),
+        ({"sampling": {"temperature": 0.5}}, r"sampling.temperature \(0.5\) is for task RL"),
+        ({"weightSync": {"timeoutSeconds": 5}}, r"weightSync.timeoutSeconds \(5.0\) is for task RL"),
+        ({"orchestrator": {"batchSize": 8}}, r"orchestrator.batchSize \(8\) is for task RL; remove it; data.batchSize"),
+        ({"algorithm": {"maxAsyncLevel": 0}}, r"algorithm.maxAsyncLevel \(0\) is for task RL"),
+        ({"algorithm": {"advantage": {"name": "rloo"}}}, r"algorithm.advantage .* is for task RL"),
+        ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) is for task RL; remove it or set it to sft"),
+    ],
+)
+def test_what_only_rl_reads_is_refused(blocks: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        RLRunSpec.model_validate(SFT | blocks)
