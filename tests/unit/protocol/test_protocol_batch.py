@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.protocol.batch import Batch, BatchError, Sample, read_batch, write_batch
+from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, read_batch, write_batch
 
 
 def sample(length: int = 4, **changes: Any) -> Sample:
@@ -50,6 +50,16 @@ def test_round_trip(tmp_path: Path) -> None:
     assert (read.step, read.attempt) == (7, 2)
     assert all(same(a, b) for a, b in zip(written.samples, read.samples, strict=True))
     assert (read.tokens, read.loss_tokens, read.max_version) == (15, 2 + 7 + 0, 3)
+
+
+def test_what_is_known_of_the_end_of_the_data_and_of_validation_goes_along(tmp_path: Path) -> None:
+    write_batch(tmp_path / "plain", batch())
+    plain = read_batch(tmp_path / "plain")
+    assert (plain.total_steps, plain.last, plain.validation) == (None, False, None)
+    around = Validation("/runs/x/rollouts/validation.a0001", before=True)
+    write_batch(tmp_path / "last", replace(batch(), total_steps=7, last=True, validation=around))
+    read = read_batch(tmp_path / "last")
+    assert (read.total_steps, read.last, read.validation) == (7, True, around)
 
 
 def test_some_samples_only(tmp_path: Path) -> None:

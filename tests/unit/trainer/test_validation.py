@@ -1,0 +1,49 @@
+"""The held-out loss is that of the definition, however its samples are packed, and nothing is learned from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import shard
+from rlrun.trainer.step import parameter_checksum
+from rlrun.trainer.validation import validate
+
+LENGTHS = [9, 4, 13, 6, 3]
+
+
+def supervised(sample: Sample, weight: float) -> Sample:
+    """As the data pipeline makes it."""
+    zeros = np.zeros(len(sample), np.float32)
+    weights = np.where(sample.loss_mask, weight, 0).astype(np.float32)
+    return dataclasses.replace(sample, logprobs=zeros, advantages=weights)
+
+
+@pytest.mark.parametrize("rows", [[(0, 1, 2, 3, 4)], [(3,), (), (0, 2), (4, 1)]])
+def test_it_is_the_weighted_negative_log_probability(
+    solo: Group, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], rows: list[tuple[int, ...]]
+) -> None:
+    samples = tuple(supervised(make_sample(n, seed=i), 0.5 if i else 1.0) for i, n in enumerate(LENGTHS))
+    batch = Batch(0, 1, samples)
+    model = shard(make_model(), solo)
+    before = parameter_checksum(model)
+    found = validate(model, batch, rows, group=solo)
+    plain = make_model(attn="eager")
+    total = 0.0
+    for sample in samples:
+        ids = torch.from_numpy(sample.input_ids).long()
+        with torch.no_grad():
+            logprobs = plain(input_ids=ids[None]).logits[0, :-1].double().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        total -= float((logprobs * torch.from_numpy(sample.advantages)[1:]).sum())
+    assert found["validation/loss"] == pytest.approx(total / batch.loss_tokens, rel=1e-5)
+    assert found["validation/loss_tokens"] == batch.loss_tokens
+    assert parameter_checksum(model) == before
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
