@@ -24,7 +24,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
-from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port, gpus
+from rlrun.local.preflight import PreflightError, check_data, check_folder, check_model, check_ports, free_port, gpus
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor, last_lines
 from rlrun.local.view import View, duration
@@ -131,6 +131,7 @@ def _run(
     config = resolve(spec, name=name, uid=_uid(paths, options.resume), output_dir=str(root))
     check_environments(config)
     check_model(config)
+    check_data(config)
     ports = _choose_ports(options, config)
     check_ports(ports)
     try:

@@ -93,6 +93,25 @@ def check_model(config: RunConfig) -> None:
             )
 
 
+def check_data(config: RunConfig) -> None:
+    """Local data sets must be there.
+
+    Raises:
+        PreflightError: names the source and the path.
+    """
+    data = config.orchestrator.data
+    if data is None:
+        return
+    places = [(f"sources[{index}]", source.path) for index, source in enumerate(data.sources)]
+    if data.validation is not None:
+        places.append(("validation", data.validation.path))
+    for where, path in places:
+        if path is not None and not Path(path).exists():
+            raise PreflightError(
+                f"spec.data.{where}.path: there is no file or folder {path}, seen from {Path.cwd()}", exit_codes.DATA
+            )
+
+
 def gpus() -> Sequence[int]:
     """Indices of the NVIDIA GPUs of this machine, without loading any library."""
     found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))

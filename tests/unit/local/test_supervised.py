@@ -1,0 +1,93 @@
+"""A supervised run on one machine: its processes, what is refused before it starts, and what it says at its end."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.run import RunConfig
+from rlrun.local.main import main
+from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
+from rlrun.local.preflight import PreflightError, check_data
+from rlrun.local.summary import print_summary
+from rlrun.protocol import exit_codes
+
+
+def config(**data: Any) -> RunConfig:
+    sources = {"sources": [{"path": "chats.jsonl"}]}
+    document = {"task": "SFT", "model": {"tiny": {}}, "data": sources | data}
+    return resolve(RLRunSpec.model_validate(document), name="run", uid="u", output_dir="/runs/run")
+
+
+def test_it_is_a_trainer_and_an_orchestrator() -> None:
+    ports = Ports(1, 2, 3, ())
+    configs = with_endpoints(config(), ports, None)
+    assert RunConfig.model_validate_json(configs[0].model_dump_json()) == configs[0]
+    started = processes(
+        configs,
+        [Path("run.json")],
+        attempt=1,
+        api_key="k",
+        launch_id="l",
+        ports=ports,
+        trainer_gpus=[],
+        inference_gpus=[],
+    )
+    assert [process.role for process in started] == ["trainer", "orchestrator"]
+    assert split_gpus(config(), [], None, None) == ([], [])
+
+
+def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PreflightError, match=r"spec.data.sources\[0\].path: there is no file or folder chats.jsonl"):
+        check_data(config())
+    Path("chats.jsonl").touch()
+    check_data(config())
+    with pytest.raises(PreflightError, match=r"spec.data.validation.path: there is no file or folder held"):
+        check_data(config(validation={"path": "held"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--replay", "."], "--replay is for task RL"),
+        (["--inference-port", "8000"], "--inference-port names 1 ports, task SFT runs no engine; leave it out"),
+    ],
+)
+def test_options_of_rl_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    problem: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chats.jsonl").touch()
+    Path("run.yaml").write_text(
+        "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: run}\n"
+        "spec: {task: SFT, model: {tiny: {}}, data: {sources: [{path: chats.jsonl}]}}\n"
+    )
+    assert main(["run.yaml", *options]) == exit_codes.CONFIGURATION
+    assert problem in capsys.readouterr().err
+
+
+def test_the_summary_tells_the_losses(tmp_path: Path) -> None:
+    lines = [
+        {"step": 0, "validation/loss": 4.5},
+        {"step": 1, "loss": 4.25},
+        {"step": 2, "loss": 0.5, "validation/loss": 0.75},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = io.StringIO()
+    print_summary(Console(file=said, width=200), tmp_path, elapsed_seconds=61.0, command="sft run.yaml")
+    assert "loss 4.2500 → 0.5000 (steps 1 and 2)" in said.getvalue()
+    assert "validation loss 4.5000 (step 0) → 0.7500 (step 2)" in said.getvalue()
+    assert "Complete in 1 min 1 s" in said.getvalue()
+    assert "traces/" not in said.getvalue()
