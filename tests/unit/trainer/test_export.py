@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlrun.cli.main import main
 from rlrun.config.checkpoint import ExportConfig
 from rlrun.config.learning import OptimizerConfig
+from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import export
+from rlrun.trainer import export, lora
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
+from rlrun.trainer.model import load_model, shard
 from rlrun.trainer.publish import model_files, publish
 from rlrun.trainer.saving import Saver
 from rlrun.trainer.step import make_optimizer
@@ -92,6 +93,27 @@ def test_an_exported_checkpoint_is_the_model(
     assert half.dtype == torch.bfloat16
     for name, tensor in half.named_parameters():
         assert torch.equal(tensor, expected[name].bfloat16()), name
+
+
+def test_adapters_are_merged_as_they_are_when_they_are_published(
+    tmp_path: Path, solo: Group, source: Path, save: Callable[[nn.Module], Path]
+) -> None:
+    config, adapters = ModelConfig(path=str(source), dtype="float32"), LoRAConfig(rank=4, modules_to_save=["lm_head"])
+    model = load_model(config, str(source))
+    lora.inject(model, adapters)
+    torch.manual_seed(1)
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        torch.nn.init.normal_(parameter.data, std=0.1)
+    checkpoint = save(model)
+    files = model_files(model, config, str(source))
+    publish(model, tmp_path / "published", files=files, dtype="float32", group=solo)
+    export.export_checkpoint(checkpoint, tmp_path / "out", config, str(source), step=3, adapters=adapters)
+    found, expected = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("out", "published"))
+    base = AutoModelForCausalLM.from_pretrained(source)
+    for name, tensor in expected.named_parameters():
+        assert torch.equal(found.get_parameter(name), tensor), name
+        frozen = "norm" in name or "embed" in name
+        assert torch.equal(base.get_parameter(name), tensor) == frozen, name
 
 
 def test_a_checkpoint_of_another_model_is_refused(

@@ -1,8 +1,8 @@
 """Hugging Face exports: a model folder that transformers and vLLM load, from a published version or from a checkpoint.
 
 A run exports what it has published, which is such a folder already: `export_version` links the files, so that it costs neither time nor
-space. From a checkpoint, `export_checkpoint` reads the distributed shards file by file of the result: never the whole model at once. Where
-a checkpoint's parameters are not those of the exported model (adapters), they are brought together in `_read`.
+space. From a checkpoint, `export_checkpoint` reads the distributed shards file by file of the result: never the whole model at once. A
+checkpoint of adapters holds only what was trained: the model that they change is loaded whole, and the updates are merged into it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlrun.config.checkpoint import ExportConfig, ResumeConfig
+from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import DType, ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import new_folder
@@ -29,7 +30,9 @@ from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.protocol.paths import COMPLETE, RunPaths
 from rlrun.protocol.run_folder import recorded_run
+from rlrun.trainer import lora
 from rlrun.trainer.checkpoint import POLICY, parameter_key
+from rlrun.trainer.model import load_model
 from rlrun.trainer.publish import (
     SHARD_BYTES,
     divide,
@@ -110,6 +113,7 @@ def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DTyp
         config.model.source(paths.model),
         step=base.checkpoint.step,
         dtype=dtype,
+        adapters=config.lora,
     )
 
 
@@ -121,6 +125,7 @@ def export_checkpoint(
     *,
     step: int,
     dtype: DType | None = None,
+    adapters: LoRAConfig | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
     """Write sharded safetensors with their index, `config.json`, `generation_config.json` and the tokenizer.
@@ -132,6 +137,7 @@ def export_checkpoint(
         source: where its configuration and tokenizer are.
         step: of the checkpoint.
         dtype: of the exported weights; None: the one that the run publishes.
+        adapters: of the run; their updates are merged into the weights.
         shard_bytes: most bytes of one file, unless one parameter alone has more; about that much memory is needed, twice.
 
     Raises:
@@ -139,11 +145,13 @@ def export_checkpoint(
     """
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)
-    skeleton = _skeleton(model, source)
+    skeleton = _skeleton(model, source) if adapters is None else _base(model, source, adapters)
     reader = dcp.FileSystemReader(checkpoint / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
     tensors = published_tensors(skeleton)
-    missing = [name for name in tensors if parameter_key(POLICY, name) not in stored]
+    trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
+    wanted = [*tensors] if adapters is None else trained
+    missing = [name for name in wanted if parameter_key(POLICY, name) not in stored]
     if missing:
         raise RoleError(
             f"{checkpoint} is of another model than {source}: it lacks {len(missing)} parameters, such as {missing[0]}",
@@ -157,7 +165,7 @@ def export_checkpoint(
         output.rmdir()  # it is empty
     with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
         for file, members in files.items():
-            read = _read(reader, members, stored)
+            read = _read(reader, members, stored, skeleton)
             converted = {
                 name: tensor.to(number_format) if tensor.is_floating_point() else tensor
                 for name, tensor in read.items()
@@ -184,11 +192,35 @@ def _skeleton(model: ModelConfig, source: str) -> nn.Module:
     return skeleton
 
 
-def _read(reader: dcp.FileSystemReader, names: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Whole parameters out of the shards that hold parts of them."""
-    keys = {name: parameter_key(POLICY, name) for name in names}
+def _base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
+    """The model that the adapters change, with their places in it; what is trained requires gradients."""
+    base = load_model(model, source)
+    lora.inject(base, adapters)
+    return base
+
+
+def _read(
+    reader: dcp.FileSystemReader, names: Sequence[str], stored: Mapping[str, Any], skeleton: nn.Module
+) -> dict[str, Tensor]:
+    """Whole parameters: out of the shards that hold parts of them, or the base model's with the update merged in (in float32)."""
+    updates = lora.updates(skeleton)
+    halves = {
+        name: [name.removesuffix("weight") + half for half in lora.PARAMETERS] for name in names if name in updates
+    }
+    trained = [name for name in names if parameter_key(POLICY, name) in stored]
+    keys = {
+        name: parameter_key(POLICY, name) for name in [*trained, *(half for pair in halves.values() for half in pair)]
+    }
     state = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys.values()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it says that there is no process group; none is meant
         dcp.load(state, storage_reader=reader, no_dist=True)
-    return {name: state[key] for name, key in keys.items()}
+    read = {name: state[keys[name]] for name in trained}
+    tensors = skeleton.state_dict()
+    for name in names:
+        if name in halves:
+            a, b = (state[keys[half]] for half in halves[name])
+            read[name] = lora.merge(tensors[name], a, b, updates[name].scaling)
+        elif name not in read:
+            read[name] = tensors[name]
+    return read
