@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlrun.config.parallel import ParallelismConfig
+
 STEPS = 6
 
 
@@ -26,9 +28,15 @@ def test_one_and_two_ranks_packed_or_not_train_the_same(make_run: Callable[[str]
     assert [line["step"] for line in expected] == list(range(1, STEPS + 1))
     assert expected[0]["grad_norm"] > 0
     assert expected[0]["param_checksum"] != expected[-1]["param_checksum"]
-    for name, ranks, tokens in (("two", 2, 1024), ("unpacked", 1, 16), ("two_unpacked", 2, 16)):
+    context = ParallelismConfig(cp=2)
+    for name, ranks, tokens, parallelism in (
+        ("two", 2, 1024, ParallelismConfig()),
+        ("unpacked", 1, 16, ParallelismConfig()),
+        ("two_unpacked", 2, 16, ParallelismConfig()),
+        ("context", 2, 1024, context),
+    ):
         run = make_run(name)
-        found = run.train(ranks=ranks, replay=recorded, micro_batch_tokens=tokens)
+        found = run.train(ranks=ranks, replay=recorded, micro_batch_tokens=tokens, parallelism=parallelism)
         for one, other in zip(expected, found, strict=True):
             for metric in ("loss", "grad_norm", "entropy", "mismatch_kl", "tokens", "loss_tokens"):
                 assert other[metric] == pytest.approx(one[metric], rel=1e-5, abs=1e-5), (name, one["step"], metric)

@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.trainer.attention import layout
+from rlrun.config.parallel import AttentionKernel
+from rlrun.trainer.attention import implementation, layout
 
 LENGTHS = [5, 17, 3, 9, 1, 16]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_packed_and_unpacked_logits_agree(family: str, make_model: Callable[..., nn.Module]) -> None:
-    packed, alone = make_model(family), make_model(family, attn="eager")
+@pytest.mark.parametrize(("family", "kernel"), [("llama", "auto"), ("qwen3", "auto"), ("qwen3", "sdpa")])
+def test_packed_and_unpacked_logits_agree(
+    family: str, kernel: AttentionKernel, make_model: Callable[..., nn.Module]
+) -> None:
+    packed, alone = make_model(family, attn=implementation(kernel)), make_model(family, attn="eager")
     ids = torch.randint(0, 50, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
     row = layout(LENGTHS, torch.device("cpu"))

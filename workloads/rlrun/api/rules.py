@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX, EnvVar
 from rlrun.api.life import BackoffSpec
 from rlrun.api.placement import TopologySpec
-from rlrun.api.pods import InferenceBlock
+from rlrun.api.pods import InferenceBlock, TrainerBlock
 from rlrun.api.resource import LIVE_FIELDS, NAME_MAX, RLRun, RLRunSpec
 from rlrun.api.storage import StorageSpec
 from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
@@ -194,6 +194,51 @@ _PLACE = (
     ),
 )
 
+_RANKS = "(self.replicas * (has(self.processesPerReplica) ? self.processesPerReplica : self.gpusPerReplica > 0 ? self.gpusPerReplica : 1))"
+_DIVIDED = "(self.parallelism.dpReplicate * self.parallelism.cp * self.parallelism.tp)"
+_SHARING = f"({_RANKS} / (self.parallelism.dpReplicate * self.parallelism.tp))"
+
+_TRAINER = (
+    Rule(
+        f"!has(self.parallelism.dpShard) || {_DIVIDED} * self.parallelism.dpShard == {_RANKS}",
+        f"parallelism: dpReplicate * dpShard * cp * tp ({{{_DIVIDED} * self.parallelism.dpShard}}) must be the number of ranks "
+        f"({{{_RANKS}}} = replicas * processesPerReplica); change one of them, or remove dpShard",
+        ".parallelism",
+    ),
+    Rule(
+        f"has(self.parallelism.dpShard) || {_RANKS} % {_DIVIDED} == 0",
+        f"parallelism: dpReplicate * cp * tp ({{{_DIVIDED}}}) must divide the number of ranks "
+        f"({{{_RANKS}}} = replicas * processesPerReplica); lower one of them or raise replicas",
+        ".parallelism",
+    ),
+    Rule(
+        f"{_RANKS} % {_DIVIDED} != 0 || {_SHARING} % self.parallelism.ep == 0",
+        f"parallelism.ep ({{self.parallelism.ep}}) must divide dpShard * cp ({{{_SHARING}}}); lower ep or raise dpShard",
+        ".parallelism",
+    ),
+    Rule(
+        "!self.cpuOffload || self.gpusPerReplica > 0",
+        "cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload",
+        ".cpuOffload",
+    ),
+    Rule(
+        "self.attention != 'varlen' || self.gpusPerReplica > 0",
+        "attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto",
+        ".attention",
+    ),
+    Rule(
+        "!has(self.lora) || self.parallelism.tp == 1",
+        "parallelism.tp ({self.parallelism.tp}) does not divide adapters; set tp: 1 or remove lora",
+        ".parallelism",
+    ),
+    Rule(
+        "!self.compile || self.activationCheckpointing != 'selective'",
+        "compile (true) hides from activationCheckpointing (selective) what it selects; "
+        "set activationCheckpointing: full or remove compile",
+        ".compile",
+    ),
+)
+
 RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     RLRunSpec: _SPEC,
     ModelConfig: _MODEL,
@@ -261,6 +306,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "({has(self.preferred) ? self.preferred : 'not set'}) names the node label; set one of them",
         ),
     ),
+    TrainerBlock: _TRAINER,
     InferenceBlock: (
         Rule(
             "self.minAvailable <= self.replicas",

@@ -5,9 +5,9 @@ A role's configuration is its block plus the shared values that flow into it. Pa
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
@@ -15,6 +15,7 @@ from rlrun.config.data import DataConfig
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
+from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel, ComputeDType, ParallelismConfig
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 Task = Literal["RL", "SFT"]
@@ -35,9 +36,43 @@ class TrainerSpec(Config):
     """The learning rate's schedule."""
     lora: LoRAConfig | None = None
     """Train adapters; default: all weights."""
+    parallelism: ParallelismConfig = ParallelismConfig()
+    """How the ranks share model and data."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What of a layer backward makes again (`full`; `selective`: all but matrix products and attention) or fetches from the
+    host's memory (`offload`). Does not change the result."""
+    attention: AttentionKernel = "auto"
+    """Kernel: torch's flash attention over packed rows (`varlen`, GPUs only) or padded blocks (`sdpa`); auto: the first one
+    that the device can."""
+    compile: bool = False
+    """Compile every decoder layer (torch.compile)."""
+    compute_dtype: ComputeDType = "auto"
+    """Number format of forward and backward; auto: bfloat16 on GPUs, float32 on CPU. Masters stay float32."""
+    cpu_offload: bool = False
+    """Keep masters, gradients and the optimizer's state in the host's memory; needs GPUs."""
     micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
     """Most tokens packed into one micro-batch; default: `seqLen`, at least 4096. Does not change the result, only
     memory and speed."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        problem = self.parallelism.problem(self.world_size)
+        if problem is not None:
+            raise ValueError(problem)
+        if self.cpu_offload and self.gpus_per_replica == 0:
+            raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
+        if self.attention == "varlen" and self.gpus_per_replica == 0:
+            raise ValueError("attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto")
+        if self.lora is not None and self.parallelism.tp > 1:
+            raise ValueError(
+                f"parallelism.tp ({self.parallelism.tp}) does not divide adapters; set tp: 1 or remove lora"
+            )
+        if self.compile and self.activation_checkpointing == "selective":
+            raise ValueError(
+                "compile (true) hides from activationCheckpointing (selective) what it selects; "
+                "set activationCheckpointing: full or remove compile"
+            )
+        return self
 
     @property
     def ranks_per_replica(self) -> int:

@@ -43,6 +43,7 @@ from rlrun.trainer.publish import (
     write_index,
 )
 from rlrun.trainer.resume import choose_base
+from rlrun.trainer.tensor_names import file_names, file_tensors
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,18 @@ def export_checkpoint(
         for file, members in files.items():
             read = _read(reader, members, stored, skeleton)
             converted = {
-                name: tensor.to(number_format) if tensor.is_floating_point() else tensor
+                part: values
                 for name, tensor in read.items()
+                for part, values in file_tensors(
+                    name, tensor.to(number_format) if tensor.is_floating_point() else tensor
+                )
             }
             save_file(converted, folder / file, metadata={"format": "pt"})
-        write_index(folder, files, sizes)
+        written = {
+            file: [part for name in members for part in file_names(name, tuple(tensors[name].shape))]
+            for file, members in files.items()
+        }
+        write_index(folder, written, total)
         for name, content in model_files(skeleton, chosen, source).contents.items():
             (folder / name).write_bytes(content)
     return Exported(step, sum(tensor.numel() for tensor in tensors.values()), total)

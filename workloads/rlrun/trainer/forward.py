@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlrun.protocol.batch import Sample
 from rlrun.trainer.attention import Layout, layout
+from rlrun.trainer.parallel.rows import join, row_part
 
 _IDLE_TOKENS = 2
 """Length of the row that a rank without work runs, so that it takes part in every collective."""
@@ -76,21 +77,18 @@ def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: boo
     a loss token sends its first position through, so that every rank runs the same collectives, and uses nothing of it.
     """
     predicted = row.mask.nonzero()[:, 0]
-    kept = predicted if len(predicted) else predicted.new_ones(1)
+    part = row_part(model, row.input_ids, row.position_ids, row.packed, predicted)
     output = model(
-        input_ids=row.input_ids[None],
-        position_ids=row.position_ids[None],
-        packed=row.packed,
-        logits_to_keep=kept - 1,
+        input_ids=part.input_ids[None],
+        position_ids=part.position_ids[None],
+        packed=part.packed,
+        logits_to_keep=part.before,
         use_cache=False,
     )
-    logits = output.logits[0].float() / row.temperatures[kept, None]
+    logits = output.logits[0].float() / row.temperatures[part.targets, None]
     distribution = logits.log_softmax(-1)
-    chosen = distribution.gather(1, row.input_ids[kept, None])[:, 0]
+    chosen = distribution.gather(1, row.input_ids[part.targets, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(-1)
-    outside = row.temperatures.new_zeros(row.mask.shape)
-    return TokenStatistics(
-        torch.where(row.mask, outside.index_put((kept,), chosen), 0),
-        torch.where(row.mask, outside.index_put((kept,), entropy), 0),
-    )
+    tokens = len(row.input_ids)
+    return TokenStatistics(join(model, part, chosen, tokens), join(model, part, entropy, tokens))

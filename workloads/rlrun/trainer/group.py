@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from rlrun.config.parallel import ParallelismConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
+from rlrun.trainer.parallel.dims import Meshes, ParallelDims
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longest time that ranks wait for each other; covers one rank that reads or writes a large model alone."""
@@ -29,6 +31,24 @@ class Group:
     world_size: int
     device: torch.device
     mesh: DeviceMesh
+    """What FSDP divides the layers over."""
+    meshes: Meshes | None = None
+    """The whole layout; None: FSDP over all ranks and nothing else."""
+
+    @property
+    def dims(self) -> ParallelDims:
+        """The layout's sizes."""
+        return self.meshes.dims if self.meshes is not None else ParallelDims(dp_shard=self.world_size)
+
+    @property
+    def data_rank(self) -> int:
+        """Which rows this rank trains on, of `data_size`: the ranks of a context and tensor group have the same."""
+        return self.dims.data_rank(self.rank)
+
+    @property
+    def data_size(self) -> int:
+        """Number of groups of ranks that each have rows of their own."""
+        return self.dims.data_size
 
     @property
     def leads(self) -> bool:
@@ -61,6 +81,11 @@ class Group:
         """Sums over all ranks, in float64; every rank passes the same names in the same order."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
+    def data_sums(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Sums of what was computed from this rank's rows: ranks with the same rows count once."""
+        first = self.rank % (self.dims.cp * self.dims.tp) == 0
+        return self.sums({name: value if first else 0.0 for name, value in values.items()})
+
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
         """Maxima over all ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
@@ -90,8 +115,16 @@ def device_for(gpus: int, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def process_group(gpus: int) -> Iterator[Group]:
-    """Join the group that torchrun describes in the environment."""
+def process_group(gpus: int, parallelism: ParallelismConfig | None = None) -> Iterator[Group]:
+    """Join the group that torchrun describes in the environment.
+
+    Args:
+        gpus: of this machine; 0 computes on its CPU.
+        parallelism: how the ranks share a model; default: FSDP over all of them.
+
+    Raises:
+        RoleError: so many ranks cannot be divided so, or there are too few GPUs.
+    """
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -100,9 +133,11 @@ def process_group(gpus: int) -> Iterator[Group]:
             "RANK, WORLD_SIZE and LOCAL_RANK are not set: start the trainer with `python -m rlrun.trainer.torchrun`",
             exit_codes.USAGE,
         ) from None
+    dims = ParallelDims.of(parallelism or ParallelismConfig(), world_size)
     device = device_for(gpus, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
-    yield Group(rank, world_size, device, init_device_mesh(device.type, (world_size,)))
+    meshes = Meshes(dims, device.type)
+    yield Group(rank, world_size, device, meshes.layers, meshes)
     dist.destroy_process_group()  # not after an error: the peers may be gone, and the process ends anyway

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from loguru import logger
+from torch import nn
 
 from rlrun.algorithms import Objective
 from rlrun.config.roles import TrainerConfig
@@ -39,7 +40,8 @@ from rlrun.trainer.completion import Completer
 from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_checked, wait_for_batch
 from rlrun.trainer.flops import model_cost, peak_flops
 from rlrun.trainer.group import Group, process_group
-from rlrun.trainer.model import check_source, load_model, shard
+from rlrun.trainer.loading import load_sharded
+from rlrun.trainer.model import Memory, check_source
 from rlrun.trainer.saving import Saver, Written
 from rlrun.trainer.schedule import learning_rate
 from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
@@ -78,7 +80,7 @@ def run(
         RoleError: what went wrong, for a person, with the exit code.
     """
     loss = objective(config.algorithm, config.seq_len)
-    with process_group(config.gpus_per_replica) as group:
+    with process_group(config.gpus_per_replica, config.parallelism) as group:
         return _Trainer(config, attempt, api_key, replay, config_hash, loss, group, stop or Stop()).run()
 
 
@@ -110,13 +112,17 @@ class _Trainer:
         self.source = source = self._source()
         # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
         begins = self.attempt.base_step == 0 and self.attempt.origin is None
-        self.model = load_model(config.model, source, with_weights=config.lora is not None or begins)
-        self.cost = model_cost(self.model)
-        self.files = publish.model_files(self.model, config.model, source)
-        if config.lora is not None:
-            lora.inject(self.model, config.lora)
-        shard(self.model, group)
+        self.model = load_sharded(
+            config.model,
+            source,
+            group,
+            with_weights=config.lora is not None or begins,
+            memory=Memory.of(config),
+            kernel=config.attention,
+            prepare=self._prepare,
+        )
         lora.initialise(self.model, config.seed)
+        self.files = publish.model_files(self.model, config.model, source)
         self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
         self.saved_step = self.attempt.base_step
         """The last step whose checkpoint was begun."""
@@ -126,6 +132,11 @@ class _Trainer:
         self._load()
         if group.leads:
             self._start_completer()
+
+    def _prepare(self, model: nn.Module) -> None:
+        self.cost = model_cost(model)
+        if self.config.lora is not None:
+            lora.inject(model, self.config.lora)
 
     def _open_channel(self, api_key: str) -> None:
         if self.replay is not None:
@@ -166,7 +177,7 @@ class _Trainer:
             if origin is not None:
                 start = f"another run's checkpoint {origin.path}"
             logger.info(
-                f"attempt {self.number}: {self.group.world_size} ranks on {self.group.device.type}, from {start}"
+                f"attempt {self.number}: {self.group.world_size} ranks ({self.group.dims}) on {self.group.device.type}, from {start}"
             )
             if self.replay is not None:
                 self._cut_metrics(begun.base_step)
@@ -292,9 +303,9 @@ class _Trainer:
         return plan(
             lengths,
             row_tokens=max(self.config.micro_batch_tokens or self.config.seq_len, *lengths),
-            ranks=self.group.world_size,
+            ranks=self.group.data_size,
             quadratic=self.cost.quadratic,
-        ).ranks[self.group.rank]
+        ).ranks[self.group.data_rank]
 
     def _validate(self, validation: Validation) -> dict[str, float]:
         """Measure the policy as it is on the held-out samples."""

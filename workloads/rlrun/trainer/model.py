@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.model import ModelConfig
+from rlrun.config.parallel import ActivationCheckpointing
+from rlrun.config.roles import TrainerSpec
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer import attention
+from rlrun.trainer.activations import keep_activations
 from rlrun.trainer.group import Group
+from rlrun.trainer.parallel import rows
+from rlrun.trainer.parallel.experts import divide_experts, experts_of
+from rlrun.trainer.parallel.tensor import check_family, divide_layers
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -49,17 +63,28 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
     disable_progress_bar()
     options: dict[str, Any] = {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
     shape: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": attention.NAME}
-    try:
+    with loading_errors(source):
         if with_weights:
             model = AutoModelForCausalLM.from_pretrained(source, **options, **shape)
         else:
             architecture = AutoConfig.from_pretrained(source, **options)
             model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code, **shape)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise RoleError(f"cannot load the model {source}: {reason[0]}", exit_codes.DATA) from error
     model.config.use_cache = False
     return model
+
+
+@contextmanager
+def loading_errors(source: str) -> Iterator[None]:
+    """Tell in one line why `transformers` or safetensors cannot load a model.
+
+    Raises:
+        RoleError: instead of their error.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RoleError(f"cannot load the model {source}: {reason[0]}", exit_codes.DATA) from error
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -71,21 +96,98 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     raise RoleError(f"{type(model).__name__} has no list of {count} decoder layers to shard", exit_codes.DATA)
 
 
-def shard(model: nn.Module, group: Group) -> nn.Module:
-    """Shard every decoder layer and the rest over the group, in place.
+@dataclass(frozen=True)
+class Memory:
+    """What is kept, recomputed, rounded and moved out of the device's memory. Only `compute_dtype` changes numbers."""
+
+    compute_dtype: torch.dtype | None = None
+    """Of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
+    activations: ActivationCheckpointing = "none"
+    compile: bool = False
+    cpu_offload: bool = False
+    """Masters, gradients and the optimizer's state stay in the host's memory."""
+
+    @classmethod
+    def of(cls, config: TrainerSpec) -> Memory:
+        """As the trainer's block says."""
+        compute = None if config.compute_dtype == "auto" else getattr(torch, config.compute_dtype)
+        return cls(compute, config.activation_checkpointing, config.compile, config.cpu_offload)
+
+
+def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
+    """Divide the model over the group's ranks by its layout, in place.
 
     Gradients are summed over the ranks, not averaged: each rank's loss is already divided by the global token count.
+
+    Args:
+        model: parameters in float32, on the CPU or on meta.
+        group: says the layout.
+        memory: what is kept, recomputed and rounded; default: everything kept.
+
+    Raises:
+        RoleError: the model cannot be divided so; names the field and the model's size.
     """
-    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    policy = mixed if group.device.type == "cuda" else MixedPrecisionPolicy()
-    for layer in decoder_layers(model):
-        fully_shard(layer, mesh=group.mesh, mp_policy=policy)
-    fully_shard(model, mesh=group.mesh, mp_policy=policy)
+    dims, meshes, layers = group.dims, group.meshes, decoder_layers(model)
+    if dims.cp > 1:
+        check_family(model, "cp", dims.cp)
+    if dims.ep > 1:
+        check_family(model, "ep", dims.ep)
+    if meshes is not None:
+        if meshes.tp is not None:
+            divide_layers(model, layers, meshes.tp)
+        if meshes.experts is not None:
+            divide_experts(layers, meshes.experts, meshes.tp)
+        rows.attach(model, meshes)
+    memory = memory or Memory()
+    if memory.compile:
+        _check_compiler()
+    compute = memory.compute_dtype
+    if compute is None:
+        compute = torch.bfloat16 if group.device.type == "cuda" else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    if compute == torch.float32:
+        policy = MixedPrecisionPolicy()
+    offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
+    for layer in layers:
+        if memory.compile:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        keep_activations(layer, memory.activations)
+        experts = experts_of(layer)
+        if experts is not None and dims.ep > 1:
+            assert meshes is not None
+            fully_shard(experts, mesh=meshes.expert_copies, mp_policy=policy, offload_policy=offload)
+        fully_shard(layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload)
+    fully_shard(model, mesh=group.mesh if meshes is None else meshes.outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
-    model.to(group.device)  # buffers; FSDP has moved the parameters
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        for module in model.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                module._buffers[name] = buffer.to(group.device)  # FSDP has moved the parameters
     return model.train()
+
+
+def _check_compiler() -> None:
+    if os.environ.get("CXX") is None and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+        raise RoleError(
+            "trainer.compile (true) needs a C++ compiler, and this machine has neither g++ nor clang++; "
+            "remove compile, or add a compiler to the trainer's image",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def counts_here(model: nn.Module, parameter: Tensor) -> bool:
+    """Whether this rank's part of a parameter counts in a sum over all ranks: of ranks with the same part, the first."""
+    if not isinstance(parameter, DTensor):
+        return not dist.is_initialized() or dist.get_rank() == 0
+    mesh = parameter.device_mesh
+    coordinate = mesh.get_coordinate() or ()
+    copies = [at for at, placement in zip(coordinate, parameter.placements, strict=True) if placement.is_replicate()]
+    meshes = rows.meshes_of(model)
+    if meshes is not None and meshes.tp is not None and mesh.size() < meshes.dims.world_size:
+        copies.append(meshes.tp.get_local_rank())  # not divided over the tensor ranks: each has the same
+    return not any(copies)
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:

@@ -25,6 +25,7 @@ from rlrun.protocol.failures import storage_errors
 from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer import lora
 from rlrun.trainer.group import Group
+from rlrun.trainer.tensor_names import file_names, file_tensors
 
 SHARD_BYTES = 4 * 1024**3
 """Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
@@ -78,16 +79,16 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def write_index(folder: Path, shards: Mapping[str, list[str]], sizes: Mapping[str, int]) -> None:
+def write_index(folder: Path, shards: Mapping[str, list[str]], total_size: int) -> None:
     """Write `model.safetensors.index.json`.
 
     Args:
         folder: of the model.
         shards: names of the tensors in each file.
-        sizes: bytes of each tensor.
+        total_size: bytes of all tensors.
     """
     index = {
-        "metadata": {"total_size": sum(sizes.values())},
+        "metadata": {"total_size": total_size},
         "weight_map": {name: file for file, members in shards.items() for name in members},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
@@ -111,16 +112,19 @@ def publish(
         names = shard_names(len(shards))
         for index, members in enumerate(shards):
             mine = index % group.world_size == group.rank
-            kept = {}
+            kept: dict[str, Tensor] = {}
             for name in members:
                 tensor = _gather(tensors[name], number_format, updates.get(name))
                 if mine:
-                    kept[name] = tensor.cpu().contiguous()
+                    kept |= {part: values.cpu().contiguous() for part, values in file_tensors(name, tensor)}
             if mine:
                 save_file(kept, unfinished / names[index], metadata={"format": "pt"})
                 fsync_path(unfinished / names[index])
         if group.leads:
-            write_index(unfinished, dict(zip(names, shards, strict=True)), sizes)
+            written = [
+                [part for name in run for part in file_names(name, tuple(tensors[name].shape))] for run in shards
+            ]
+            write_index(unfinished, dict(zip(names, written, strict=True)), sum(sizes.values()))
             for name, content in files.contents.items():
                 (unfinished / name).write_bytes(content)
 

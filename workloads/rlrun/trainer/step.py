@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlrun.algorithms import Objective, Regularizers, mean_metrics, merge_metrics
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
@@ -24,7 +23,7 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
-from rlrun.trainer.model import fsdp_modules, local_part
+from rlrun.trainer.model import counts_here, fsdp_modules, local_part
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
@@ -156,7 +155,7 @@ def _denominator(batch: Batch, loss: Objective) -> float:
 def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:
     """Token sums of this rank -> means over the whole batch. `loss` is divided already, so it is only added up."""
     values = {name: float(value) for name, value in merged.items()}
-    sums = group.sums({name: value for name, value in values.items() if not name.endswith("_max")})
+    sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
     maxima = group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
     loss = sums.pop("loss")
     means = mean_metrics({name: torch.tensor(value, dtype=torch.float64) for name, value in (sums | maxima).items()})
@@ -165,11 +164,12 @@ def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:
 
 
 def gradient_norm(model: nn.Module) -> float:
-    """The global L2 norm of the gradient over all parameters and ranks."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    squares = [local_part(gradient).float().square().sum() for gradient in gradients]
-    total = torch.stack(squares).sum().double()
-    if dist.is_initialized() and any(isinstance(gradient, DTensor) for gradient in gradients):
+    """The global L2 norm of the gradient over all parameters and ranks; what several ranks hold counts once."""
+    total = torch.zeros((), dtype=torch.float64)
+    for parameter in model.parameters():
+        if parameter.grad is not None and counts_here(model, parameter):
+            total += local_part(parameter.grad).float().square().sum().double().cpu()
+    if dist.is_initialized():
         dist.all_reduce(total)
     return math.sqrt(float(total)) if math.isfinite(float(total)) else float(total)
 
@@ -186,7 +186,7 @@ def parameter_checksum(model: nn.Module) -> float:
     """
     total = torch.zeros((), dtype=torch.int64)
     for parameter in model.parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or not counts_here(model, parameter):
             continue
         words = local_part(parameter.detach()).contiguous().view(torch.int32).to(torch.int64)
         total += (words * (words + 0x9E3779B1)).sum().cpu()

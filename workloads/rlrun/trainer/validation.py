@@ -36,7 +36,7 @@ def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Grou
             logprobs = token_statistics(model, inputs).logprobs
             total -= float((logprobs * inputs.advantages).double().sum())
     model.train(was_training)
-    total = group.sums({"loss": total})["loss"]
+    total = group.data_sums({"loss": total})["loss"]
     return {
         "validation/loss": total / batch.loss_tokens,
         "validation/loss_tokens": float(batch.loss_tokens),

@@ -1,0 +1,289 @@
+"""The grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks, which train small models in every layout.
+
+A case is `family:layout`, or `family:layout:activations`.
+Rank 0 computes the reference in plain torch, from the whole batch and without any of the trainer's loop. Every
+case starts from the checkpoint that the case before it in its family wrote, in another layout, and trains a second step from there.
+What was found goes to `FOLDER/found.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.parallel import ParallelismConfig
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.packing import plan
+from rlrun.trainer import attention, checkpoint, publish
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
+from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.group import Group, process_group
+from rlrun.trainer.loading import load_sharded
+from rlrun.trainer.model import Memory
+from rlrun.trainer.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.step import objective, parameter_checksum, train_step
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "fsdp4": {},
+    "hsdp2x2": {"dp_replicate": 2},
+    "tp2xfsdp2": {"tp": 2},
+    "tp2xreplicate2": {"tp": 2, "dp_replicate": 2},
+    "tp4": {"tp": 4},
+    "cp2xfsdp2": {"cp": 2},
+    "cp2xreplicate2": {"cp": 2, "dp_replicate": 2},
+    "cp4": {"cp": 4},
+    "tp2xcp2": {"tp": 2, "cp": 2},
+    "ep2xfsdp2": {"ep": 2},
+    "ep4": {"ep": 4},
+    "ep2xreplicate2": {"ep": 2, "dp_replicate": 2},
+    "ep2xtp2": {"ep": 2, "tp": 2},
+    "ep2xcp2": {"ep": 2, "cp": 2},
+    "ep4xcp2": {"ep": 4, "cp": 2},
+}
+RANKS = 4
+LR = 1e-2
+LOSS = objective(AlgorithmConfig(), 64)
+_COMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def make_model(family: str, seed: int) -> Any:
+    torch.manual_seed(seed)
+    attention.register()
+    model: Any
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**_COMMON, tie_word_embeddings=True))
+    elif family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON, head_dim=8))
+    else:
+        mixture = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **mixture, head_dim=8, mlp_only_layers=[0]))
+    with torch.no_grad():  # norms of 1 would hide a gradient that is counted twice
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.set_attn_implementation(attention.NAME)
+    return model
+
+
+def make_batch(step: int) -> Batch:
+    """Lengths that neither rows nor context parts divide evenly, and a temperature of its own for each sample."""
+    rng = np.random.default_rng(step)
+    samples = []
+    for index, length in enumerate((23, 3, 9, 14, 17, 5, 11)):
+        mask = np.arange(length) >= min(4, length - 1)
+        samples.append(
+            Sample(
+                input_ids=rng.integers(0, 96, length).astype(np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, -4.5, 0).astype(np.float32),
+                versions=np.where(mask, step - 1, -1).astype(np.int32),
+                advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+                temperature=float(rng.choice([0.7, 1.0, 1.3])),
+                environment="random",
+                task_id=str(index),
+                group=index,
+                rollout=0,
+                dispatch_version=step - 1,
+                reward=0.0,
+            )
+        )
+    return Batch(step, 1, tuple(samples))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW, smooth where gradients are small, so that it does not make sign flips of rounding errors."""
+    return torch.optim.AdamW(model.parameters(), lr=LR, eps=1e-2, weight_decay=0.0, foreach=False)
+
+
+def reference(family: str, folder: Path) -> list[dict[str, Any]]:
+    """Two steps of one rank, each with loss, gradient and parameters after it."""
+    model = make_model(family, 0)
+    files_of(model, folder / family)
+    optimizer = make_optimizer(model)
+    steps: list[dict[str, Any]] = []
+    for step in (1, 2):
+        batch = make_batch(step)
+        row = micro_batch(batch.samples, torch.device("cpu"))
+        output = LOSS(
+            token_statistics(model, row).logprobs,
+            inference_logprobs=row.inference_logprobs,
+            advantages=row.advantages,
+            mask=row.mask,
+            sequence_lengths=row.packed.lengths,
+            denominator=float(row.mask.sum()),
+        )
+        output.loss.backward()
+        gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        norm = torch.cat([g.flatten() for g in gradient.values()]).norm()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(
+            {
+                "loss": float(output.loss.detach()),
+                "grad_norm": float(norm),
+                "gradient": gradient,
+                "parameters": files_of(model, folder / f"{family}-{step}"),
+            }
+        )
+    return steps
+
+
+def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
+    """The tensors that `transformers` itself writes for the model, by name."""
+    model.save_pretrained(folder)
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Largest difference, relative to the largest value of its tensor."""
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    return max(float((found[n] - e).abs().max() / e.abs().max().clamp(min=1e-3)) for n, e in expected.items())
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    whole = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradient = parameter.grad.detach()
+        whole[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
+    return whole
+
+
+def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple[dict[str, float], dict[str, Tensor]]:
+    batch = make_batch(step)
+    lengths = [len(sample) for sample in batch.samples]
+    rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
+    seen: dict[str, Tensor] = {}
+    hook = optimizer.register_step_pre_hook(lambda *_: seen.update(gradients(model)))
+    metrics = train_step(model, optimizer, batch, rows, group=group, loss=LOSS, lr=LR, max_grad_norm=None)
+    hook.remove()
+    return metrics, seen
+
+
+def published(model: nn.Module, path: Path, group: Group) -> dict[str, Tensor]:
+    publish.publish(model, path, files=publish.ModelFiles({}), dtype="float32", group=group)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
+
+
+def run_case(case: str, before: Path | None, folder: Path, world: Group, expected: list[Any]) -> Any:
+    family, layout, *activations = case.split(":")
+    meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
+    group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
+    exact = parameter_checksum(make_model(family, 0))
+    source = folder / family
+    options: dict[str, Any] = {"memory": Memory(activations=activations[0]) if activations else None}  # type: ignore[arg-type]
+    config = ModelConfig(path=str(source))
+    model = load_sharded(config, str(source), group, **options)
+    optimizer = make_optimizer(model)
+    found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
+    metrics, gradient = one_step(model, optimizer, 1, group)
+    here = folder / case.replace(":", "-")
+    state = checkpoint.snapshot({POLICY: Part(model, optimizer)}, Progress(1, 0))
+    peers = dist.group.WORLD
+    assert peers is not None
+    checkpoint.write(state, here / "checkpoint", group, peers)
+    weights = published(model, here / "weights", group)
+    found |= {name: metrics[name] for name in ("loss", "grad_norm")}
+    saved_checksum = parameter_checksum(model)
+    if group.leads:
+        want = expected[0]
+        found["gradient_error"] = error(gradient, want["gradient"])
+        found["published_error"] = error(weights, want["parameters"])
+        found["expected"] = {"loss": want["loss"], "grad_norm": want["grad_norm"]}
+    if before is not None:  # what another layout saved after the same step
+        other = load_sharded(config, str(source), group, with_weights=False, **options)
+        moments = make_optimizer(other)
+        progress = checkpoint.load({POLICY: Part(other, moments)}, before)
+        metrics, gradient = one_step(other, moments, 2, group)
+        weights = published(other, here / "weights_of_step_2", group)
+        found["resumed"] = {"step": progress.step, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}
+        if group.leads:
+            want = expected[1]
+            found["resumed"]["gradient_error"] = error(gradient, want["gradient"])
+            found["resumed"]["published_error"] = error(weights, want["parameters"])
+            found["resumed"]["expected"] = {"loss": want["loss"], "grad_norm": want["grad_norm"]}
+    assert saved_checksum != exact
+    return found, here / "checkpoint"
+
+
+def rank_main(folder: Path, cases: list[str]) -> None:
+    found: dict[str, Any] = {}
+    references: dict[str, Any] = {}
+    last: dict[str, Path] = {}
+    with process_group(0) as world:
+        for case in cases:
+            family = case.partition(":")[0]
+            if world.leads and family not in references:
+                references[family] = reference(family, folder)
+            world.barrier()
+            expected = references.get(family, [])
+            result, last[family] = run_case(case, last.get(family), folder, world, expected)
+            if world.leads:
+                found[case] = result
+                (folder / "found.json").write_text(json.dumps(found, indent=1))
+        dist.barrier()
+
+
+def main(folder: Path, port: int, cases: list[str]) -> int:
+    """Fork the ranks from this process, which has imported everything; the first that fails ends the others."""
+    torch.set_num_threads(1)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+    ranks = set()
+    for rank in range(RANKS):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            code = 1
+            try:
+                rank_main(folder, cases)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        ranks.add(pid)
+    failed = 0
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status and not failed:
+            failed = 1
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,61 @@
+"""Every layout of four ranks gives the numbers of one: loss, gradients, weights, checkpoints and what is published."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import free_port
+
+TOLERANCE = 1e-4
+SECONDS = 240.0
+CASES = {
+    "llama": ("fsdp4", "tp4:full", "cp2xfsdp2:offload"),
+    "qwen3": ("hsdp2x2", "tp2xfsdp2", "cp4", "tp4", "cp2xreplicate2", "tp2xcp2", "tp2xreplicate2"),
+    "moe": (
+        "ep2xtp2:full",
+        "ep4:selective",
+        "tp4",
+        "ep2xfsdp2:offload",
+        "ep2xcp2:selective",
+        "ep2xreplicate2",
+        "ep4xcp2",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("layouts")
+    cases = [f"{family}:{layout}" for family, layouts in CASES.items() for layout in layouts]
+    command = [sys.executable, "-m", "tests.trainer.layouts", str(folder), str(free_port()), *cases]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads((folder / "found.json").read_text()))
+
+
+@pytest.mark.parametrize(("family", "layout"), [(f, layout) for f, layouts in CASES.items() for layout in layouts])
+def test_a_layout_gives_the_numbers_of_one_rank(found: dict[str, Any], family: str, layout: str) -> None:
+    case = found[f"{family}:{layout}"]
+    assert case["checksum_exact"]
+    steps = [case]
+    if layout != CASES[family][0]:  # goes on from what the layout before it saved
+        assert case["resumed"]["step"] == 1
+        steps.append(case["resumed"])
+    for step in steps:
+        for metric, value in step["expected"].items():
+            assert step[metric] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), metric
+        assert step["gradient_error"] < TOLERANCE
+        assert step["published_error"] < TOLERANCE

@@ -1,0 +1,130 @@
+"""Keeping less of a forward pass changes no gradient; computing in bfloat16 leaves the masters in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlrun.config.roles import TrainerSpec
+from rlrun.protocol.batch import Sample
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer import model as model_module
+from rlrun.trainer.activations import keep_activations
+from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import Memory, decoder_layers, local_part, shard
+
+CPU = torch.device("cpu")
+
+
+def gradients(model: nn.Module, samples: list[Sample]) -> dict[str, Tensor]:
+    token_statistics(model, micro_batch(samples, CPU)).logprobs.sum().backward()
+    return {name: local_part(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def saved_bytes(model: nn.Module, samples: list[Sample]) -> int:
+    """Memory that the graph of a forward pass holds, each storage once."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        token_statistics(model, micro_batch(samples, CPU))
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("mode", ["full", "selective", "offload"])
+def test_what_is_kept_changes_no_gradient(
+    mode: Any, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], solo: Group
+) -> None:
+    samples = [make_sample(9), make_sample(13, seed=1)]
+    expected = gradients(shard(make_model("qwen3"), solo), samples)
+    found = gradients(shard(make_model("qwen3"), solo, memory=Memory(activations=mode)), samples)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_full_and_selective_keep_less(make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]) -> None:
+    samples = [make_sample(60, seed=index) for index in range(4)]
+
+    def kept(mode: Any) -> int:
+        model = make_model("qwen3")
+        for layer in decoder_layers(model):
+            keep_activations(layer, mode)
+        return saved_bytes(model, samples)
+
+    everything, again = kept("none"), kept("full")
+    assert again < 0.6 * everything
+    assert kept("offload") < 0.6 * everything
+
+
+def test_bfloat16_computes_but_does_not_keep(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], solo: Group
+) -> None:
+    samples = [make_sample(9), make_sample(13, seed=1)]
+    seen: list[torch.dtype] = []
+    model = shard(make_model("qwen3"), solo, memory=Memory(compute_dtype=torch.bfloat16))
+    decoder_layers(model)[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    exact = token_statistics(make_model("qwen3"), micro_batch(samples, CPU)).logprobs
+    rounded = token_statistics(model, micro_batch(samples, CPU)).logprobs
+    assert seen == [torch.bfloat16]
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, atol=0.05, rtol=0.02)
+    rounded.sum().backward()
+    for parameter in model.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+
+
+def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    solo: Group,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = partial(torch.compile, backend="eager")  # what comes after tracing takes a minute
+    monkeypatch.setattr(model_module.torch, "compile", compiled)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    expected_model, model = (
+        shard(make_model("qwen3"), solo, memory=Memory(compile=compile, activations="full"))
+        for compile in (False, True)
+    )
+    for lengths in ([9], [4, 13], [20, 5, 7]):
+        samples = [make_sample(length, seed=index) for index, length in enumerate(lengths)]
+        expected, found = gradients(expected_model, samples), gradients(model, samples)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 0 < graphs <= 4
+
+
+def test_compiling_needs_a_compiler(
+    make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(model_module.shutil, "which", lambda name: None)
+    with pytest.raises(RoleError, match=r"trainer\.compile \(true\) needs a C\+\+ compiler"):
+        shard(make_model(), solo, memory=Memory(compile=True))
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cpuOffload \(true\) needs GPUs"):
+        TrainerSpec(cpu_offload=True)
+    with pytest.raises(ValueError, match=r"compile \(true\) hides from activationCheckpointing"):
+        TrainerSpec(compile=True, activation_checkpointing="selective")
+    with pytest.raises(ValueError, match=r"attention \(varlen\) needs GPUs"):
+        TrainerSpec(attention="varlen")
+    chosen = Memory.of(TrainerSpec(compute_dtype="bfloat16", activation_checkpointing="full", compile=True))
+    assert chosen == Memory(torch.bfloat16, "full", compile=True)

@@ -1,0 +1,62 @@
+"""Sizes of a layout: what is left goes to dpShard, and what does not fit is refused with field, value and fix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlrun.config.parallel import ParallelismConfig
+from rlrun.config.roles import TrainerSpec
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.attention import layout
+from rlrun.trainer.parallel.dims import ParallelDims
+from rlrun.trainer.parallel.rows import _runs
+
+SIZES = st.integers(1, 4)
+
+
+@given(replicate=SIZES, shard=SIZES, cp=SIZES, tp=SIZES)
+def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
+    replicate: int, shard: int, cp: int, tp: int
+) -> None:
+    world = replicate * shard * cp * tp
+    dims = ParallelDims.of(ParallelismConfig(dp_replicate=replicate, cp=cp, tp=tp), world)
+    assert (dims.dp_shard, dims.world_size, dims.data_size) == (shard, world, replicate * shard)
+    ranks = [dims.data_rank(rank) for rank in range(world)]
+    assert ranks == sorted(ranks)
+    assert all(ranks.count(data) == cp * tp for data in range(dims.data_size))
+
+
+@pytest.mark.parametrize(
+    ("config", "world", "message"),
+    [
+        (
+            {"tp": 2, "cp": 2},
+            6,
+            r"trainer\.parallelism: dpReplicate \* cp \* tp \(4\) must divide the number of ranks \(6",
+        ),
+        ({"dp_shard": 2}, 4, r"dpReplicate \* dpShard \* cp \* tp \(2\) must be the number of ranks \(4"),
+        ({"ep": 3}, 4, r"trainer\.parallelism\.ep \(3\) must divide dpShard \* cp \(4\)"),
+        ({"ep": 4, "tp": 2}, 4, r"trainer\.parallelism\.ep \(4\) must divide dpShard \* cp \(2\)"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(config: dict[str, int], world: int, message: str) -> None:
+    with pytest.raises(RoleError, match=message):
+        ParallelDims.of(ParallelismConfig(**config), world)
+    with pytest.raises(ValueError, match="parallelism"):
+        TrainerSpec(processes_per_replica=world, parallelism=ParallelismConfig(**config))
+
+
+@given(ranks=st.integers(1, 5), run=st.integers(1, 7))
+def test_context_ranks_divide_a_row_with_equal_work(ranks: int, run: int) -> None:
+    runs = [_runs(rank, ranks, run) for rank in range(ranks)]
+    tokens = sorted(position for parts in runs for part in parts for position in part)
+    assert tokens == list(range(2 * ranks * run))
+    pairs = [sum(position + 1 for part in parts for position in part) for parts in runs]
+    assert len(set(pairs)) == 1
+
+
+def test_a_layout_knows_its_sequences() -> None:
+    assert layout([3, 2], torch.device("cpu")).boundaries.tolist() == [0, 3, 5]

@@ -1,0 +1,47 @@
+"""How the trainer's ranks share one model, and what is computed twice instead of kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlrun.config.base import Config
+
+ActivationCheckpointing = Literal["none", "full", "selective", "offload"]
+AttentionKernel = Literal["auto", "varlen", "sdpa"]
+ComputeDType = Literal["auto", "float32", "bfloat16"]
+
+
+class ParallelismConfig(Config):
+    """How the ranks divide model and data. Does not change the result; ranks = dpReplicate * dpShard * cp * tp."""
+
+    dp_replicate: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Copies of the sharded model (HSDP)."""
+    dp_shard: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Data-parallel ranks that share one copy (FSDP); default: all that are left."""
+    tp: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks that share every layer's matrices."""
+    cp: Annotated[int, Field(ge=1, le=256)] = 1
+    """Ranks that share every row's tokens."""
+    ep: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Ranks among dpShard * cp that share a mixture's experts."""
+
+    def problem(self, world_size: int) -> str | None:
+        """Why `world_size` ranks cannot be divided so: the field, its value and the fix. None when they can."""
+        fixed = self.dp_replicate * (self.dp_shard or 1) * self.cp * self.tp
+        product = "dpReplicate * dpShard * cp * tp"
+        if self.dp_shard is not None and fixed != world_size:
+            return (
+                f"parallelism: {product} ({fixed}) must be the number of ranks ({world_size} = replicas * processesPerReplica); "
+                "change one of them, or remove dpShard"
+            )
+        if world_size % fixed:
+            return (
+                f"parallelism: dpReplicate * cp * tp ({fixed}) must divide the number of ranks "
+                f"({world_size} = replicas * processesPerReplica); lower one of them or raise replicas"
+            )
+        sharing = world_size // self.dp_replicate // self.tp
+        if sharing % self.ep:
+            return f"parallelism.ep ({self.ep}) must divide dpShard * cp ({sharing}); lower ep or raise dpShard"
+        return None

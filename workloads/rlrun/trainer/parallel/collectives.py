@@ -1,0 +1,111 @@
+"""Collectives that autograd understands. "Once" below: every rank of the group computes the same loss, and it counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class _Copy(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Reduce(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _Gather(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.size = group, dist.get_world_size(group)
+        whole = tensor.new_empty(ctx.size * tensor.shape[0], *tensor.shape[1:])
+        dist.all_gather_single(whole, tensor.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].contiguous()
+        part = gradient.new_empty(gradient.shape[0] // ctx.size, *gradient.shape[1:])
+        dist.reduce_scatter_single(part, gradient, group=ctx.group)
+        return part, None
+
+
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = list(sent), list(received), group
+        return _all_to_all(tensor, ctx.sent, ctx.received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _all_to_all(tensor: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    arrived = tensor.new_empty(sum(received), *tensor.shape[1:])
+    dist.all_to_all_single(arrived, tensor.contiguous(), received, sent, group=group)
+    return arrived
+
+
+class _ScaleGradient(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
+def copy_to(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The same tensor, of which each rank now uses a part: backward adds the parts' gradients (f of arXiv:1909.08053, 3)."""
+    result: Tensor = _Copy.apply(tensor, group)
+    return result
+
+
+def reduce_from(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the ranks, of which each then computes the same, once: backward is the identity (g there)."""
+    result: Tensor = _Reduce.apply(tensor, group)
+    return result
+
+
+def gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All ranks' parts end to end along dimension 0, of which each rank makes its own use: backward adds up and cuts."""
+    result: Tensor = _Gather.apply(tensor, group)
+    return result
+
+
+def exchange(tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Deal rows of dimension 0 to the ranks: `sent[r]` of them to rank r, `received[r]` come from it; backward sends back."""
+    result: Tensor = _Exchange.apply(tensor, sent, received, group)
+    return result
+
+
+def scale_gradient(tensor: Tensor, factor: float) -> Tensor:
+    """The same tensor; its gradient times `factor`."""
+    result: Tensor = _ScaleGradient.apply(tensor, factor)
+    return result

@@ -1,0 +1,92 @@
+"""Tensor parallelism (arXiv:1909.08053): each rank has some of the heads and some of the feed-forward's columns.
+
+Outside of the layers nothing is divided by columns: embedding, last norm and head are FSDP's over these ranks too, and each rank computes
+its part of the positions there (`rows`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.parallel.collectives import copy_to, scale_gradient
+
+FAMILIES = ("llama", "qwen3", "qwen3_moe")
+"""Model types whose layers are known here."""
+
+
+def check_family(model: Any, name: str, size: int) -> None:
+    """Refuse what was never checked against one rank.
+
+    Raises:
+        RoleError: the model is none of the families.
+    """
+    kind = model.config.model_type
+    if kind not in FAMILIES:
+        raise RoleError(
+            f"trainer.parallelism.{name} ({size}) is for the model types {', '.join(FAMILIES)}, the model is of type {kind}; "
+            f"set {name}: 1 and share it by dpShard",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def _check_divisible(model: Any, tp: int) -> None:
+    config = model.config
+    sizes = {"key-value heads": config.num_key_value_heads, "attention heads": config.num_attention_heads}
+    if any(
+        "down_proj.weight" in name for name, _ in model.named_parameters()
+    ):  # a mixture's experts are dealt out instead
+        sizes["intermediate size"] = config.intermediate_size
+    for what, size in sizes.items():
+        if size % tp:
+            raise RoleError(
+                f"trainer.parallelism.tp ({tp}) must divide the model's {what} ({size}); lower tp",
+                exit_codes.CONFIGURATION,
+            )
+
+
+def divide_layers(model: Any, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
+    """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
+
+    Raises:
+        RoleError: the model's family is not known, or its heads cannot be divided by the size.
+    """
+    check_family(model, "tp", mesh.size())
+    # It warns for every tensor that is gathered from two dimensions, as publishing does, that one collective would be faster.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    _check_divisible(model, mesh.size())
+    for layer in layers:
+        parallelize_module(layer, mesh, _plan(layer))
+    group = mesh.get_group()
+    decoder = model.get_decoder()
+
+    def embedded(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return scale_gradient(output, 1 / mesh.size())  # each rank has the whole gradient, and FSDP adds them up
+
+    def left_layers(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (copy_to(inputs[0], group), *inputs[1:])
+
+    decoder.embed_tokens.register_forward_hook(embedded)
+    decoder.norm.register_forward_pre_hook(left_layers)
+
+
+def _plan(layer: Any) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
+    plan["self_attn.o_proj"] = RowwiseParallel()
+    for name in ("q_norm", "k_norm"):  # one weight for all heads: its gradient is a sum over the ranks
+        if hasattr(layer.self_attn, name):
+            plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
+    if hasattr(layer.mlp, "down_proj"):
+        plan |= {
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(),
+        }
+    return plan
