@@ -200,7 +200,7 @@ class Run:
             "seq_len": 32,
             "seed": 0,
         }
-        algorithm = AlgorithmConfig()
+        algorithm = options.pop("algorithm", AlgorithmConfig())
         checkpoint = CheckpointConfig(**({"interval": 2, "keep_last": 10} | options.pop("checkpoint", {})))
         defaults: dict[str, Any] = {
             "processes_per_replica": ranks,

@@ -233,7 +233,7 @@ def test_metrics_of_the_design_batch() -> None:
     assert found["ratio"] == pytest.approx(sum(math.exp(g) for g in gaps) / 6, abs=1e-5)
     assert found["ratio_max"] == pytest.approx(math.exp(1.7), abs=1e-5)
     assert found["dropped_fraction"] == pytest.approx(2 / 6)
-    assert found["kl"] == pytest.approx(math.exp(-1.0), abs=1e-5)
+    assert found["reference_kl"] == pytest.approx(math.exp(-1.0), abs=1e-5)
     assert output.metrics["dropped_fraction"].item() == 2
 
 

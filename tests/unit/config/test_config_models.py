@@ -11,6 +11,7 @@ from rlrun.api import kubernetes
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.algorithm_names import AGGREGATIONS, CORRECTION_OPTIONS, KL_KINDS, PRESETS, PROXIMAL_METHODS
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.config.companions import ReferenceConfig
 from rlrun.config.learning import (
     Aggregation,
     AlgorithmConfig,
@@ -230,3 +231,25 @@ def test_the_choices_of_the_manifest_are_those_of_the_tables() -> None:
     for name in PRESETS:
         filters = PRESETS[name].filters
         assert filters.keys() <= FilterConfig.model_fields.keys()
+
+
+def test_a_critic_and_a_reference_are_there_when_something_reads_them() -> None:
+    assert "critic is not used by advantage grpo" in refused(AlgorithmConfig, critic={})
+    assert "advantage gae needs a critic model" in refused(AlgorithmConfig, advantage={"name": "gae"})
+    assert "regularizers.kl (0.1) needs a reference model" in refused(AlgorithmConfig, regularizers={"kl": 0.1})
+    assert "loss distill needs a reference model" in refused(AlgorithmConfig, preset="distill")
+    whole = AlgorithmConfig.model_validate(
+        {"preset": "ppo", "advantage": {"name": "gae"}, "critic": {}, "reference": {}, "regularizers": {"kl": 0.1}}
+    )
+    assert whole.provided == {"critic", "reference"}
+
+
+def test_a_reference_is_the_runs_model_a_folder_or_a_repository() -> None:
+    policy = ModelConfig(path="/models/policy")
+    assert ReferenceConfig().resolved(policy) is policy
+    assert ReferenceConfig(model="/models/teacher").resolved(policy) == ModelConfig(path="/models/teacher")
+    found = ReferenceConfig(model="org/teacher", revision="v1").resolved(policy)
+    assert (found.name, found.revision, found.path) == ("org/teacher", "v1", None)
+    for model in ("initial", "/models/teacher"):
+        with pytest.raises(ValidationError, match=f"model is {model}; remove revision"):
+            ReferenceConfig(model=model, revision="v1")

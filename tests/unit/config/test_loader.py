@@ -129,7 +129,12 @@ def test_every_problem_of_every_source_at_once(toml: Any) -> None:
 
 
 def test_a_field_in_the_wrong_place_is_found_where_it_belongs() -> None:
-    assert problems(*BASE, "--lr", "1") == ["command line: --lr: unknown option (did you mean --trainer.optimizer.lr?)"]
+    assert problems(*BASE, "--beta1", "1") == [
+        "command line: --beta1: unknown option (did you mean --trainer.optimizer.beta1?)"
+    ]
+    assert problems(*BASE, "--lr", "1") == [
+        "command line: --lr: unknown option (did you mean algorithm.critic.lr or trainer.optimizer.lr?)"
+    ]
 
 
 def test_a_file_glued_to_the_at_sign() -> None:

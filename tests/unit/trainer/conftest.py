@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,23 @@ def make_batch(make_sample: Callable[..., Sample]) -> Callable[..., Batch]:
     def make(lengths: list[int], *, step: int = 1, attempt: int = 1) -> Batch:
         samples = tuple(make_sample(length, seed=index) for index, length in enumerate(lengths))
         return Batch(step, attempt, samples)
+
+    return make
+
+
+@pytest.fixture
+def rewarded(make_batch: Callable[..., Batch]) -> Callable[..., Batch]:
+    """Batches whose samples have rewards where a critic looks for them: in the column of advantages."""
+
+    def make(lengths: Sequence[int] = (9, 4, 13, 6, 3), *, step: int = 1) -> Batch:
+        batch = make_batch(list(lengths), step=step)
+        samples = [
+            dataclasses.replace(
+                sample, advantages=np.where(sample.loss_mask, i % 3, 0).astype(np.float32), reward=i % 3
+            )
+            for i, sample in enumerate(batch.samples)
+        ]
+        return dataclasses.replace(batch, samples=tuple(samples))
 
     return make
 

@@ -17,6 +17,7 @@ from rlrun.algorithms.policy import LOSSES, LossOutput, denominator_count, polic
 from rlrun.algorithms.proximal import proximal_logprobs
 from rlrun.algorithms.regularizers import Regularizers
 from rlrun.algorithms.returns import Estimate, Moments, gae, returns_to_go, whiten
+from rlrun.algorithms.values import ValueLoss, explained_variance, value_loss
 from rlrun.config.algorithm_names import AGGREGATIONS, DEFAULT_ADVANTAGE, DEFAULT_LOSS, PRESETS, Preset
 
 __all__ = [
@@ -37,11 +38,13 @@ __all__ = [
     "Regularizers",
     "RewardGroups",
     "TokenLoss",
+    "ValueLoss",
     "advantages",
     "aggregation_count",
     "aggregation_weights",
     "correct_mismatch",
     "denominator_count",
+    "explained_variance",
     "gae",
     "kl_estimate",
     "mean_metrics",
@@ -50,5 +53,6 @@ __all__ = [
     "policy_loss",
     "proximal_logprobs",
     "returns_to_go",
+    "value_loss",
     "whiten",
 ]

@@ -58,7 +58,8 @@ def policy_loss(
             as long as it is finite.
         sequence_lengths: S positive lengths that add up to T.
         proximal_logprobs: `[T]`, read by `ppo`, `gspo` (default `inference_logprobs`), `decoupled_ppo` and a correction.
-        reference_logprobs: `[T]`, read by `ref_kl`, `distill`, `masked_is` with a teacher_tau, a KL regulariser, and for the metric `kl`.
+        reference_logprobs: `[T]`, read by `ref_kl`, `distill`, `masked_is` with a teacher_tau, a KL regulariser, and for the metric
+            `reference_kl`.
         denominator: what the sum is divided by, normally `denominator_count` added up over all micro-batches and
             ranks; default: that of this batch alone.
         aggregation: a key of `AGGREGATIONS`; default: that of the loss, see `default_aggregation`.
@@ -70,7 +71,7 @@ def policy_loss(
 
     Returns:
         The loss (0 with a zero gradient if there is no loss token) and sums over the loss tokens: `tokens`,
-        `sequences`, `mismatch_kl`, `ratio`, `clip_fraction` or `dropped_fraction`, `kl` (k3, given a reference), with a correction
+        `sequences`, `mismatch_kl`, `ratio`, `clip_fraction` or `dropped_fraction`, given a reference `reference_kl` (k3), with a correction
         `correction_weight` and `corrected_fraction`, and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by `tokens`
         after adding up (`mean_metrics`).
 
@@ -152,7 +153,7 @@ def _summed(inputs: LossInputs, metrics: Mapping[str, Tensor]) -> dict[str, Tens
         mismatch = mismatch_kl(inputs.logprobs, inputs.inference_logprobs)
         per_token = {"mismatch_kl": mismatch, "mismatch_kl_max": mismatch, **metrics}
         if inputs.reference_logprobs is not None:
-            per_token["kl"] = kl_estimate("k3", inputs.logprobs, inputs.reference_logprobs)
+            per_token["reference_kl"] = kl_estimate("k3", inputs.logprobs, inputs.reference_logprobs)
         return {
             name: _reduced(name, values.to(inputs.logprobs.dtype), inputs.mask) for name, values in per_token.items()
         }

@@ -21,6 +21,7 @@ from rlrun.api.resource import LIVE_FIELDS, NAME_MAX, RLRun, RLRunSpec
 from rlrun.api.storage import StorageSpec
 from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
 from rlrun.config.checkpoint import ResumeConfig
+from rlrun.config.companions import ReferenceConfig
 from rlrun.config.data import DataConfig, SourceConfig, ValidationConfig
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, CorrectionConfig, EnvironmentAlgorithm, LossConfig
 from rlrun.config.model import ModelConfig
@@ -238,6 +239,7 @@ _TRAINER = (
         ".compile",
     ),
 )
+_NOT_THERE = " model, which this run does not have; set"
 
 RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     RLRunSpec: _SPEC,
@@ -253,6 +255,29 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "maxOffPolicySteps ({self.maxOffPolicySteps}) must be at least maxAsyncLevel ({self.maxAsyncLevel}): "
             "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel",
             ".maxOffPolicySteps",
+        ),
+        Rule(
+            "!has(self.advantage) || self.advantage.name != 'gae' || has(self.critic)",
+            f"advantage gae needs a critic{_NOT_THERE} critic, or choose another preset or part",
+            ".critic",
+        ),
+        Rule(
+            "!has(self.critic) || (has(self.advantage) && self.advantage.name == 'gae')",
+            "critic is not used by advantage {has(self.advantage) ? self.advantage.name : 'of the preset'}; "
+            "set advantage to gae or remove critic",
+            ".critic",
+        ),
+        Rule(
+            "self.regularizers.kl == 0.0 || has(self.reference)",
+            f"regularizers.kl ({{self.regularizers.kl}}) needs a reference{_NOT_THERE} reference, or choose another preset or part",
+            ".reference",
+        ),
+    ),
+    ReferenceConfig: (
+        Rule(
+            "!has(self.revision) || !(self.model == 'initial' || self.model.startsWith('/'))",
+            "revision ({self.revision}) needs a repository on the hub, model is {self.model}; remove revision",
+            ".revision",
         ),
     ),
     EnvironmentAlgorithm: (

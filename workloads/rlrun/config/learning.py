@@ -16,6 +16,7 @@ from rlrun.config.algorithm_names import (
     preset,
 )
 from rlrun.config.base import Config
+from rlrun.config.companions import CriticConfig, ReferenceConfig
 
 
 class _Objective(Config):
@@ -121,6 +122,10 @@ class AlgorithmConfig(Config):
     """Where a trust region is measured from: the engine's policy, or that at the start of the step; default: that of the loss."""
     regularizers: RegularizerConfig = RegularizerConfig()
     """Entropy bonus and KL to a reference."""
+    reference: ReferenceConfig | None = None
+    """A frozen model that the trainer holds as well: for `regularizers.kl`, `distill` and other parts that need one."""
+    critic: CriticConfig | None = None
+    """A value model that the trainer trains as well: for advantage `gae`."""
     correction: CorrectionConfig | None = None
     """Truncated importance weights or rejection."""
     filters: FilterConfig | None = None
@@ -142,8 +147,12 @@ class AlgorithmConfig(Config):
         for need, what in self.needs.items():
             if need not in self.provided:
                 raise ValueError(
-                    f"{what} needs a {need} model, which this run does not have; choose another preset or part"
+                    f"{what} needs a {need} model, which this run does not have; set {need}, or choose another preset or part"
                 )
+        if self.critic is not None and self.effective_advantage.name != "gae":
+            raise ValueError(
+                f"critic is not used by advantage {self.effective_advantage.name}; set advantage to gae or remove critic"
+            )
         return self
 
     def _check_parts(self) -> None:
@@ -176,7 +185,8 @@ class AlgorithmConfig(Config):
     @property
     def provided(self) -> frozenset[Need]:
         """What the run has besides the policy."""
-        return frozenset()
+        have: dict[Need, object] = {"reference": self.reference, "critic": self.critic}
+        return frozenset(need for need, config in have.items() if config is not None)
 
     @property
     def effective_loss(self) -> LossConfig:

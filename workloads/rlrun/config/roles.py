@@ -53,6 +53,8 @@ class TrainerSpec(Config):
     micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
     """Most tokens packed into one micro-batch; default: `seqLen`, at least 4096. Does not change the result, only
     memory and speed."""
+    updates_per_step: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Optimizer updates per step, each on its own random part of the batch, at the same learning rate."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -37,15 +37,18 @@ from rlrun.trainer import checkpoint, export, lora, publish, resume, versions
 from rlrun.trainer.channel import Channel
 from rlrun.trainer.checkpoint import POLICY, Part, Progress, seed_step
 from rlrun.trainer.completion import Completer
+from rlrun.trainer.critic import CRITIC
 from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_checked, wait_for_batch
 from rlrun.trainer.flops import model_cost, peak_flops
 from rlrun.trainer.group import Group, process_group
+from rlrun.trainer.learner import make_learner
 from rlrun.trainer.loading import load_sharded
 from rlrun.trainer.model import Memory, check_source
 from rlrun.trainer.saving import Saver, Written
 from rlrun.trainer.schedule import learning_rate
-from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
+from rlrun.trainer.step import make_optimizer, objective, parameter_checksum
 from rlrun.trainer.stopping import Stop, StopAgreed
+from rlrun.trainer.updates import Update, mini_batches
 from rlrun.trainer.validation import validate
 
 SHUTDOWN_SECONDS = 7200.0
@@ -126,7 +129,10 @@ class _Trainer:
         self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
         self.saved_step = self.attempt.base_step
         """The last step whose checkpoint was begun."""
+        self.learner = make_learner(config, self.model, self.optimizer, loss, source=source, group=group)
         self.parts = {POLICY: Part(self.model, self.optimizer)}
+        if self.learner.critic is not None:
+            self.parts[CRITIC] = Part(self.learner.critic.module, self.learner.critic.optimizer)
         self.progress = Progress()
         self.saver = Saver(self.parts, group, background=config.checkpoint.save_async)
         self._load()
@@ -316,23 +322,19 @@ class _Trainer:
 
     def _train(self, step: int, batch: Batch) -> dict[str, float]:
         config = self.config
-        lengths = [len(sample) for sample in batch.samples]
+        parts = mini_batches(batch, config.updates_per_step, seed=config.seed)
+        updates = [Update(part, self._rows(part)) for part in parts]
         seed_step(config.seed, step)
-        total = min(batch.total_steps or config.max_steps, config.max_steps)
-        lr = learning_rate(config.scheduler, config.optimizer.lr, step, total)
-        metrics = train_step(
-            self.model,
-            self.optimizer,
-            batch,
-            self._rows(batch),
-            group=self.group,
-            loss=self.loss,
-            lr=lr,
-            max_grad_norm=config.optimizer.max_grad_norm,
+        total, critic = min(batch.total_steps or config.max_steps, config.max_steps), config.algorithm.critic
+        metrics = self.learner.step(
+            updates,
+            lr=learning_rate(config.scheduler, config.optimizer.lr, step, total),
+            critic_lr=0.0 if critic is None else learning_rate(config.scheduler, critic.lr, step, total),
             agree=self._agree_to_stop,
         )
+        metrics["tokens"] = float(batch.tokens)
         seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
-        return metrics | self._performance(lengths, seconds)
+        return metrics | self._performance([len(sample) for part in parts for sample in part.samples], seconds)
 
     def _performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
         """Throughput in tokens/s over the time of forward, backward and optimizer; MFU and memory (bytes) on CUDA."""

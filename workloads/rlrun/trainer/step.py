@@ -24,6 +24,7 @@ from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import counts_here, fsdp_modules, local_part
+from rlrun.trainer.signals import Signals
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
@@ -87,11 +88,13 @@ def train_step(
     loss: Objective,
     lr: float,
     max_grad_norm: float | None,
+    signals: Sequence[Signals] | None = None,
     agree: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
-    Before each of them all ranks call `agree` together; when it raises, on all of them, the step is abandoned and nothing is updated.
+    `signals` are what passes before the update found, one for each row. Before each row all ranks call `agree` together; when it raises,
+    on all of them, the step is abandoned and nothing is updated.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
@@ -100,14 +103,11 @@ def train_step(
     """
     started = time.perf_counter()
     denominator = _denominator(batch, loss)
-    units = fsdp_modules(model)
     parts: list[dict[str, Tensor]] = []
     for index, row in enumerate(rows):
         agree()
-        last = index == len(rows) - 1
-        for unit in units[:1]:
-            unit.set_requires_gradient_sync(last)
-            unit.set_is_last_backward(last)
+        sync_gradients_after(model, last=index == len(rows) - 1)
+        signal = signals[index] if signals is not None else Signals()
         inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
         statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
         # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
@@ -115,9 +115,11 @@ def train_step(
         output = loss(
             torch.where(finite, statistics.logprobs, 0),
             inference_logprobs=inputs.inference_logprobs,
-            advantages=inputs.advantages,
+            advantages=inputs.advantages if signal.advantages is None else signal.advantages,
             mask=inputs.mask & finite,
             sequence_lengths=inputs.packed.lengths,
+            proximal_logprobs=signal.proximal_logprobs,
+            reference_logprobs=signal.reference_logprobs,
             denominator=denominator,
             entropy=torch.where(finite, statistics.entropy, 0),
             versions=inputs.versions,
@@ -127,15 +129,7 @@ def train_step(
         parts.append(output.metrics | {"entropy": statistics.entropy.detach().sum(), "loss": output.loss.detach()})
     metrics = _over_ranks(merge_metrics(parts), group)
     forward_backward = time.perf_counter()
-    grad_norm = gradient_norm(model)
-    updated = math.isfinite(grad_norm)
-    if updated:
-        if max_grad_norm is not None and grad_norm > max_grad_norm:
-            _scale_gradients(model, max_grad_norm / (grad_norm + 1e-6))
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = lr
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    grad_norm, updated = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm)
     finished = time.perf_counter()
     return metrics | {
         "grad_norm": grad_norm,
@@ -145,6 +139,33 @@ def train_step(
         "time/forward_backward": forward_backward - started,
         "time/optimizer": finished - forward_backward,
     }
+
+
+def sync_gradients_after(model: nn.Module, *, last: bool) -> None:
+    """Reduce gradients over the ranks only after the last micro-batch; the ones before add up locally."""
+    for unit in fsdp_modules(model)[:1]:
+        unit.set_requires_gradient_sync(last)
+        unit.set_is_last_backward(last)
+
+
+def apply_gradient(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float | None
+) -> tuple[float, bool]:
+    """Clip the accumulated gradient and take the optimizer's step, unless the gradient is not finite; it is gone afterwards.
+
+    Returns:
+        The global norm before clipping, and whether anything was updated.
+    """
+    grad_norm = gradient_norm(model)
+    updated = math.isfinite(grad_norm)
+    if updated:
+        if max_grad_norm is not None and grad_norm > max_grad_norm:
+            _scale_gradients(model, max_grad_norm / (grad_norm + 1e-6))
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = lr
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm, updated
 
 
 def _denominator(batch: Batch, loss: Objective) -> float:

@@ -1,0 +1,58 @@
+"""PPO with critic, reference and two updates per step, by real ranks: exact over ranks, bit for bit after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.companions import CriticConfig, ReferenceConfig
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
+
+OPTIONS: dict[str, Any] = {
+    "algorithm": AlgorithmConfig(
+        preset="ppo",
+        advantage=AdvantageConfig(name="gae", options={"lam": 0.95}),
+        proximal="recompute",
+        critic=CriticConfig(lr=1e-3),
+        reference=ReferenceConfig(),
+        regularizers=RegularizerConfig(kl=0.1),
+    ),
+    "updates_per_step": 2,
+    "max_steps": 4,
+}
+METRICS = (
+    "loss",
+    "grad_norm",
+    "reference_kl",
+    "value_loss",
+    "critic_grad_norm",
+    "value_clip_fraction",
+    "explained_variance",
+    "value_mean",
+    "return_mean",
+)
+
+
+def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(
+    make_run: Callable[[str], Any], recorded: Path
+) -> None:
+    expected = make_run("one").train(ranks=1, replay=recorded, **OPTIONS)
+    assert [line["step"] for line in expected] == [1, 2, 3, 4]
+    assert expected[0]["reference_kl"] != expected[-1]["reference_kl"]
+    assert expected[0]["value_mean"] == 0.0 != expected[-1]["value_mean"]
+    run = make_run("two")
+    whole = run.train(ranks=2, replay=recorded, **OPTIONS)
+    for one, two in zip(expected, whole, strict=True):
+        for metric in METRICS:
+            assert two[metric] == pytest.approx(one[metric], rel=1e-3, abs=1e-4), (one["step"], metric)
+
+    resumed = make_run("resumed")
+    resumed.train(attempt=1, ranks=2, replay=recorded, **(OPTIONS | {"max_steps": 2}))
+    found = resumed.train(attempt=2, ranks=2, replay=recorded, **OPTIONS)
+    assert [line["attempt"] for line in found] == [1, 1, 2, 2]
+    for one, other in zip(whole, found, strict=True):
+        for metric in (*METRICS, "param_checksum"):
+            assert other[metric] == one[metric], (one["step"], metric)

@@ -1,0 +1,61 @@
+"""Models, learners and critics for the tests of what stands beside the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlrun.algorithms import Objective
+from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol.batch import Batch
+from rlrun.trainer.critic import Critic, to_critic
+from rlrun.trainer.group import Group
+from rlrun.trainer.learner import Learner
+from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.step import make_optimizer
+
+LENGTHS = [9, 4, 13, 6, 3]
+ROWS = [(0, 1), (2,), (3, 4)]
+GAE = {"gamma": 0.95, "lam": 0.9, "whiten": True}
+MakeModel = Callable[..., nn.Module]
+MakeBatch = Callable[..., Batch]
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([local_part(p.detach()).flatten() for p in model.parameters()])
+
+
+def plain_logprobs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+    """Of each sample's tokens but the first, by transformers' own forward pass."""
+    found = []
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.input_ids).long()
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1] / sample.temperature
+        found.append(logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0])
+    return found
+
+
+def make_learner(model: nn.Module, group: Group, *, lr: float = 0.01, **options: Any) -> Learner:
+    optimizer = options.pop("optimizer", None) or make_optimizer(model, OptimizerConfig(lr=lr), group.device)
+    loss = options.pop("loss", Objective())
+    return Learner(model, optimizer, group, loss, **options)
+
+
+def critic_of(model: nn.Module, group: Group, *, lr: float = 0.01, clip: float | None = None) -> Critic:
+    module = shard(to_critic(model), group)
+    return Critic(module, make_optimizer(module, OptimizerConfig(lr=lr), group.device), clip, 1.0)
+
+
+def with_head(module: nn.Module) -> nn.Module:
+    """A value head that is not 0."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        module.get_output_embeddings().weight.normal_()
+    return module
+
+
+def estimate_options(gae: dict[str, Any]) -> dict[str, Any]:
+    return {"gamma": gae["gamma"], "lam": gae["lam"], "whiten_advantages": gae["whiten"]}

@@ -1,0 +1,197 @@
+"""The critic against its definition: values, advantages, its update."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.algorithms import Objective
+from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.critic import Critic, critic_step, estimate, row_values, to_critic, token_rewards
+from rlrun.trainer.forward import micro_batch
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.signals import Signals
+from rlrun.trainer.step import make_optimizer
+from rlrun.trainer.updates import Update
+from tests.unit.trainer.companions import (
+    GAE,
+    LENGTHS,
+    ROWS,
+    MakeBatch,
+    MakeModel,
+    critic_of,
+    estimate_options,
+    make_learner,
+    weights,
+    with_head,
+)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch, tied: bool
+) -> None:
+    module = to_critic(make_model("qwen3", tied=tied))
+    policy = make_model("qwen3", tied=tied)
+    assert all(
+        torch.equal(p, dict(policy.named_parameters())[name])
+        for name, p in module.model.named_parameters(prefix="model")
+    )
+    row = micro_batch(rewarded().samples, solo.device)
+    assert not row_values(shard(module, solo), row).any()
+
+
+def test_a_value_is_that_of_the_text_before_the_token(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+    batch = rewarded()
+    module = shard(with_head(to_critic(make_model())), solo)
+    found = row_values(module, micro_batch(batch.samples, solo.device)).detach().split(LENGTHS)
+    plain = with_head(to_critic(make_model(attn="eager")))
+    for sample, values in zip(batch.samples, found, strict=True):
+        mask = torch.from_numpy(sample.loss_mask)
+        hidden = plain.model(input_ids=torch.from_numpy(sample.input_ids).long()[None], use_cache=False)[0][0]
+        expected = (hidden @ plain.lm_head.weight.T)[:-1, 0].detach()
+        torch.testing.assert_close(values[mask], expected[mask[1:]], atol=1e-4, rtol=1e-4)
+        assert not values[~mask].any()
+
+
+def test_advantages_and_returns_are_those_of_the_definition(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch
+) -> None:
+    """GAE backwards over each sample's loss tokens in float64, whitened over all of them."""
+    batch = rewarded()
+    module = shard(with_head(to_critic(make_model())), solo)
+    samples = [[batch.samples[i] for i in row] for row in [*ROWS, ()]]
+    rows = [micro_batch(members, solo.device) for members in samples]
+    found = estimate(module, rows, samples, gamma=0.95, lam=0.9, whiten_advantages=True, group=solo)
+
+    raw, targets, valued = [], [], []
+    for row, values in zip(samples, found.values, strict=True):
+        start = 0
+        for sample in row:
+            v = values[start : start + len(sample)][torch.from_numpy(sample.loss_mask)].double().tolist()
+            start += len(sample)
+            running, advantages = 0.0, []
+            for k in reversed(range(len(v))):
+                reward, following = (sample.reward, 0.0) if k == len(v) - 1 else (0.0, v[k + 1])
+                running = reward + 0.95 * following - v[k] + 0.95 * 0.9 * running
+                advantages.insert(0, running)
+            raw += advantages
+            targets += [a + w for a, w in zip(advantages, v, strict=True)]
+            valued += v
+    masks = [row.mask for row in rows]
+    white = (np.array(raw) - np.mean(raw)) / (np.std(raw, ddof=1) + 1e-6)
+    ours = torch.cat([a[m] for a, m in zip(found.advantages, masks, strict=True)])
+    np.testing.assert_allclose(ours.numpy(), white, atol=1e-5)
+    theirs = torch.cat([r[m] for r, m in zip(found.returns, masks, strict=True)])
+    np.testing.assert_allclose(theirs.numpy(), targets, atol=1e-5)
+    assert not any(a[~m].any() for a, m in zip(found.advantages, masks, strict=True))
+    assert found.metrics["value_mean"] == pytest.approx(np.mean(valued), abs=1e-5)
+    assert found.metrics["return_mean"] == pytest.approx(np.mean(targets), abs=1e-5)
+    explained = 1 - np.var(np.array(targets) - valued) / np.var(targets)
+    assert found.metrics["explained_variance"] == pytest.approx(explained, rel=1e-5)
+
+
+def test_a_reward_arrives_at_the_last_loss_token_of_each_sample(solo: Group, rewarded: MakeBatch) -> None:
+    batch = rewarded([5, 2, 4])  # the second one has no loss token
+    mask = np.array([False, True, True, False])
+    last = dataclasses.replace(batch.samples[2], loss_mask=mask, advantages=np.float32([0, 2, 2, 0]))
+    first = dataclasses.replace(batch.samples[0], advantages=np.float32([0, 0, 7, 7, 7]))
+    samples = [first, batch.samples[1], last]
+    assert token_rewards(samples, micro_batch(samples, solo.device)).tolist() == [0, 0, 0, 0, 7, 0, 0, 0, 0, 2, 0]
+
+
+def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch
+) -> None:
+    batch = rewarded()
+    outcomes = []
+    for rows in ([(0, 1, 2, 3, 4)], [(3,), (), (0, 2), (4, 1)]):
+        module = shard(with_head(to_critic(make_model())), solo)
+        critic = Critic(module, make_optimizer(module, OptimizerConfig(lr=0.01), solo.device), 0.2, None)
+        samples = [[batch.samples[i] for i in row] for row in rows]
+        found = estimate(
+            module, [micro_batch(s, solo.device) for s in samples], samples, **estimate_options(GAE), group=solo
+        )
+        signals = [
+            Signals(values=v + 0.5, returns=r, advantages=a)
+            for v, r, a in zip(found.values, found.returns, found.advantages, strict=True)
+        ]
+        outcomes.append((critic_step(critic, batch, rows, signals, group=solo, lr=0.01), weights(module)))
+    (one, before), (other, after) = outcomes
+    for name in ("value_loss", "critic_grad_norm", "value_clip_fraction"):
+        assert other[name] == pytest.approx(one[name], rel=1e-4), name
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+    plain = with_head(to_critic(make_model(attn="eager")))
+    total = torch.zeros(())
+    start = 0
+    values, returns = found_of_one_row(batch, make_model, solo)
+    for sample in batch.samples:
+        hidden = plain.model(input_ids=torch.from_numpy(sample.input_ids).long()[None], use_cache=False)[0][0]
+        v = (hidden @ plain.lm_head.weight.T)[:-1, 0]
+        part, mask = slice(start + 1, start + len(sample)), torch.from_numpy(sample.loss_mask)[1:]
+        near = (values[part] + 0.5) + (v - values[part] - 0.5).clamp(-0.2, 0.2)
+        total = total + torch.maximum((v - returns[part]) ** 2, (near - returns[part]) ** 2)[mask].sum() / 2
+        start += len(sample)
+    (total / batch.loss_tokens).backward()
+    norm = torch.stack([p.grad.square().sum() for p in plain.parameters() if p.grad is not None]).sum().sqrt()
+    assert one["value_loss"] == pytest.approx(float(total.detach()) / batch.loss_tokens, rel=1e-4)
+    assert one["critic_grad_norm"] == pytest.approx(float(norm), rel=1e-3)
+
+
+def found_of_one_row(batch: Batch, make_model: MakeModel, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    module = shard(with_head(to_critic(make_model())), group)
+    row = micro_batch(batch.samples, group.device)
+    found = estimate(module, [row], [batch.samples], **estimate_options(GAE), group=group)
+    return found.values[0], found.returns[0]
+
+
+def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch
+) -> None:
+    batch = rewarded()
+    learner = make_learner(
+        shard(make_model(), solo), solo, loss=Objective("ppo"), critic=critic_of(make_model(), solo), gae=GAE
+    )
+    found = learner.step([Update(batch, ROWS)], lr=0.01, critic_lr=0.01)
+    assert found["critic_lr"] == 0.01
+    assert found["critic_skipped"] == 0.0
+    assert found["value_mean"] == 0.0  # of the critic at the start of the step
+
+    members = [[batch.samples[i]] for i in range(len(LENGTHS))]
+    rows = [micro_batch(row, solo.device) for row in members]
+    made = estimate(shard(to_critic(make_model()), solo), rows, members, **estimate_options(GAE), group=solo).advantages
+    filled = [dataclasses.replace(s, advantages=a.numpy()) for s, a in zip(batch.samples, made, strict=True)]
+    plain = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo"))
+    expected = plain.step([Update(dataclasses.replace(batch, samples=tuple(filled)), ROWS)], lr=0.01)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+
+
+def test_the_critic_learns_to_predict_the_rewards(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+    learner = make_learner(
+        shard(make_model(), solo),
+        solo,
+        loss=Objective("ppo"),
+        critic=critic_of(make_model(), solo),
+        gae=GAE | {"gamma": 1.0},
+    )
+    found = [learner.step([Update(rewarded(), ROWS)], lr=1e-5, critic_lr=0.02) for _ in range(8)]
+    assert found[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert found[-1]["explained_variance"] > 0.5
+    assert found[-1]["value_loss"] < found[0]["value_loss"] / 2
+
+
+def test_a_critic_whose_values_are_not_finite_is_told(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+    critic = critic_of(make_model(), solo)
+    with torch.no_grad():
+        local_part(critic.module.lm_head.weight)[0, 0] = float("nan")
+    learner = make_learner(shard(make_model(), solo), solo, critic=critic, gae=GAE)
+    with pytest.raises(RoleError, match=r"algorithm\.critic: the values are not finite"):
+        learner.step([Update(rewarded(), ROWS)], lr=0.01, critic_lr=0.01)

@@ -1,0 +1,68 @@
+"""What a critic learns from, and how good it is: the clipped value loss and the explained variance, on packed tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlrun.algorithms.returns import Moments
+
+
+class ValueLoss(NamedTuple):
+    """`loss`: differentiable scalar. `clipped`: how many loss tokens the clip took the gradient from, a detached scalar."""
+
+    loss: Tensor
+    clipped: Tensor
+
+
+def value_loss(
+    values: Tensor,
+    *,
+    returns: Tensor,
+    old_values: Tensor,
+    mask: Tensor,
+    clip: float | None = None,
+    denominator: float | Tensor | None = None,
+) -> ValueLoss:
+    """Σ max((v - R)², (v_clip - R)²) / 2 over the loss tokens, divided by `denominator`, with v_clip = v_old + clamp(v - v_old, ±clip).
+
+    The pessimistic clip of PPO's public implementation (Schulman et al. 2017; Engstrom et al. 2020, section 3). Without `clip`: (v - R)²/2.
+
+    Args:
+        values: `[T]`, v, the only input with a gradient.
+        returns: `[T]`, R.
+        old_values: `[T]`, the values at the start of the step.
+        mask: `[T]` bool; other tokens change nothing, whatever they hold.
+        clip: greater than 0.
+        denominator: the loss tokens of the whole batch; default: those of `mask`.
+
+    Raises:
+        ValueError: names the argument that is misaligned or out of range.
+    """
+    for name, tensor in {"returns": returns, "old_values": old_values, "mask": mask}.items():
+        if tensor.shape != values.shape:
+            raise ValueError(f"{name} must have shape {list(values.shape)}, got {list(tensor.shape)}")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be greater than 0, got {clip}")
+    kept = mask.bool()
+    v, target, old = (torch.where(kept, tensor, 0) for tensor in (values, returns.detach(), old_values.detach()))
+    loss = (v - target).square()
+    clipped = torch.zeros_like(kept)
+    if clip is not None:
+        bounded = (old + (v - old).clamp(-clip, clip) - target).square()
+        clipped = kept & (bounded > loss.detach()) & ((v - old).abs() > clip)
+        loss = torch.maximum(loss, bounded)
+    divisor = kept.sum() if denominator is None else torch.as_tensor(denominator, device=values.device)
+    total = loss.sum() / 2 / torch.where(divisor > 0, divisor, 1)
+    return ValueLoss(total, clipped.sum().to(total.dtype))
+
+
+def explained_variance(returns: Moments, residuals: Moments) -> float:
+    """1 - Var(R - v)/Var(R) from the moments of both over the whole batch: 1 is a perfect critic, 0 one that knows the mean at best.
+
+    0 where all returns are equal, as there is nothing to explain.
+    """
+    variance = float(returns.std) ** 2
+    return 1.0 - float(residuals.std) ** 2 / variance if variance > 0 else 0.0

@@ -1,0 +1,75 @@
+"""A frozen model beside the policy: the reference of a KL term, or the teacher of a distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.config.companions import ReferenceConfig
+from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.forward import MicroBatch
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import check_source, load_model, shard
+from rlrun.trainer.signals import logprobs_without_gradient
+
+
+class FrozenReference:
+    """Log-probs of a model that the trainer holds itself, sharded like the policy; on CUDA in bfloat16."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @classmethod
+    def load(
+        cls, config: ReferenceConfig, policy: ModelConfig, *, initial: str, vocabulary: int, group: Group
+    ) -> FrozenReference:
+        """Load it from its source, in every attempt anew: no checkpoint holds it.
+
+        Args:
+            config: which model.
+            policy: the run's model, which `initial` means.
+            initial: where the run's model is loaded from.
+            vocabulary: size of the policy's.
+            group: every rank takes part.
+
+        Raises:
+            RoleError: it cannot be loaded, or its vocabulary has another size.
+        """
+        chosen = config.resolved(policy)
+        source = initial if chosen is policy else chosen.path or chosen.name or ""
+        try:
+            check_source(chosen, source)
+            model = load_model(chosen, source)
+        except RoleError as error:
+            raise RoleError(f"algorithm.reference: {error}", error.code) from error
+        found = int(model.config.get_text_config().vocab_size)
+        if found != vocabulary:
+            raise RoleError(
+                f"algorithm.reference.model ({config.model}) has a vocabulary of {found} tokens, the policy "
+                f"({initial}) one of {vocabulary}: they must be the same; choose a model of the same family",
+                exit_codes.CONFIGURATION,
+            )
+        if group.device.type == "cuda":
+            model.to(torch.bfloat16)
+        model.requires_grad_(False)
+        shard(model, group)
+        return cls(model.eval())
+
+    def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
+        """As `ReferenceSource` has it.
+
+        Raises:
+            RoleError: the model overflows.
+        """
+        found = logprobs_without_gradient(self.model, rows)
+        if not all(bool(torch.isfinite(logprobs).all()) for logprobs in found):
+            raise RoleError(
+                "algorithm.reference: the model gives log-probabilities that are not finite; its weights are damaged, or "
+                "do not fit bfloat16",
+                exit_codes.DATA,
+            )
+        return found
