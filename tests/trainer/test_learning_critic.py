@@ -20,7 +20,7 @@ from rlrun.trainer.critic import Critic, to_critic
 from rlrun.trainer.group import Group
 from rlrun.trainer.learner import Learner
 from rlrun.trainer.model import shard
-from rlrun.trainer.step import make_optimizer
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.updates import Update, mini_batches
 
 WORDS = 8

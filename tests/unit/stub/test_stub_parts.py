@@ -141,7 +141,8 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
     from rlrun.algorithms import Objective
     from rlrun.trainer import attention
     from rlrun.trainer.group import Group
-    from rlrun.trainer.step import make_optimizer, train_step
+    from rlrun.trainer.optimizers import make_optimizer
+    from rlrun.trainer.step import train_step
 
     class Alone(Group):
         """A group of one rank, without collectives."""

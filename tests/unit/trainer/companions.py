@@ -15,7 +15,7 @@ from rlrun.trainer.critic import Critic, to_critic
 from rlrun.trainer.group import Group
 from rlrun.trainer.learner import Learner
 from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.step import make_optimizer
+from rlrun.trainer.optimizers import make_optimizer
 
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(0, 1), (2,), (3, 4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,16 +16,18 @@ from rlrun.trainer import checkpoint
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.saving import Saver
-from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step
+from rlrun.trainer.step import parameter_checksum, train_step
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
 def test_training_goes_on_bit_for_bit(
-    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+    name: str, tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = shard(make_model(), solo)
-        return model, make_optimizer(model, OptimizerConfig(weight_decay=0.1), solo.device)
+        return model, make_optimizer(model, OptimizerConfig(name=name, weight_decay=0.1), solo.device)
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
         sums = []

@@ -16,8 +16,8 @@ from rlrun.trainer.critic import Critic, critic_step, estimate, row_values, to_c
 from rlrun.trainer.forward import micro_batch
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.signals import Signals
-from rlrun.trainer.step import make_optimizer
 from rlrun.trainer.updates import Update
 from tests.unit.trainer.companions import (
     GAE,

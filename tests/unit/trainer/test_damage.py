@@ -19,9 +19,9 @@ from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.completion import Completer
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.resume import choose_base
 from rlrun.trainer.saving import Saver
-from rlrun.trainer.step import make_optimizer
 
 FILES = ("trainer/__0_0.distcp", "trainer/.metadata", "orchestrator/state.json", "manifest.json")
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -22,9 +22,9 @@ from rlrun.trainer import export, lora
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.publish import model_files, publish
 from rlrun.trainer.saving import Saver
-from rlrun.trainer.step import make_optimizer
 
 
 @pytest.fixture

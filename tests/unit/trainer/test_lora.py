@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
+from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
@@ -23,7 +24,8 @@ from rlrun.trainer import lora, publish
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.step import make_optimizer, parameter_checksum, train_step
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.step import parameter_checksum, train_step
 
 CONFIG = LoRAConfig(rank=4, alpha=6)
 
@@ -47,7 +49,9 @@ def train(model: nn.Module, group: Group, batch: Batch, steps: int = 3) -> None:
     optimizer = make_optimizer(model, OptimizerConfig(), group.device)
     rows = [tuple(range(len(batch.samples)))]
     for _ in range(steps):
-        metrics = train_step(model, optimizer, batch, rows, group=group, loss=("aipo", {}), lr=1e-2, max_grad_norm=None)
+        metrics = train_step(
+            model, optimizer, batch, rows, group=group, loss=Objective("aipo"), lr=1e-2, max_grad_norm=None
+        )
         assert metrics["grad_norm"] > 0
 
 
@@ -101,7 +105,7 @@ def test_the_optimizer_remembers_what_is_trained_alone(
     model = adapt(make_model(), solo)
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
     train_step(
-        model, optimizer, make_batch([9, 7]), [(0, 1)], group=solo, loss=("aipo", {}), lr=1e-2, max_grad_norm=1.0
+        model, optimizer, make_batch([9, 7]), [(0, 1)], group=solo, loss=Objective("aipo"), lr=1e-2, max_grad_norm=1.0
     )
     kept = {id(parameter) for parameter in optimizer.state}
     assert kept == {id(p) for name, p in model.named_parameters() if lora.of_adapter(name)}

@@ -20,8 +20,9 @@ from rlrun.trainer import checkpoint
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.saving import Saver, Written
-from rlrun.trainer.step import make_optimizer, parameter_checksum
+from rlrun.trainer.step import parameter_checksum
 
 MakePart = Callable[[], Part]
 

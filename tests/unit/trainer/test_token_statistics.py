@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from rlrun.protocol.batch import Sample
+from rlrun.trainer import lm_head
 from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.lm_head import head_statistics
 
 CPU = torch.device("cpu")
 
@@ -36,10 +40,15 @@ def test_they_equal_those_of_each_sample_alone_at_its_temperature(
 
 
 def test_only_predicted_positions_go_through_the_head(
-    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = make_model(), []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+
+    def spy(hidden: torch.Tensor, *arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(hidden.shape[0])
+        return head_statistics(hidden, *arguments, **options)
+
+    monkeypatch.setattr(lm_head, "head_statistics", spy)
     token_statistics(model, micro_batch([make_sample(9, prompt=7), make_sample(12, prompt=2)], CPU))
     assert seen == [2 + 10]
 

@@ -17,7 +17,8 @@ from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.step import make_optimizer, objective, parameter_checksum, train_step
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.step import objective, parameter_checksum, train_step
 
 AIPO = Objective("aipo")
 LENGTHS = [9, 4, 13, 6, 3]

@@ -23,7 +23,14 @@ from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESET
 from rlrun.config.checkpoint import ResumeConfig
 from rlrun.config.companions import ReferenceConfig
 from rlrun.config.data import DataConfig, SourceConfig, ValidationConfig
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, CorrectionConfig, EnvironmentAlgorithm, LossConfig
+from rlrun.config.learning import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    CorrectionConfig,
+    EnvironmentAlgorithm,
+    LossConfig,
+    OptimizerConfig,
+)
 from rlrun.config.model import ModelConfig
 from rlrun.config.schema import Shape, fields, spelled
 
@@ -321,6 +328,18 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "!has(self.stopping) || has(self.epochs)",
             "stopping ({self.stopping}) needs epochs; set epochs or remove stopping",
             ".stopping",
+        ),
+    ),
+    OptimizerConfig: (
+        Rule(
+            "self.name != 'adamw' || !has(self.momentum)",
+            "momentum ({self.momentum}) has no meaning for optimizer adamw; remove it",
+            ".momentum",
+        ),
+        Rule(
+            "self.name != 'sgd' || (self.beta1 == 0.9 && self.beta2 == 0.999 && self.eps == 1e-8)",
+            "beta1, beta2 and eps have no meaning for optimizer sgd; remove them",
+            ".name",
         ),
     ),
     StorageSpec: _STORAGE,

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec, check_name
+from rlrun.cli.bench import run_bench, take_bench
 from rlrun.cli.common import arguments, report
 from rlrun.config.arguments import COMMAND_LINE, parse_arguments
 from rlrun.config.files import read_document
@@ -85,6 +86,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     except SystemExit:
         return exit_codes.USAGE
     try:
+        rest, bench = take_bench(rest)
         config, _, dry_run = read(rest, os.environ, model)
     except ConfigError as error:
         return report(error)
@@ -93,6 +95,9 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
         folder = options.output_dir or str(Path("runs") / config.name)
         print(resolve(config.spec(), name=config.name, uid=_UID, output_dir=folder).model_dump_json(indent=2))
         return exit_codes.OK
+
+    if bench is not None:
+        return run_bench(resolve(config.spec(), name=config.name, uid=_UID, output_dir="runs").trainer, bench)
 
     from rich.console import Console
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from rlrun.cli.bench import run_bench, take_bench
 from rlrun.cli.common import arguments, report
 from rlrun.config.arguments import COMMAND_LINE, parse_arguments
 from rlrun.config.files import read_document
@@ -47,7 +48,10 @@ def inference() -> NoReturn:
 
 def _become(role: Role) -> NoReturn:
     try:
-        command, env = prepare(role, arguments(None), os.environ)
+        argv, bench = take_bench(arguments(None)) if role == "trainer" else (arguments(None), None)
+        if bench is not None:
+            sys.exit(run_bench(load(TrainerConfig, argv, env=os.environ, prog=role, section=role), bench))
+        command, env = prepare(role, argv, os.environ)
     except ConfigError as error:
         sys.exit(report(error))
     except OSError as error:

@@ -234,22 +234,40 @@ class EnvironmentAlgorithm(Config):
 
 
 class OptimizerConfig(Config):
-    """AdamW (Loshchilov & Hutter, 2019) on float32 master weights."""
+    """How gradients become updates of the float32 master weights."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """`muon`: orthogonalised momentum for the layers' matrices, AdamW for all else."""
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay; `sgd` adds it to the gradient."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the first moment."""
+    """Decay of AdamW's first moment."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of AdamW's second moment."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of `muon` (default 0.95) and `sgd` (default 0.9)."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global L2 norm; null: no clipping."""
+
+    @model_validator(mode="after")
+    def _only_its_own(self) -> Self:
+        """Refuse what would do nothing. A default is not told from a value that was left out: `run.json` holds them all."""
+        if self.name == "adamw" and self.momentum is not None:
+            raise ValueError(f"momentum ({self.momentum}) has no meaning for optimizer adamw; remove it")
+        if self.name == "sgd" and (self.beta1, self.beta2, self.eps) != (0.9, 0.999, 1e-8):
+            raise ValueError("beta1, beta2 and eps have no meaning for optimizer sgd; remove them")
+        return self
+
+    @property
+    def effective_momentum(self) -> float:
+        """The momentum after its default."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.95 if self.name == "muon" else 0.9
 
 
 class SchedulerConfig(Config):

@@ -17,6 +17,7 @@ from rlrun.config.run import fingerprint
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.stopping import Stop
 
 
@@ -61,13 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="train on the recorded batches of this folder, without an orchestrator",
     )
+    parser.add_argument("--bench", type=BenchOptions.read, metavar="JSON", help="measure steps on fake data, and end")
     options = parser.parse_args(argv)
     stop = Stop()
-    stop.listen()
+    if options.bench is None:  # a measurement has nothing to save
+        stop.listen()
     configure_log(int(os.environ.get("RANK", "0")))
     folder: Path | None = None
     try:
         config, attempt = read_config(options.config), attempt_number()
+        if options.bench is not None:
+            from rlrun.trainer.bench import bench
+
+            return bench(config, options.bench)
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")
         api_key = os.environ.get("RLRUN_API_KEY", "")
         if not api_key and options.replay is None:

@@ -26,8 +26,9 @@ from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import MicroBatch, micro_batch
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.signals import Signals, release
-from rlrun.trainer.step import apply_gradient, make_optimizer, sync_gradients_after
+from rlrun.trainer.step import apply_gradient, sync_gradients_after
 
 CRITIC = "critic"
 """Name of the critic's part of a checkpoint."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MethodType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from loguru import logger
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 
 from rlrun.protocol.batch import Sample
 from rlrun.trainer.attention import Layout, layout
-from rlrun.trainer.parallel.rows import join, row_part
+from rlrun.trainer.lm_head import find_head, logits_statistics
+from rlrun.trainer.parallel.rows import RowPart, join, row_part
 
 _IDLE_TOKENS = 2
 """Length of the row that a rank without work runs, so that it takes part in every collective."""
@@ -73,22 +77,40 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
 def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False) -> TokenStatistics:
     """Log-probability and entropy of every token in the loss mask, at the temperature it was sampled with.
 
-    Only the positions before such a token go through the LM head: exact, and the logits of prompts are never made. A row without
-    a loss token sends its first position through, so that every rank runs the same collectives, and uses nothing of it.
+    Only the positions before such a token go through the LM head, and their logits exist for a few tokens at a time
+    (`trainer.lm_head`). A row without a loss token sends its first position through, so that every rank runs the same collectives,
+    and uses nothing of it.
     """
     predicted = row.mask.nonzero()[:, 0]
     part = row_part(model, row.input_ids, row.position_ids, row.packed, predicted)
-    output = model(
-        input_ids=part.input_ids[None],
-        position_ids=part.position_ids[None],
-        packed=part.packed,
-        logits_to_keep=part.before,
-        use_cache=False,
-    )
-    logits = output.logits[0].float() / row.temperatures[part.targets, None]
-    distribution = logits.log_softmax(-1)
-    chosen = distribution.gather(1, row.input_ids[part.targets, None])[:, 0]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(distribution.exp() * distribution).sum(-1)
+    if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
+        _prepare(model)
+    chosen, entropy = model.row_statistics(row, part)
     tokens = len(row.input_ids)
+    entropy = entropy if entropy_gradient else entropy.detach()
     return TokenStatistics(join(model, part, chosen, tokens), join(model, part, entropy, tokens))
+
+
+def _prepare(model: Any) -> None:
+    """Give the model a second forward method that FSDP gathers parameters for as for the first."""
+    model._head = find_head(model)
+    if model._head is None:
+        logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
+    model.row_statistics = MethodType(_row_statistics, model)
+    model._prepared_for = type(model)
+    register_fsdp_forward_method(model, "row_statistics")
+
+
+def _row_statistics(model: Any, row: MicroBatch, part: RowPart) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of this rank's targets in the row, `[K]` fp32 each.
+
+    The row comes as one object: FSDP would cast a tensor of temperatures to the compute dtype.
+    """
+    inputs = {"input_ids": part.input_ids[None], "position_ids": part.position_ids[None], "packed": part.packed}
+    targets, temperatures = row.input_ids[part.targets], row.temperatures[part.targets]
+    if model._head is None:
+        logits = type(model).forward(model, **inputs, logits_to_keep=part.before, use_cache=False).logits[0]
+        return logits_statistics(logits, targets, temperatures)
+    hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0, part.before]
+    statistics: tuple[Tensor, Tensor] = model._head.statistics(hidden, targets, temperatures)
+    return statistics

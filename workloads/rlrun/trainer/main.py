@@ -44,9 +44,10 @@ from rlrun.trainer.group import Group, process_group
 from rlrun.trainer.learner import make_learner
 from rlrun.trainer.loading import load_sharded
 from rlrun.trainer.model import Memory, check_source
+from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.saving import Saver, Written
 from rlrun.trainer.schedule import learning_rate
-from rlrun.trainer.step import make_optimizer, objective, parameter_checksum
+from rlrun.trainer.step import objective, parameter_checksum
 from rlrun.trainer.stopping import Stop, StopAgreed
 from rlrun.trainer.updates import Update, mini_batches
 from rlrun.trainer.validation import validate

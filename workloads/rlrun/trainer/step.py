@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlrun.algorithms import Objective, Regularizers, mean_metrics, merge_metrics
-from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.learning import AlgorithmConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
@@ -25,18 +25,6 @@ from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import counts_here, fsdp_modules, local_part
 from rlrun.trainer.signals import Signals
-
-
-def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW on the sharded float32 masters that are trained; the rate is set anew in every step."""
-    return torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=device.type == "cuda",
-    )
 
 
 def objective(config: AlgorithmConfig, seq_len: int) -> Objective:
@@ -125,7 +113,9 @@ def train_step(
             versions=inputs.versions,
             policy_version=batch.step - 1,
         )
-        (output.loss if finite else statistics.logprobs.sum()).backward()
+        torch.where(
+            finite, output.loss, statistics.logprobs.sum()
+        ).backward()  # chosen on the device: nobody waits for it
         parts.append(output.metrics | {"entropy": statistics.entropy.detach().sum(), "loss": output.loss.detach()})
     metrics = _over_ranks(merge_metrics(parts), group)
     forward_backward = time.perf_counter()

@@ -1,0 +1,148 @@
+"""What runs on CUDA alone, against float32 on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rlrun.algorithms import Objective
+from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol.batch import Batch
+from rlrun.trainer import attention
+from rlrun.trainer.attention import layout, packed_attention
+from rlrun.trainer.bench import fake_batch
+from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.group import Group
+from rlrun.trainer.lm_head import head_statistics
+from rlrun.trainer.model import shard
+from rlrun.trainer.optimizers import make_optimizer, orthogonalized
+from rlrun.trainer.step import train_step
+
+VOCABULARY, LENGTHS = 500, (70, 33, 128)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    attention.register()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=256,
+    )
+    return Qwen3ForCausalLM._from_config(config, attn_implementation=attention.NAME).train()
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return Batch(1, 1, tuple(fake_batch(length, 1, VOCABULARY).samples[0] for length in LENGTHS))
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference, relative to the expected norm."""
+    return float((found.detach().float().cpu() - expected.detach().float()).norm() / expected.detach().float().norm())
+
+
+def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(300, 256).bfloat16() / 8, torch.randn(5000, 256).bfloat16()
+    targets, temperatures = torch.randint(5000, (300,)), 0.5 + torch.rand(300)
+    results = []
+    for device, dtype in ((CPU, torch.float32), (torch.device("cuda"), torch.bfloat16)):
+        leaves = [tensor.to(device, dtype).requires_grad_() for tensor in (hidden, weight)]
+        logprobs, entropy = head_statistics(
+            leaves[0], leaves[1], targets.to(device), temperatures.to(device), chunk_tokens=64
+        )
+        (logprobs.sum() + 0.1 * entropy.sum()).backward()
+        results.append((logprobs, entropy, leaves[0].grad, leaves[1].grad))
+    (logprobs, entropy, d_hidden, d_weight), found = results
+    # The products are summed and kept in float32, so that values are exact for the rounded inputs.
+    torch.testing.assert_close(found[0].detach().cpu(), logprobs.detach(), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(found[1].detach().cpu(), entropy.detach(), atol=1e-3, rtol=1e-4)
+    for own, exact in ((found[2], d_hidden), (found[3], d_weight)):
+        assert own is not None
+        assert exact is not None
+        assert distance(own, exact) < 0.01
+
+
+def test_the_fused_head_never_holds_the_logits_of_a_row() -> None:
+    tokens, vocabulary = 8192, 150_000
+    hidden = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(vocabulary, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    targets = torch.zeros(tokens, dtype=torch.long, device="cuda")
+    logprobs, _ = head_statistics(hidden, weight, targets, torch.ones(tokens, device="cuda"), chunk_tokens=512)
+    logprobs.sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < tokens * vocabulary * 4 / 2
+
+
+def test_varlen_attention_is_that_of_each_sequence_alone() -> None:
+    torch.manual_seed(0)
+    total = sum(LENGTHS)
+    query, key, value = (torch.randn(1, heads, total, 64).bfloat16() for heads in (4, 2, 2))
+    results = []
+    for device, dtype in ((CPU, torch.float32), (torch.device("cuda"), torch.bfloat16)):
+        leaves = [tensor.to(device, dtype).requires_grad_() for tensor in (query, key, value)]
+        output, _ = packed_attention(nn.Identity(), *leaves, None, packed=layout(LENGTHS, device))
+        output.float().square().sum().backward()
+        results.append((output, *(leaf.grad for leaf in leaves)))
+    for own, exact in zip(results[1], results[0], strict=True):
+        assert own is not None
+        assert exact is not None
+        assert distance(own, exact) < 0.02
+
+
+def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(cuda: Group, model: Any, batch: Batch) -> None:
+    reference = copy.deepcopy(model)
+    expected = token_statistics(reference, micro_batch(batch.samples, CPU))
+    expected.logprobs.sum().backward()
+    shard(model, cuda)
+    found = token_statistics(model, micro_batch(batch.samples, cuda.device))
+    found.logprobs.sum().backward()
+    torch.testing.assert_close(found.logprobs.detach().cpu(), expected.logprobs.detach(), atol=0.05, rtol=0.02)
+    torch.testing.assert_close(found.entropy.cpu(), expected.entropy, atol=0.05, rtol=0.02)
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert parameter.dtype == torch.float32, name
+        assert distance(parameter.grad.full_tensor(), other.grad) < 0.05, name
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, cuda: Group, model: Any, batch: Batch) -> None:
+    config = OptimizerConfig(name=name, lr=1e-3 if name != "sgd" else 0.1)
+    shard(model, cuda)
+    optimizer = make_optimizer(model, config, cuda.device)
+    losses = [
+        train_step(
+            model,
+            optimizer,
+            batch,
+            [(0, 1), (2,)],
+            group=cuda,
+            loss=Objective("aipo"),
+            lr=config.lr,
+            max_grad_norm=1.0,
+        )
+        for _ in range(10)
+    ]
+    assert all(metrics["skipped"] == 0 for metrics in losses)
+    assert losses[-1]["loss"] < losses[0]["loss"]
+
+
+def test_orthogonalising_in_bfloat16_brings_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    found = orthogonalized(torch.randn(64, 256, device="cuda"))
+    assert found.dtype == torch.float32
+    values = torch.linalg.svdvals(found)
+    assert 0.5 < float(values.min()) <= float(values.max()) < 1.4

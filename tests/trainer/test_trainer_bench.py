@@ -1,0 +1,41 @@
+"""`--bench` as the ranks run it: every length is measured, and the run's folder stays empty."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlrun.trainer.bench_options import BenchOptions
+from tests.trainer.conftest import Group, free_port
+
+
+def test_two_ranks_measure_every_length(make_run: Callable[[str], Any], tmp_path: Path) -> None:
+    run, log, output = make_run("bench"), tmp_path / "log", tmp_path / "out.json"
+    config = run.write_config(ranks=2)
+    before = sorted(run.paths.root.iterdir())
+    options = BenchOptions(seq_lens=(64, 16), rows=2, steps=2, warmup=1, output=str(output))
+    began = time.monotonic()
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RLRUN_ATTEMPT": "1"}
+    pids = [
+        run.zygote.start(
+            shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, ["--config", str(config), *options.words()], log
+        )
+        for rank in range(2)
+    ]
+    run.groups.append(Group(pids, log, run.zygote))
+    assert run.groups[-1].wait() == [0, 0], log.read_text()
+    took = time.monotonic() - began
+    found = json.loads(output.read_text())
+    assert [(one["seq_len"], one["tokens"], len(one["seconds"])) for one in found] == [(16, 64, 2), (64, 256, 2)]
+    assert all(second > 0 for one in found for second in one["seconds"])
+    assert sum(second for one in found for second in one["seconds"]) < took
+    table = [line for line in log.read_text().splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[:3] for line in table] == [
+        ["| seq len", "tokens per step", "MFU %"],
+        ["| 16", "64", "-"],
+        ["| 64", "256", "-"],
+    ]
+    assert sorted(run.paths.root.iterdir()) == before

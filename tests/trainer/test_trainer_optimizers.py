@@ -1,0 +1,51 @@
+"""Every optimizer under two ranks: the numbers of one rank, the same bits after a resume, and no update from an infinite gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol.batch import read_batch, write_batch
+from rlrun.protocol.paths import RunPaths
+
+STEPS = 4
+POISONED = 3
+"""Step in which one sample, which one rank gets, has a gradient that overflows."""
+
+
+@pytest.fixture(scope="module")
+def poisoned(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    paths = RunPaths(tmp_path_factory.mktemp("poisoned"))
+    for step in range(1, STEPS + 1):
+        batch = read_batch(recorded / paths.batch(step, 1).name)
+        if step == POISONED:
+            first = batch.samples[0]
+            batch = replace(batch, samples=(replace(first, advantages=first.loss_mask * 1e38), *batch.samples[1:]))
+        write_batch(paths.batch(step, 1), batch)
+    return paths.rollouts
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_two_ranks_train_as_one_does_and_go_on_bit_for_bit(
+    name: str, make_run: Callable[[str], Any], poisoned: Path
+) -> None:
+    optimizer = OptimizerConfig(name=name, lr=1e-3, weight_decay=0.1)
+    options: dict[str, Any] = {"replay": poisoned, "optimizer": optimizer}
+    one = make_run("one").train(max_steps=STEPS, **options)
+    two = make_run("two").train(max_steps=STEPS, ranks=2, **options)
+    for alone, together in zip(one, two, strict=True):
+        for metric in ("entropy", "mismatch_kl", *(("loss", "grad_norm") if alone["step"] != POISONED else ())):
+            assert together[metric] == pytest.approx(alone[metric], rel=1e-4, abs=1e-5), (alone["step"], metric)
+    sums = [line["param_checksum"] for line in two]
+    assert [line["skipped_steps"] for line in two] == [0, 0, 1, 1]
+    assert sums[POISONED - 1] == sums[POISONED - 2]
+    assert len(set(sums)) == STEPS - 1
+    resumed = make_run("resumed")
+    resumed.train(max_steps=2, ranks=2, **options)
+    again = resumed.train(max_steps=STEPS, ranks=2, attempt=2, **options)
+    assert [line["param_checksum"] for line in again] == sums

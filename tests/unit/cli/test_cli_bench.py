@@ -1,0 +1,35 @@
+"""The options of `--bench` on a command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun.cli.bench import take_bench
+from rlrun.config.problems import ConfigError
+from rlrun.trainer.bench_options import BenchOptions
+
+
+def test_the_options_are_taken_out_and_reach_a_rank_as_they_are() -> None:
+    words = ["@", "run.json", "--bench", "--bench.seq-lens", "64,128", "--bench.rows=3", "--seed", "5"]
+    rest, options = take_bench(words)
+    assert rest == ["@", "run.json", "--seed", "5"]
+    assert options == BenchOptions(seq_lens=(64, 128), rows=3)
+    flag, text = options.words()
+    assert flag == "--bench"
+    assert BenchOptions.read(text) == options
+    assert take_bench(["--seed", "5"]) == (["--seed", "5"], None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bench", "--bench.rows", "0"], "--bench.rows: got '0', expected a whole number of at least 1"),
+        (["--bench", "--bench.seq-lens", "64,x"], "--bench.seq-lens: got 'x', expected a whole number of at least 2"),
+        (["--bench", "--bench.steps"], "--bench.steps: expected one argument"),
+        (["--bench.rows", "2"], "--bench.rows: needs --bench"),
+    ],
+)
+def test_mistakes_name_option_and_value(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        take_bench(words)
+    assert message in str(caught.value)

@@ -1,0 +1,231 @@
+"""The fused LM head against full logits: values, gradients, and every way in which a model ends."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+
+from rlrun.protocol.batch import Sample
+from rlrun.trainer import attention
+from rlrun.trainer.forward import micro_batch, token_statistics
+from rlrun.trainer.group import Group
+from rlrun.trainer.lm_head import find_head, head_statistics
+from rlrun.trainer.model import shard
+
+CPU = torch.device("cpu")
+
+
+def written_out(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, bias: Tensor | None, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Definition, one token at a time."""
+    logprobs, entropies = [], []
+    for h, target, temperature in zip(hidden, targets, temperatures, strict=True):
+        logits = weight @ h if bias is None else weight @ h + bias
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        p = torch.softmax(logits / temperature, 0)
+        logprobs.append(p[target].log())
+        entropies.append(-(p * p.log()).sum())
+    return torch.stack(logprobs), torch.stack(entropies)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.integers(1, 9),
+    vocabulary=st.integers(2, 17),
+    chunk=st.integers(1, 10),
+    with_bias=st.booleans(),
+    softcap=st.sampled_from([None, 1.5]),
+    weights=st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)]),
+    seed=st.integers(0, 99),
+)
+def test_values_and_gradients_are_those_of_the_definition(
+    tokens: int,
+    vocabulary: int,
+    chunk: int,
+    with_bias: bool,
+    softcap: float | None,
+    weights: tuple[float, float],
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    hidden, weight, bias = leaf(tokens, 5), leaf(vocabulary, 5), leaf(vocabulary) if with_bias else None
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    temperatures = 0.3 + torch.rand(tokens, generator=generator, dtype=torch.float64)
+    coefficients = torch.randn(2, tokens, generator=generator, dtype=torch.float64)
+    leaves = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
+    expected = written_out(hidden, weight, targets, temperatures, bias, softcap)
+    single = [None if tensor is None else tensor.detach().float().requires_grad_() for tensor in (hidden, weight, bias)]
+    assert single[0] is not None
+    assert single[1] is not None
+    found = head_statistics(
+        single[0], single[1], targets, temperatures.float(), bias=single[2], softcap=softcap, chunk_tokens=chunk
+    )
+    for value, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, reference.float(), atol=1e-5, rtol=1e-5)
+
+    def total(values: tuple[Tensor, Tensor]) -> Tensor:
+        parts = [w * (c * v).sum() for w, c, v in zip(weights, coefficients.to(values[0]), values, strict=True) if w]
+        return torch.stack(parts).sum()
+
+    gradients = torch.autograd.grad(total(expected), leaves)
+    own = torch.autograd.grad(total(found), [tensor for tensor in single if tensor is not None])
+    for gradient, reference in zip(own, gradients, strict=True):
+        torch.testing.assert_close(gradient, reference.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_is_as_near_as_its_inputs_are() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(40, 64) / 8, torch.randn(500, 64)
+    targets, temperatures = torch.randint(500, (40,)), torch.full((40,), 0.9)
+    leaves = [tensor.bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    logprobs, entropy = head_statistics(leaves[0], leaves[1], targets, temperatures, chunk_tokens=7)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    logprobs.sum().backward()
+    exact = [tensor.detach().float().requires_grad_() for tensor in leaves]
+    reference, _ = head_statistics(exact[0], exact[1], targets, temperatures)
+    reference.sum().backward()
+    torch.testing.assert_close(logprobs, reference, atol=0.03, rtol=0.01)
+    for leaf, full in zip(leaves, exact, strict=True):
+        assert leaf.grad is not None
+        assert full.grad is not None
+        assert leaf.grad.dtype == torch.bfloat16
+        assert float((leaf.grad.float() - full.grad).norm() / full.grad.norm()) < 0.01
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(6, 4)
+    head_statistics(hidden, weight, torch.tensor([1, 2, 3]), torch.ones(3))[0].sum().backward()
+    assert weight.grad is None
+    assert hidden.grad is not None
+
+
+def gemma2() -> nn.Module:
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    config = Gemma2Config(
+        **shape, num_attention_heads=4, num_key_value_heads=2, final_logit_softcapping=0.3, attn_logit_softcapping=None
+    )
+    return Gemma2ForCausalLM._from_config(config, attn_implementation=attention.NAME)
+
+
+def granite() -> nn.Module:
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = GraniteConfig(**shape, num_attention_heads=4, num_key_value_heads=2, logits_scaling=0.25)
+    return GraniteForCausalLM._from_config(config, attn_implementation=attention.NAME)
+
+
+class Shifted(nn.Module):
+    """A head that is no matrix product alone."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.weight = linear.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.linear(hidden).sin()
+
+
+def unknown(make_model: Callable[..., nn.Module]) -> nn.Module:
+    model: Any = make_model()
+    model.lm_head = Shifted(model.lm_head)
+    return model
+
+
+def test_a_tensor_parallel_head_is_joined_by_its_own_hooks(
+    solo: Group, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
+    model: Any = make_model()
+    row = micro_batch([make_sample(9, temperature=0.7)], CPU)
+    expected = token_statistics(make_model(), row)
+    plan = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
+    parallelize_module(model, solo.mesh, plan)
+    assert find_head(model) is not None
+    calls: list[object] = []
+    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    found = token_statistics(model, row)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.entropy, expected.entropy, atol=1e-6, rtol=1e-6)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("kind", ["tied", "gemma2", "granite", "unknown"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_kind_of_model_ends_as_its_own_forward_says(
+    kind: str,
+    sharded: bool,
+    solo: Group,
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+) -> None:
+    attention.register()
+    torch.manual_seed(0)
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "tied": lambda: make_model("qwen3", tied=True),
+        "gemma2": gemma2,
+        "granite": granite,
+        "unknown": lambda: unknown(make_model),
+    }
+    model: Any = makers[kind]()
+    reference: Any = copy.deepcopy(model)
+    assert (find_head(model) is None) == (kind == "unknown")
+    if sharded:
+        shard(model, solo)
+    row = micro_batch([make_sample(9, temperature=0.7), make_sample(6, temperature=1.3)], CPU)
+    found = token_statistics(model, row, entropy_gradient=True)
+    logits = reference(
+        input_ids=row.input_ids[None], position_ids=row.position_ids[None], packed=row.packed, use_cache=False
+    ).logits[0]
+    distribution = torch.cat([logits[:1] * 0, logits[:-1] / row.temperatures[1:, None]]).log_softmax(-1)
+    expected = torch.where(row.mask, distribution.gather(1, row.input_ids[:, None])[:, 0], 0)
+    entropy = torch.where(row.mask, -(distribution.exp() * distribution).sum(-1), 0)
+    torch.testing.assert_close(found.logprobs, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.entropy, entropy, atol=1e-5, rtol=1e-5)
+    (found.logprobs.sum() + 0.3 * found.entropy.sum()).backward()
+    (expected.sum() + 0.3 * entropy.sum()).backward()
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        gradient = parameter.grad.full_tensor() if sharded else parameter.grad
+        torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_the_temperature_is_that_of_the_token(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
+    """Samples of one row keep their own temperatures, in whatever order they are packed."""
+    model = make_model()
+    samples = [make_sample(5, temperature=0.5), make_sample(7, temperature=1.5), make_sample(4, temperature=1.0)]
+    together = token_statistics(model, micro_batch(samples, CPU)).logprobs
+    alone = [token_statistics(model, micro_batch([sample], CPU)).logprobs for sample in samples]
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-6, rtol=1e-6)
+    hotter = token_statistics(model, micro_batch([make_sample(5, temperature=5.0)], CPU)).logprobs
+    assert not np.allclose(hotter.detach(), alone[0].detach())
+
+
+def test_a_copy_of_a_model_uses_its_own_parameters(
+    make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
+) -> None:
+    model: Any = make_model()
+    row = micro_batch([make_sample(9)], CPU)
+    before = token_statistics(model, row).logprobs
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight.zero_()
+    torch.testing.assert_close(token_statistics(model, row).logprobs, before)
+    flat = token_statistics(other, row).logprobs[row.mask]
+    torch.testing.assert_close(flat, torch.full_like(flat, -float(np.log(50))))

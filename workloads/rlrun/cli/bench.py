@@ -1,0 +1,71 @@
+"""`--bench` of `trainer`, `rl` and `sft`: its options, and the group of ranks that it starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.config.arguments import COMMAND_LINE
+from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.roles import TrainerConfig
+from rlrun.local.preflight import free_port
+from rlrun.protocol.durable import write_json
+from rlrun.trainer.bench_options import BenchOptions
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; every one begins with `--bench`."""
+    p = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    p.add_argument("--bench", action="store_true", help="measure the trainer's step on fake data, and end")
+    p.add_argument("--bench.seq-lens", dest="seq_lens", metavar="N,N", help="lengths to measure (default: seqLen)")
+    p.add_argument("--bench.rows", dest="rows", metavar="N", help="micro-batches per rank and step (default 1)")
+    p.add_argument("--bench.steps", dest="steps", metavar="N", help="measured steps (default 5)")
+    p.add_argument("--bench.warmup", dest="warmup", metavar="N", help="steps before them (default 2)")
+    p.add_argument("--bench.output", dest="output", metavar="FILE", help="keep the measurements as JSON")
+    return p
+
+
+def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
+    """The options of `--bench` out of a command line; None without `--bench`.
+
+    Raises:
+        ConfigError: a number is none, or an option stands without `--bench`.
+    """
+    try:
+        given, rest = parser().parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise ConfigError([Problem(COMMAND_LINE, error.argument_name or "--bench", error.message)]) from None
+    named = {name: value for name, value in vars(given).items() if name != "bench" and value is not None}
+    if not given.bench:
+        if named:
+            option = "--bench." + next(iter(named)).replace("_", "-")
+            raise ConfigError([Problem(COMMAND_LINE, option, "needs --bench")])
+        return rest, None
+    values: dict[str, object] = {"output": None if given.output is None else str(Path(given.output).absolute())}
+    for name, least in (("rows", 1), ("steps", 1), ("warmup", 0)):
+        if name in named:
+            values[name] = _number(f"--bench.{name}", named[name], least)
+    if given.seq_lens is not None:
+        values["seq_lens"] = tuple(_number("--bench.seq-lens", part, 2) for part in given.seq_lens.split(","))
+    return rest, BenchOptions(**values)  # type: ignore[arg-type]
+
+
+def _number(option: str, text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise ConfigError([Problem(COMMAND_LINE, option, f"got {text!r}, expected a whole number of at least {least}")])
+    return int(text)
+
+
+def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
+    """Start the ranks that `config` says on this machine, and wait for them; returns the exit code."""
+    from rlrun.trainer.launch import torchrun_command
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        write_json(file, config.model_copy(update={"output_dir": folder}).model_dump(mode="json"))
+        command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
+        return subprocess.run([*command, *options.words()], env={**os.environ, "RLRUN_ATTEMPT": "1"}).returncode

@@ -1,0 +1,200 @@
+"""`--bench`: the trainer's step on fake data, without an orchestrator and without files: MFU, tokens/s, step time and peak memory.
+
+The model has the shape of the run's, with random weights; every sample is one sequence of the measured length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.packing import plan
+from rlrun.trainer import lora
+from rlrun.trainer.bench_options import BenchOptions
+from rlrun.trainer.flops import Cost, model_cost, peak_flops
+from rlrun.trainer.group import Group, process_group
+from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.step import objective, train_step
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of the table. Lists hold one value per step."""
+
+    seq_len: int
+    tokens: int
+    """Of one step, all ranks."""
+    seconds: list[float]
+    mfu: list[float] | None
+    """Share of the devices' peak; None where the peak is not known."""
+    peak_memory: float
+    """Bytes of the rank that took most: allocated on CUDA, resident on CPU."""
+
+
+def bench(config: TrainerConfig, options: BenchOptions) -> int:
+    """Measure and print the table; every rank of the group calls it. Returns 0.
+
+    Raises:
+        RoleError: the model's shape cannot be had, or a length is more than it allows.
+    """
+    loss = objective(config.algorithm, config.seq_len)
+    lengths = sorted(options.seq_lens or (config.seq_len,))
+    with process_group(config.gpus_per_replica) as group, tempfile.TemporaryDirectory() as made:
+        model = _random_model(config, Path(made), group)
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if longest is not None and lengths[-1] > longest:
+            raise RoleError(
+                f"--bench.seq-lens {lengths[-1]} is more than the model's {longest} positions; lower it",
+                exit_codes.CONFIGURATION,
+            )
+        cost = model_cost(model)
+        if config.lora is not None:
+            lora.inject(model, config.lora)
+        shard(model, group)
+        lora.initialise(model, config.seed)
+        optimizer = make_optimizer(model, config.optimizer, group.device)
+        found = []
+        for length in lengths:
+            batch = fake_batch(length, options.rows * group.world_size, model.config.get_text_config().vocab_size)
+            rows = plan([length] * len(batch.samples), row_tokens=length, ranks=group.world_size).ranks[group.rank]
+            _reset_peak(group.device)
+            seconds = []
+            for _ in range(options.warmup + options.steps):
+                began = _now(group.device)
+                train_step(
+                    model,
+                    optimizer,
+                    batch,
+                    rows,
+                    group=group,
+                    loss=loss,
+                    lr=config.optimizer.lr,
+                    max_grad_norm=config.optimizer.max_grad_norm,
+                )
+                seconds.append(_now(group.device) - began)
+            found.append(_measurement(length, batch, seconds[options.warmup :], cost, group))
+        if group.leads:
+            print(table(found, _title(config, model, group)), flush=True)
+            if options.output is not None:
+                Path(options.output).write_text(json.dumps([asdict(one) for one in found], indent=1))
+    return exit_codes.OK
+
+
+def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
+    """Random sequences of one length, every token but the first in the loss mask."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(length) > 0
+    samples = [
+        Sample(
+            input_ids=rng.integers(0, vocabulary, length).astype(np.int32),
+            loss_mask=mask,
+            logprobs=np.where(mask, -math.log(vocabulary), 0).astype(np.float32),
+            versions=np.where(mask, 0, -1).astype(np.int32),
+            advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+            temperature=1.0,
+            environment="bench",
+            task_id=str(index),
+            group=index,
+            rollout=0,
+            dispatch_version=0,
+            reward=0.0,
+        )
+        for index in range(sequences)
+    ]
+    return Batch(1, 1, tuple(samples))
+
+
+def _random_model(config: TrainerConfig, made: Path, group: Group) -> nn.Module:
+    """The run's architecture with random weights, the same on every rank; `made` is a folder of this rank's own."""
+    source = config.model.source(made)
+    if config.model.tiny is not None:
+        if group.leads:
+            from rlrun.trainer.tiny_model import make_tiny_model
+
+            make_tiny_model(made / "tiny", config.model.tiny.model_copy(update={"warmup_environment": None}))
+        source = group.broadcast(str(made / "tiny"))
+    torch.manual_seed(config.seed)
+    model = load_model(config.model, source, with_weights=False)
+    group.barrier()  # rank 0 deletes its folder at the end
+    return model
+
+
+def _measurement(length: int, batch: Batch, seconds: Sequence[float], cost: Cost, group: Group) -> Measurement:
+    mfu = None
+    if group.device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(group.device))
+        if peak is not None:
+            work = cost.of([len(sample) for sample in batch.samples])
+            mfu = [work / one / (peak * group.world_size) for one in seconds]
+    memory = group.maxima({"memory": _peak(group.device)})["memory"]
+    return Measurement(length, batch.tokens, list(seconds), mfu, memory)
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, after everything that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # where the kernel has no such file the peak is that of the process so far
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return float(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _title(config: TrainerConfig, model: nn.Module, group: Group) -> str:
+    name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    return f"{group.world_size} x {name}, {millions:.1f} M parameters, {config.optimizer.name}"
+
+
+def table(found: Sequence[Measurement], title: str) -> str:
+    """The measurements as Markdown: mean ± standard deviation over the steps; `-` where a value is not known."""
+    lines = [
+        title,
+        "",
+        "| seq len | tokens per step | MFU % | tokens/s | step time s | peak memory GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        mfu = "-" if one.mfu is None else _spread([100 * value for value in one.mfu], 1)
+        speed = _spread([one.tokens / value for value in one.seconds], 0)
+        lines.append(
+            f"| {one.seq_len} | {one.tokens} | {mfu} | {speed} | {_spread(one.seconds, 3)} | {one.peak_memory / 2**30:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"

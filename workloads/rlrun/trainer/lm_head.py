@@ -1,0 +1,232 @@
+"""The LM head, fused with what is needed of its logits: log-probability of the chosen token and entropy, without the logits of a row.
+
+The logits `[K, V]` of a row are the largest tensor of a step. Here they exist for a chunk of tokens at a time, in float32, and are
+made again in the backward pass. With z = logits / temperature, p = softmax(z), y the chosen token and H the entropy:
+
+    d log p_y / d z_j = 1[j = y] - p_j            d H / d z_j = -p_j (log p_j + H)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
+"""Size of one chunk of float32 logits; about three of them exist at a time."""
+
+
+def head_statistics(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Statistics of `softmax((hidden @ weight.T + bias) / temperatures)` without its logits.
+
+    Args:
+        hidden: `[K, D]`, float32 or bfloat16.
+        weight: `[V, D]`, of the same dtype.
+        targets: `[K]` int64, the chosen tokens.
+        temperatures: `[K]` fp32, greater than 0.
+        bias: `[V]`, added to the logits.
+        softcap: logits become `softcap * tanh(logits / softcap)` before the temperature (Gemma 2, arXiv:2408.00118, 2.2).
+        chunk_tokens: tokens per chunk; default: as many as `CHUNK_BYTES` of logits hold.
+
+    Returns:
+        Log-probability of each target and entropy in nats, `[K]` fp32; gradients reach `hidden`, `weight` and `bias`.
+    """
+    if chunk_tokens is None:
+        chunk_tokens = max(CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"]) // (4 * weight.shape[0]), 1)
+    logprobs, entropy = _HeadStatistics.apply(hidden, weight, bias, targets, temperatures, softcap, chunk_tokens)
+    return logprobs, entropy
+
+
+def logits_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of logits `[K, V]` that exist already."""
+    distribution = (logits.float() / temperatures[:, None]).log_softmax(-1)
+    chosen = -nn.functional.nll_loss(distribution, targets, reduction="none")
+    return chosen, -(distribution.exp() * distribution).sum(-1)
+
+
+class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed for mypy
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperatures: Tensor,
+        softcap: float | None,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = temperatures.new_empty(len(hidden)), temperatures.new_empty(len(hidden))
+        for start in range(0, len(hidden), chunk_tokens):
+            part = slice(start, start + chunk_tokens)
+            log_p, _ = _log_softmax(hidden[part], weight, bias, temperatures[part], softcap)
+            logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
+            entropy[part] = -torch.linalg.vecdot(log_p.exp(), log_p)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, entropy)
+        ctx.softcap, ctx.chunk_tokens = softcap, chunk_tokens
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperatures, entropy = ctx.saved_tensors
+        of_logprobs, of_entropy = gradients
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.zeros_like(hidden) if needs_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        for start in range(0, len(hidden), ctx.chunk_tokens):
+            part = slice(start, start + ctx.chunk_tokens)
+            log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], ctx.softcap)
+            d_logits = _d_scaled_logits(
+                log_p,
+                targets[part],
+                None if of_logprobs is None else of_logprobs[part, None],
+                None if of_entropy is None else of_entropy[part, None],
+                entropy[part, None],
+            )
+            d_logits.div_(temperatures[part, None])
+            if slope is not None:
+                d_logits.mul_(slope)
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
+            d_logits = d_logits.to(weight.dtype)
+            if d_hidden is not None:
+                d_hidden[part] = d_logits @ weight
+            if d_weight is not None:
+                _add_product(d_weight, d_logits.T, hidden[part])
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _log_softmax(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, softcap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of a chunk, `[C, V]` fp32, and the slope of the soft cap, if there is one."""
+    logits = _product(hidden, weight.T)
+    if bias is not None:
+        logits += bias
+    slope = None
+    if softcap is not None:
+        bounded = logits.div_(softcap).tanh_()
+        slope = 1 - bounded.square()
+        logits = bounded * softcap
+    return logits.div_(temperatures[:, None]).log_softmax(-1), slope
+
+
+def _d_scaled_logits(
+    log_p: Tensor, targets: Tensor, of_logprobs: Tensor | None, of_entropy: Tensor | None, entropy: Tensor
+) -> Tensor:
+    """Gradient on z; takes `log_p` as its own memory."""
+    p = log_p.exp()
+    if of_entropy is None:
+        gradient = p.mul_(0 if of_logprobs is None else -of_logprobs)
+    else:
+        factor = log_p.add_(entropy).mul_(-of_entropy)
+        gradient = p.mul_(factor if of_logprobs is None else factor.sub_(of_logprobs))
+    if of_logprobs is not None:
+        gradient.scatter_add_(1, targets[:, None], of_logprobs)
+    return gradient
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` in float32: the sums of a bfloat16 product are not rounded to bfloat16 where the device can do so."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a @ b).float()
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """`total += a @ b`, with `total` in float32."""
+    if a.dtype == torch.float32:
+        total.addmm_(a, b)
+    else:
+        total += _product(a, b)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a causal LM does with its decoder's last hidden states: `cap(scale * linear(hidden))`."""
+
+    linear: nn.Linear
+    scale: float = 1.0
+    softcap: float | None = None
+    """Without one the cap is the identity; with one the scale is 1."""
+
+    def statistics(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Of hidden states `[K, D]`; called where FSDP has gathered the head's parameters."""
+        weight = self.linear.weight
+        if isinstance(weight, DTensor):  # tensor parallel: only the head's own hooks know how to join the ranks' parts
+            logits = self.linear(hidden[None])[0].float()
+            if self.softcap is not None:
+                logits = self.softcap * (logits / self.softcap).tanh()
+            return logits_statistics(logits, targets, temperatures / self.scale)
+        return head_statistics(
+            hidden, weight, targets, temperatures / self.scale, bias=self.linear.bias, softcap=self.softcap
+        )
+
+
+def find_head(model: Any) -> Head | None:
+    """The head of a Hugging Face causal LM; None when the model treats its logits in a way that is not known here.
+
+    Asks the model itself: its `forward` runs once with a decoder that returns zeros and a head that returns known logits.
+    """
+    linear, decoder = model.get_output_embeddings(), model.get_decoder()
+    if type(linear) is not nn.Linear or decoder is model:
+        return None
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    logits = torch.linspace(-40, 40, 9)[None, None]
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    nothing = MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 1, linear.in_features))
+    try:
+        with (
+            torch.no_grad(),
+            _forward_is(decoder, lambda *_, **__: nothing),
+            _forward_is(linear, lambda _: logits.clone()),
+        ):
+            found = type(model).forward(model, input_ids=ids, use_cache=False).logits
+    except Exception:
+        return None
+    if found.shape != logits.shape:
+        return None
+    if cap is not None:
+        return Head(linear, softcap=cap) if torch.allclose(found, cap * (logits / cap).tanh()) else None
+    scale = float(found[0, 0, -1] / logits[0, 0, -1])
+    return Head(linear, scale=scale) if scale > 0 and torch.allclose(found, scale * logits) else None
+
+
+@contextmanager
+def _forward_is(module: nn.Module, replacement: Callable[..., Any]) -> Iterator[None]:
+    """`module` computes something else, and its hooks (of tensor parallelism, say) do not run."""
+    changed = {"forward": replacement, "_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
+    before = {name: module.__dict__[name] for name in changed if name in module.__dict__}
+    module.__dict__.update(changed)
+    try:
+        yield
+    finally:
+        for name in changed:
+            del module.__dict__[name]
+        module.__dict__.update(before)
