@@ -20,11 +20,13 @@ from rlrun.config.model import ModelConfig
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import lora, publish
+from rlrun.trainer import export, lora, publish
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
 from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.saving import Saver
 from rlrun.trainer.step import parameter_checksum, train_step
 
 CONFIG = LoRAConfig(rank=4, alpha=6)
@@ -227,3 +229,36 @@ def test_merged_weights_answer_as_the_adapted_model(
         start = AutoModelForCausalLM.from_pretrained(source)(ids).logits[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(start, merged(ids).logits[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("full", [[], ["lm_head"]])
+def test_an_exported_checkpoint_is_the_model_with_its_updates(
+    tmp_path: Path,
+    solo: Group,
+    source: Path,
+    make_model: Callable[..., nn.Module],
+    make_batch: Callable[..., Batch],
+    full: list[str],
+) -> None:
+    config, lora_config = (
+        ModelConfig(path=str(source), dtype="float32"),
+        CONFIG.model_copy(update={"modules_to_save": full}),
+    )
+    model = make_model()
+    files = publish.model_files(model, config, str(source))
+    adapt(model, solo, lora_config)
+    train(model, solo, make_batch([9, 7]))
+    optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
+    Saver({POLICY: Part(model, optimizer)}, solo, background=False).save(Progress(3), tmp_path / "checkpoint")
+    publish.publish(model, tmp_path / "published", files=files, dtype="float32", group=solo)
+    export.export_checkpoint(
+        tmp_path / "checkpoint", tmp_path / "out", config, str(source), step=3, adapters=lora_config
+    )
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    published = AutoModelForCausalLM.from_pretrained(tmp_path / "published").state_dict()
+    start = AutoModelForCausalLM.from_pretrained(source).state_dict()
+    assert all(torch.equal(tensor, published[name]) for name, tensor in exported.items())
+    changed = {name.split(".")[-2] for name, tensor in exported.items() if not torch.equal(tensor, start[name])}
+    assert changed == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")} | set(full)
+    with pytest.raises(RoleError, match="is of another model than"):
+        export.export_checkpoint(tmp_path / "checkpoint", tmp_path / "no", config, str(source), step=3)
