@@ -47,3 +47,18 @@ def test_it_is_the_weighted_negative_log_probability(
     assert parameter_checksum(model) == before
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_ranks_with_the_same_rows_count_once(
+    solo: Group,
+    make_model: Callable[..., nn.Module],
+    make_sample: Callable[..., Sample],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = Batch(0, 1, (supervised(make_sample(9), 1.0),))
+    model = shard(make_model(), solo)
+    alone = validate(model, batch, [(0,)], group=solo)["validation/loss"]
+    # A second rank of the same tensor group, whose share must be left out.
+    monkeypatch.setattr(Group, "data_sums", lambda self, values: dict.fromkeys(values, 0.0))
+    assert alone > 0
+    assert validate(model, batch, [(0,)], group=solo)["validation/loss"] == 0.0
