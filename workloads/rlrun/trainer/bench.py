@@ -29,7 +29,7 @@ from rlrun.trainer import lora
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.group import Group, process_group
-from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.model import Memory, load_model, shard
 from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.step import objective, train_step
 
@@ -56,7 +56,7 @@ def bench(config: TrainerConfig, options: BenchOptions) -> int:
     """
     loss = objective(config.algorithm, config.seq_len)
     lengths = sorted(options.seq_lens or (config.seq_len,))
-    with process_group(config.gpus_per_replica) as group, tempfile.TemporaryDirectory() as made:
+    with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
         model = _random_model(config, Path(made), group)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if longest is not None and lengths[-1] > longest:
@@ -67,13 +67,13 @@ def bench(config: TrainerConfig, options: BenchOptions) -> int:
         cost = model_cost(model)
         if config.lora is not None:
             lora.inject(model, config.lora)
-        shard(model, group)
+        shard(model, group, memory=Memory.of(config))
         lora.initialise(model, config.seed)
         optimizer = make_optimizer(model, config.optimizer, group.device)
         found = []
         for length in lengths:
-            batch = fake_batch(length, options.rows * group.world_size, model.config.get_text_config().vocab_size)
-            rows = plan([length] * len(batch.samples), row_tokens=length, ranks=group.world_size).ranks[group.rank]
+            batch = fake_batch(length, options.rows * group.data_size, model.config.get_text_config().vocab_size)
+            rows = plan([length] * len(batch.samples), row_tokens=length, ranks=group.data_size).ranks[group.data_rank]
             _reset_peak(group.device)
             seconds = []
             for _ in range(options.warmup + options.steps):
