@@ -85,7 +85,7 @@ def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: boo
     part = row_part(model, row.input_ids, row.position_ids, row.packed, predicted)
     if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
         _prepare(model)
-    chosen, entropy = model.row_statistics(row, part)
+    chosen, entropy = model.row_statistics(_Wanted(row, part))
     tokens = len(row.input_ids)
     entropy = entropy if entropy_gradient else entropy.detach()
     return TokenStatistics(join(model, part, chosen, tokens), join(model, part, entropy, tokens))
@@ -101,11 +101,16 @@ def _prepare(model: Any) -> None:
     register_fsdp_forward_method(model, "row_statistics")
 
 
-def _row_statistics(model: Any, row: MicroBatch, part: RowPart) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of this rank's targets in the row, `[K]` fp32 each.
+class _Wanted:
+    """A row and this rank's part of it, and no dataclass: FSDP looks into those, and would round temperatures to the compute dtype."""
 
-    The row comes as one object: FSDP would cast a tensor of temperatures to the compute dtype.
-    """
+    def __init__(self, row: MicroBatch, part: RowPart) -> None:
+        self.row, self.part = row, part
+
+
+def _row_statistics(model: Any, wanted: _Wanted) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of this rank's targets in the row, `[K]` fp32 each."""
+    row, part = wanted.row, wanted.part
     inputs = {"input_ids": part.input_ids[None], "position_ids": part.position_ids[None], "packed": part.packed}
     targets, temperatures = row.input_ids[part.targets], row.temperatures[part.targets]
     if model._head is None:
