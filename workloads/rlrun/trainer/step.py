@@ -176,10 +176,12 @@ def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:
 
 def gradient_norm(model: nn.Module) -> float:
     """The global L2 norm of the gradient over all parameters and ranks; what several ranks hold counts once."""
-    total = torch.zeros((), dtype=torch.float64)
-    for parameter in model.parameters():
-        if parameter.grad is not None and counts_here(model, parameter):
-            total += local_part(parameter.grad).float().square().sum().double().cpu()
+    squares = [
+        local_part(parameter.grad).float().square().sum().double()
+        for parameter in model.parameters()
+        if parameter.grad is not None and counts_here(model, parameter)
+    ]
+    total = torch.stack(squares).sum().cpu() if squares else torch.zeros((), dtype=torch.float64)
     if dist.is_initialized():
         dist.all_reduce(total)
     return math.sqrt(float(total)) if math.isfinite(float(total)) else float(total)
