@@ -53,10 +53,10 @@ def test_each_update_has_its_own_denominator_and_together_they_hold_every_traine
 
 
 def test_several_updates_are_several_steps_against_the_policy_at_the_start(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch
+    solo: Group, make_model: MakeModel, make_batch: MakeBatch
 ) -> None:
     """Written out: PPO's ratio to the first policy, one plain AdamW step on each half."""
-    batch = rewarded([9, 4, 13, 6])
+    batch = make_batch([9, 4, 13, 6])
     halves = mini_batches(batch, 2, seed=0)
     learner = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
     metrics = learner.step([Update(half, [(0,), (1,)]) for half in halves], lr=0.01)
