@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from rlrun.config.parallel import AttentionKernel
-from rlrun.trainer.attention import implementation, layout
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.attention import implementation, layout, packed_attention
 
 LENGTHS = [5, 17, 3, 9, 1, 16]
 
@@ -43,3 +44,24 @@ def test_work_follows_the_sequences_and_not_the_row() -> None:
     blocks = layout(lengths, torch.device("cpu")).blocks
     work = sum(block.gather.shape[0] * block.gather.shape[1] ** 2 for block in blocks)
     assert work <= 4 * sum(length**2 for length in lengths)
+
+
+@pytest.mark.parametrize(
+    ("attention", "told"),
+    [
+        ({"sliding_window": 4}, r"a sliding window \(4\).*set seqLen to at most 4"),
+        ({"softcap": 50.0}, r"soft-capped attention \(50.0\).*another model"),
+    ],
+)
+def test_attention_that_is_not_computed_is_refused(attention: dict[str, float], told: str) -> None:
+    query = torch.zeros(1, 2, 8, 4)
+    with pytest.raises(RoleError, match=told):
+        packed_attention(nn.Identity(), query, query, query, None, packed=layout([3, 5], query.device), **attention)
+    # No query looks further back than its sequence's first token: a window as long as the longest sequence changes nothing.
+    row = layout([4, 4], query.device)
+    assert packed_attention(nn.Identity(), query, query, query, None, packed=row, sliding_window=4)[0].shape == (
+        1,
+        8,
+        2,
+        4,
+    )

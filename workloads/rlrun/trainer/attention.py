@@ -19,6 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from rlrun.config.parallel import AttentionKernel
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 from rlrun.trainer.parallel.collectives import gather
 
 NAME = "rlrun_packed"
@@ -120,6 +122,8 @@ def packed_attention(
     scaling: float | None = None,
     packed: Layout,
     kernel: AttentionKernel = "auto",
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a row.
@@ -128,10 +132,19 @@ def packed_attention(
         query: `[1, heads, T, D]`; key and value `[1, key-value heads, T, D]`. Of a part of the row, when the layout says so.
         packed: the row's layout, passed to the model as a keyword.
         kernel: what computes it; auto: `varlen` on CUDA, `sdpa` elsewhere.
+        sliding_window: of the model; fine as long as no sequence is longer.
+        softcap: of the model's attention logits.
 
     Returns:
         `[1, T, heads, D]`, and no weights.
+
+    Raises:
+        RoleError: the model's attention is another one.
     """
+    if softcap is not None or (sliding_window is not None and max(packed.lengths) > sliding_window):
+        what = f"soft-capped attention ({softcap})" if softcap is not None else f"a sliding window ({sliding_window})"
+        fix = "choose another model" if softcap is not None else f"set seqLen to at most {sliding_window}"
+        raise RoleError(f"model: its layers have {what}, which the trainer does not compute; {fix}", exit_codes.DATA)
     variable = query.is_cuda if kernel == "auto" else kernel == "varlen"
     if packed.context is not None:
         return _of_part(query, key, value, scaling, packed.context, variable), None
