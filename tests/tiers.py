@@ -23,8 +23,11 @@ TIERS: Mapping[str, Sequence[str]] = {
     "real": (REAL_IMAGES,),
 }
 """Arguments of pytest."""
-STAGES: Sequence[Sequence[str]] = (("unit", "controlplane"), ("parts", "cluster"), ("real",))
-"""Tiers of one stage run side by side. `controlplane` waits for controllers, and `cluster` for stubs, nearly all of their time."""
+LANES: Sequence[Sequence[str]] = (("unit", "parts"), ("controlplane", "cluster", "real"))
+"""Two lanes of tiers run side by side: the first computes, the second waits for controllers and pods most of its time.
+
+`cluster` and `real` use one cluster, one after the other.
+"""
 
 
 @dataclass
@@ -65,24 +68,46 @@ class Tier:
         return self.process.returncode == 0
 
 
-def run_stage(names: Sequence[str]) -> list[Tier]:
-    """Run tiers side by side to their ends; a signal to end goes on to all of them."""
-    tiers = [Tier.start(name) for name in names]
-    followers = [threading.Thread(target=tier.follow) for tier in tiers]
+class Run:
+    """All wanted tiers, each lane in a thread of its own. A signal to end goes on to what runs, and nothing more is started."""
 
-    def stop(number: int, _frame: object) -> None:
-        for tier in tiers:
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self.done: list[Tier] = []
+        self._lanes = [[name for name in lane if not wanted or name in wanted] for lane in LANES]
+        self._lock = threading.Lock()
+        self._running: list[Tier] = []
+        self._stopped = False
+
+    def __call__(self) -> bool:
+        """Run to the end; whether all was run and passed."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        threads = [threading.Thread(target=self._follow, args=(lane,)) for lane in self._lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        return not self._stopped and all(tier.passed for tier in self.done)
+
+    def _follow(self, lane: Sequence[str]) -> None:
+        for name in lane:
+            with self._lock:
+                if self._stopped:
+                    return
+                tier = Tier.start(name)
+                self._running.append(tier)
+            print(f"== {name}", flush=True)
+            tier.follow()
+            with self._lock:
+                self._running.remove(tier)
+                self.done.append(tier)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self._stopped = True  # without the lock: this runs in the main thread, which never holds it
+        for tier in list(self._running):
             if tier.process.poll() is None:
                 tier.process.send_signal(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    for follower in followers:
-        follower.start()
-    for follower in followers:
-        follower.join()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    return tiers
 
 
 def main(wanted: Sequence[str]) -> int:
@@ -94,17 +119,12 @@ def main(wanted: Sequence[str]) -> int:
     if unknown := sorted(set(wanted) - set(TIERS)):
         print(f"unknown tier {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
-    done: list[Tier] = []
-    for stage in STAGES:
-        if names := [name for name in stage if not wanted or name in wanted]:
-            print(f"== {' beside '.join(names)}", flush=True)
-            done += run_stage(names)
-            if any(tier.process.returncode in (2, -signal.SIGINT, -signal.SIGTERM) for tier in done):
-                break  # interrupted: nothing more is started
-    for tier in done:
+    run = Run(wanted)
+    passed = run()
+    for tier in run.done:
         verdict = "passed" if tier.passed else f"FAILED ({tier.process.returncode})"
         print(f"{tier.name}: {verdict} in {tier.seconds:.0f} s: {tier.summary}", flush=True)
-    return 0 if all(tier.passed for tier in done) else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

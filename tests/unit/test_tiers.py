@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.tiers import STAGES, TIERS
+from tests.tiers import LANES, TIERS
 
 ROOT = Path(__file__).parents[2]
 GPU = "tests/gpu"
@@ -30,7 +30,7 @@ def holds(arguments: Sequence[str], file: Path) -> bool:
 
 
 def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
-    tiers = [TIERS[name] for stage in STAGES for name in stage]
+    tiers = [TIERS[name] for lane in LANES for name in lane]
     for file in (ROOT / "tests").rglob("test_*.py"):
         if not file.is_relative_to(ROOT / GPU):
             assert sum(holds(tier, file) for tier in tiers) == 1, file
@@ -44,3 +44,17 @@ def test_a_tier_in_which_nothing_runs_has_not_passed() -> None:
 def test_an_unknown_tier_is_named() -> None:
     result = run("units", options="")
     assert (result.returncode, "unknown tier units; there are unit, " in result.stderr) == (2, True)
+
+
+def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / "slow_start.py").write_text("import time; time.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "slow_start"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.tiers", "unit", "parts"],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "== unit\n"
+    process.terminate()
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, "parts" in output) == (1, False), output
