@@ -8,8 +8,7 @@ import pytest
 
 from tests.e2e.local.local_run import LocalRun, quickstart
 
-STEPS = 6
-BATCH = 16
+STEPS = 10
 ASYNC_LEVEL = 3
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,18 +18,18 @@ def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRu
     run = new_run(
         quickstart(
             maxSteps=STEPS,
-            seqLen=384,
-            model={"tiny": {"maxLength": 384}, "dtype": "float32"},  # random weights: answers end late, by chance
-            sampling={"maxTokens": 320},
+            seqLen=448,
+            model={"tiny": {"maxLength": 448}, "dtype": "float32"},  # random weights: answers end late, by chance
+            sampling={"maxTokens": 400},
             algorithm={"maxAsyncLevel": ASYNC_LEVEL, "maxOffPolicySteps": ASYNC_LEVEL + 1},
-            orchestrator={"batchSize": BATCH},
+            orchestrator={"batchSize": 32},
             evaluation=None,
             checkpoint={"enabled": False},
         )
     )
     run.run()
     rollouts = run.traces()
-    assert len(rollouts) == STEPS * BATCH
+    assert len(rollouts) == STEPS * 32
     spans = [[span["version"] for sequence in rollout["versions"] for span in sequence] for rollout in rollouts]
     assert all(versions == sorted(set(versions)) for versions in spans)
     assert any(len(versions) >= 2 for versions in spans), "no answer spans two versions"
