@@ -23,11 +23,10 @@ TIERS: Mapping[str, Sequence[str]] = {
     "real": (REAL_IMAGES,),
 }
 """Arguments of pytest."""
-LANES: Sequence[Sequence[str]] = (("unit", "parts"), ("controlplane", "cluster", "real"))
-"""Two lanes of tiers run side by side: the first computes, the second waits for controllers and pods most of its time.
-
-`cluster` and `real` use one cluster, one after the other.
-"""
+LANES: Sequence[Sequence[str]] = (("unit", "parts"), ("controlplane", "cluster"))
+"""Two lanes of tiers run side by side: the first computes, the second waits for controllers and stubs most of its time."""
+AT_LAST: Sequence[str] = ("real",)
+"""Afterwards, alone: real engines and trainers in pods beside those of `parts` keep more threads busy than two cores bear."""
 
 
 @dataclass
@@ -69,11 +68,16 @@ class Tier:
 
 
 class Run:
-    """All wanted tiers, each lane in a thread of its own. A signal to end goes on to what runs, and nothing more is started."""
+    """All wanted tiers, each lane in a thread of its own, then what comes at last.
+
+    A signal to end goes on to what runs, and nothing more is started.
+    """
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self.done: list[Tier] = []
-        self._lanes = [[name for name in lane if not wanted or name in wanted] for lane in LANES]
+        self._lanes, self._last = (
+            [[name for name in lane if not wanted or name in wanted] for lane in lanes] for lanes in (LANES, [AT_LAST])
+        )
         self._lock = threading.Lock()
         self._running: list[Tier] = []
         self._stopped = False
@@ -81,11 +85,12 @@ class Run:
     def __call__(self) -> bool:
         """Run to the end; whether all was run and passed."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        threads = [threading.Thread(target=self._follow, args=(lane,)) for lane in self._lanes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for lanes in (self._lanes, self._last):
+            threads = [threading.Thread(target=self._follow, args=(lane,)) for lane in lanes]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         for number, handler in before.items():
             signal.signal(number, handler)
         return not self._stopped and all(tier.passed for tier in self.done)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.tiers import LANES, TIERS
+from tests.tiers import AT_LAST, LANES, TIERS
 
 ROOT = Path(__file__).parents[2]
 GPU = "tests/gpu"
@@ -30,7 +30,7 @@ def holds(arguments: Sequence[str], file: Path) -> bool:
 
 
 def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
-    tiers = [TIERS[name] for lane in LANES for name in lane]
+    tiers = [TIERS[name] for lane in (*LANES, AT_LAST) for name in lane]
     for file in (ROOT / "tests").rglob("test_*.py"):
         if not file.is_relative_to(ROOT / GPU):
             assert sum(holds(tier, file) for tier in tiers) == 1, file
