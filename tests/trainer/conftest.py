@@ -34,7 +34,7 @@ from rlrun.protocol.manifest import ORCHESTRATOR_PART
 from rlrun.protocol.paths import RunPaths
 
 KEY = "secret"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 STEPS = 6
 SAMPLES = 12
 
