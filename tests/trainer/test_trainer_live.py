@@ -21,7 +21,7 @@ from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.launch import torchrun_command
 from tests.trainer.conftest import KEY, Orchestrator, free_port, make_batch
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:

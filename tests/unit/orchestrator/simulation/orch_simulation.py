@@ -23,7 +23,7 @@ from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.channel import Channel
 
 API_KEY = "key"
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 def free_port() -> int:

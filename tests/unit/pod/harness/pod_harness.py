@@ -22,7 +22,7 @@ from rlrun.config.run import RunConfig
 from rlrun.local.plan import LAUNCH_VARIABLE
 from rlrun.protocol.endpoints import POD_PORT, POD_READY
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 _DRIVER = """
 import sys
 import rlrun.pod.container as container
