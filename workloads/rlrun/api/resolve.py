@@ -69,6 +69,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             evaluation=spec.evaluation,
             checkpoint=spec.checkpoint,
             weight_sync=spec.weight_sync,
+            shared_with=spec.trainer.shared_with,
         ),
     )
 
