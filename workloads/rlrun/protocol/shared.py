@@ -4,8 +4,9 @@
     <mount>/<host>/shared/<guest>.state.json   SharedState  the shared trainer's rank 0: what became of it
 
 Everything else of a guest is in its own folder, under its own attempt, by the file protocol of any run; whoever starts its orchestrator has
-claimed the folder and written `run.json` before, as there is no trainer to do so. News travel over the host's channel (`channel`), below `channel_of(guest)` and with the host's key, which is the key of its
-engines too. The answer to a request has its attempt: a state of an older one says nothing.
+claimed the folder and written `run.json` before, as there is no trainer to do so. News travel over the host's channel (`channel`), below
+`channel_of(guest)` and with the host's key, which is the key of its engines too. The answer to a request has its attempt: a state of an
+older one says nothing.
 
 A guest that wants to leave takes its join file away, and still brings its part of the last checkpoint. When the trainer's process ends, all
 attempts in it end: a request that was begun before is answered with `Left`, and the guest asks again under a higher attempt.
@@ -48,8 +49,8 @@ class SharedState(Config):
     slot: Annotated[int, Field(ge=0)] | None = None
     """Its slot, while it has one; the host's own run has slot 0."""
     state: SlotState
-    """Waiting: all slots are taken. Joined: it is trained. Refused: it cannot be. Left: it is over, or asks again. Failed: its attempt ended
-    with an error. All but Waiting and Joined are final for this attempt."""
+    """Waiting: all slots are taken. Joined: it is trained. Refused: it cannot be. Left: it is over, or has to ask again. Failed: its
+    attempt ended with an error. All but Waiting and Joined are final for this attempt."""
     step: Annotated[int, Field(ge=0)] | None = None
     """Its last trained step."""
     reason: str = ""
