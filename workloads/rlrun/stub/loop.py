@@ -45,7 +45,7 @@ class _Trainer:
     def __init__(self, config: TrainerConfig, attempt: int, api_key: str, script: Script, group: Leader) -> None:
         self.config, self.script, self.group, self.number = config, script, group, attempt
         self.paths = RunPaths(Path(config.output_dir))
-        self.channel = Channel(
+        self.channel = Channel.listen(
             attempt=attempt,
             api_key=api_key,
             host=config.host,
