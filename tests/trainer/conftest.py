@@ -198,7 +198,7 @@ class Run:
             "model": ModelConfig(path=str(source), dtype="float32"),
             "max_steps": options.pop("max_steps", STEPS),
             "seq_len": 32,
-            "seed": 0,
+            "seed": options.pop("seed", 0),
         }
         algorithm = options.pop("algorithm", AlgorithmConfig())
         checkpoint = CheckpointConfig(**({"interval": 2, "keep_last": 10} | options.pop("checkpoint", {})))

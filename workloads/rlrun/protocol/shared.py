@@ -64,6 +64,16 @@ def host_paths(folder: Path, host: str) -> RunPaths:
     return RunPaths(folder.parent / host)
 
 
+def model_folder(folder: Path, host: str | None) -> Path:
+    """Where the tiny model of a run is, if its manifest asks for one: the trainer that loads it makes it, in its own run's folder.
+
+    Args:
+        folder: of the run.
+        host: whose trainer it shares; None: it has its own.
+    """
+    return (RunPaths(folder) if host is None else host_paths(folder, host)).model
+
+
 def channel_of(run: str) -> str:
     """Where a guest's channel is, below the address of the host's."""
     return f"/rlrun/shared/{run}"
