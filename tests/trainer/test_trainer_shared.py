@@ -62,6 +62,7 @@ class Guest:
             found = shared.read_state(self.host, self.name, self.attempt)
             if found is not None and found.state in wanted:
                 return found
+            assert found is None or found.state in ("Waiting", "Joined"), found
             time.sleep(0.02)
         raise AssertionError(f"{self.name} is {found}, not {wanted}")
 
@@ -176,7 +177,7 @@ def test_a_bad_run_changes_no_bit_of_another(
     mine[2] = host.step(2)
 
     # The exception comes after a forward pass and half of the micro-batches, with weights gathered and gradients added up.
-    raising = AlgorithmConfig(loss=LossConfig(name="tests.trainer.raising_loss:raises_on_the_second_row"))
+    raising = AlgorithmConfig(loss=LossConfig(name="raising_loss:raises_on_the_second_row"))
     thrower = Guest(run, make_run("thrower"), **GUEST | {"name": "thrower", "algorithm": raising})
     thrower.join().send_batch(1)
     failed = thrower.state("Failed")
@@ -214,7 +215,7 @@ def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_
     )
     elsewhere.ask()
     assert "put both runs on one volume" in elsewhere.state("Refused").reason
-    unknown = AlgorithmConfig(loss=LossConfig(name="tests.trainer.raising_loss:there_is_none"))
+    unknown = AlgorithmConfig(loss=LossConfig(name="raising_loss:there_is_none"))
     wrong = Guest(run, make_run("wrong"), **GUEST | {"name": "wrong", "algorithm": unknown})
     wrong.ask()
     assert "algorithm.loss" in wrong.state("Refused").reason

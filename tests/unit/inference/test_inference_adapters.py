@@ -208,6 +208,13 @@ def test_the_engine_is_started_for_the_rank(rank: int, flag: int) -> None:
     assert "--enable-lora" not in vllm_arguments(settings())
 
 
+def test_the_engine_is_started_for_the_adapters_of_all_runs() -> None:
+    for runs, at_once, remembered in ((1, 4, 32), (3, 12, 96)):
+        arguments = vllm_arguments(settings(max_lora_rank=8, lora_runs=runs))
+        assert f"--max-loras={at_once}" in arguments
+        assert f"--max-cpu-loras={remembered}" in arguments
+
+
 def test_a_rank_that_vllm_does_not_take_is_refused() -> None:
     with pytest.raises(SettingsError, match="maxLoraRank: 513 is not between 1 and 512"):
         settings(max_lora_rank=513)
