@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
+from rlrun.config.companions import ReferenceConfig
+from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig, RegularizerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes, shared
@@ -39,6 +40,7 @@ GUEST: dict[str, Any] = {
     "max_steps": STEPS,
     "lora": LoRAConfig(rank=4, alpha=16, targets=TARGETS),
     "optimizer": OptimizerConfig(lr=3e-3, weight_decay=0.1),
+    "algorithm": AlgorithmConfig(regularizers=RegularizerConfig(kl=0.1), reference=ReferenceConfig()),
     "seed": 7,
 }
 
@@ -192,9 +194,9 @@ def test_a_bad_run_changes_no_bit_of_another(
     mine[4] = host.step(4)
     orchestrator.send_batch(2)
     assert orchestrator.wait_for("trained", 2).metrics["skipped_steps"] == 1.0, "it goes on as a run alone does"
+    orchestrator.complete_checkpoint(2)
     shared.take_back(run.paths, "overflowing")
     end(host)
-    orchestrator.complete_checkpoint(2)
     overflowing.state("Left")
     assert group.wait() == [0] * ranks, group.text()
     assert_same(mine, alone("host", ranks))

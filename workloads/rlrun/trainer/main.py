@@ -105,6 +105,9 @@ class _Trainer:
         self.own: Slot | None = own
         """The run that the process was started for, until it is over."""
         self.slots = [own]
+        """All runs, in the order in which they came."""
+        self.seats: dict[str, int] = {}
+        """Number of each guest's slot, from 1."""
         self.last: str | None = None
         """Who trained the last step."""
         self.size = 1 if config.lora is None or replay is not None else config.lora.slots
@@ -329,7 +332,9 @@ class _Trainer:
             return
         self.slots.append(slot)
         if self._alone(slot, Slot.begin):
-            self._answer(slot.name, slot.number, "Joined", slot=len(self.slots) - 1, step=slot.progress.step)
+            seat = min(set(range(1, self.size)) - set(self.seats.values()))
+            self.seats[slot.name] = seat
+            self._answer(slot.name, slot.number, "Joined", slot=seat, step=slot.progress.step)
             if self.group.leads:
                 logger.info(f"{slot.name}: from {_start(attempt)}")
 
@@ -352,6 +357,7 @@ class _Trainer:
 
     def _forget(self, slot: Slot) -> None:
         self.slots.remove(slot)
+        self.seats.pop(slot.name, None)
         if slot is self.own:
             self.own = None
 

@@ -37,7 +37,8 @@ class Policy:
 
     def reset(self) -> None:
         """Forget a step that an exception cut off, on all ranks at the same place: gathered weights, gradients, modes."""
-        for root in fsdp_modules(self.module)[:1]:
+        root = fsdp_modules(self.module)[0]
+        if root._get_fsdp_state()._is_root:  # told at the first forward pass; before it there is nothing to forget
             root.reset_iter_state()
         for parameter in self.module.parameters():
             parameter.grad = None
