@@ -133,9 +133,11 @@ def _run(
     check_environments(config)
     check_model(config)
     check_data(config)
+    host = config.trainer.shared_with
+    if host is not None:
+        _refuse_options_of_the_host(options, host)
     ports = _choose_ports(options, config)
     check_ports(ports)
-    host = config.trainer.shared_with
     endpoints = None if host is None else endpoints_of(root, host)
     trainer_gpus: list[int] = []
     inference_gpus: list[int] = []
@@ -242,6 +244,16 @@ def _watch(supervisor: Supervisor, view: View, interrupted: list[int], *, shared
         view.update(f"roles starting since {duration(time.monotonic() - began)}")
         time.sleep(_POLL_SECONDS)
     return None
+
+
+def _refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:
+    """A guest starts neither trainer nor engines."""
+    for name in ("trainer_port", "inference_port", "trainer_gpu_ids", "inference_gpu_ids"):
+        if getattr(options, name) is not None:
+            raise PreflightError(
+                f"--{name.replace('_', '-')} is an affair of {host}, whose trainer and engines this run uses "
+                "(spec.trainer.sharedWith); leave it out"
+            )
 
 
 def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:

@@ -100,12 +100,16 @@ def take_back(host: RunPaths, guest: str) -> None:
 
 
 def requests(host: RunPaths) -> list[Join]:
-    """The requests that are there, by name; a file that is none, or names another run, is left out."""
+    """The requests that are there, by name; a file that is none, or names another run, is left out.
+
+    Raises:
+        OSError: the volume does not say what is there.
+    """
     if not host.shared.is_dir():
         return []
     found = []
     for path in sorted(host.shared.glob(f"*{_JOIN}")):
-        with suppress(OSError, ValidationError):
+        with suppress(FileNotFoundError, ValidationError):
             join = Join.model_validate_json(path.read_bytes())
             if path == join_file(host, join.run):
                 found.append(join)

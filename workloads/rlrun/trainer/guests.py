@@ -63,8 +63,13 @@ class Guests:
 
     def look(self) -> None:
         """List the requests, unless that was done a moment ago."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._requests, self._looked = shared.requests(self._paths), time.monotonic()
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            self._requests = shared.requests(self._paths)
+        except OSError as error:  # a volume that does not answer for a moment makes nobody leave
+            logger.warning(f"cannot list {self._paths.shared}: {error}")
 
     def changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
         """What became of the requests of the runs that have a slot.

@@ -213,14 +213,15 @@ class _Trainer:
     def _change(self) -> Order | None:
         """What has become of a run that has a slot."""
         for slot in self.slots:
-            error = slot.problem()
+            over = slot.stage == "finished" and slot.over()
+            error = slot.problem() or (slot.end() if over else None)
             if error is not None:
                 if slot is self.own:
                     raise error
                 return _drop(slot, "Failed", str(error), error.code)
             if slot.stage == "training" and slot.trained():
                 return {"do": "finish", "run": slot.name}
-            if slot.stage == "finished" and slot.over():
+            if over:
                 return {"do": "close", "run": slot.name}
             if slot.stage == "leaving" and slot.left():
                 return _drop(slot, "Left", "it has asked to leave, or its orchestrator is gone")
@@ -341,10 +342,9 @@ class _Trainer:
     def _close(self, slot: Slot) -> None:
         """A run is over, with all its files."""
         if slot is self.own:
-            slot.end()
             self._forget(slot)
             slot.close(wait=True)
-        elif self._alone(slot, Slot.end):
+        else:
             self._part(slot, "Left", "it is over")
 
     def _part(self, slot: Slot, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:

@@ -37,9 +37,15 @@ class Policy:
 
     def reset(self) -> None:
         """Forget a step that an exception cut off, on all ranks at the same place: gathered weights, gradients, modes."""
-        root = fsdp_modules(self.module)[0]
-        if root._get_fsdp_state()._is_root:  # told at the first forward pass; before it there is nothing to forget
-            root.reset_iter_state()
+        units = fsdp_modules(self.module)
+        if units[0]._get_fsdp_state()._is_root:  # told at the first forward pass; before it there is nothing to forget
+            units[0].reset_iter_state()
+        # torch leaves the gradients of the micro-batches before, which were added up without the other ranks'.
+        for group in (group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups):
+            for sharded in group.fsdp_params:
+                sharded.unsharded_accumulated_grad = None
+                if hasattr(sharded, "_unsharded_param"):
+                    sharded._unsharded_param.grad = None
         for parameter in self.module.parameters():
             parameter.grad = None
         self.module.train()

@@ -197,6 +197,15 @@ class Slot:
         waits = self.attempt.base_step < self.saved_step != self._completer.completed and self._can_complete()
         return not waits or time.monotonic() > self._deadline
 
+    def end(self) -> RoleError | None:
+        """Wait for the last manifest of a run that is over; returns why there is none."""
+        assert self._completer is not None
+        if not self._completer.close(COMPLETION_SECONDS):
+            return RoleError(
+                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
+            )
+        return self._completer.failure
+
     # ---- what all ranks do together
 
     def begin(self) -> None:
@@ -257,17 +266,6 @@ class Slot:
         if self.channel is not None:
             self.channel.emit("finished", step)
         self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
-
-    def end(self) -> None:
-        """Wait for the last manifest of a run that is over."""
-        if self._completer is not None:
-            if not self._completer.close(COMPLETION_SECONDS):
-                raise RoleError(
-                    f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
-                )
-            if self._completer.failure is not None:
-                raise self._completer.failure
-        self._group.barrier()
 
     def leave(self) -> None:
         """Begin to save the last finished step, if it is not saved."""
