@@ -14,6 +14,7 @@ from rlrun.protocol import annotations as keys
 from rlrun_operator.decide import decide
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
 from rlrun_operator.settings import RenderSettings
+from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Decision, Observed
 from rlrun_operator.times import rfc3339
 
@@ -101,7 +102,7 @@ class Kube:
         return Observed(
             run=copy.deepcopy(self.run),
             children=self._seen["workloads"],
-            pods=tuple(self._seen["pods"].values()),
+            pods=tuple(slimmed(pod) for pod in self._seen["pods"].values()),
             gone=self._gone(),
             lease=next(iter(self._seen["lease"].values()), None),
             lease_changed_at=self.lease_changed_at,
@@ -118,7 +119,7 @@ class Kube:
             if uid not in there and pod["metadata"]["labels"][ROLE_LABEL] != "inference"
         ]
         newest = max((attempt_of(pod["metadata"]) or 0 for pod in lost), default=0)
-        return tuple(pod for pod in lost if attempt_of(pod["metadata"]) == newest)
+        return tuple(slimmed(pod) for pod in lost if attempt_of(pod["metadata"]) == newest)  # type: ignore[misc]
 
     def new_operator(self) -> None:
         """Another process operates from now on; it fills its caches before it acts."""
@@ -197,7 +198,7 @@ class Kube:
 
     def _put(self, ref: Ref, child: Any) -> None:
         self._uids += 1
-        new = copy.deepcopy(dict(child))
+        new = {"kind": ref.kind, **copy.deepcopy(dict(child))}
         new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
         if ref.kind in ("Pod", "PersistentVolumeClaim"):
             new["status"] = {"phase": "Pending"}
