@@ -1,7 +1,7 @@
 """Runs the tiers of tests, those that mostly wait beside those that mostly compute: `python -m tests.tiers [TIER ...]`.
 
 Every tier runs, whatever became of the others. Each is one pytest of its own; its output appears line by line under its name,
-and its summary once more at the end.
+and its summary once more at the end, then the tests that failed: the tail of a log says what is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 REAL_IMAGES = "tests/e2e/cluster/test_real_images.py"
 TIERS: Mapping[str, Sequence[str]] = {
@@ -25,6 +25,8 @@ TIERS: Mapping[str, Sequence[str]] = {
 """Arguments of pytest."""
 LANES: Sequence[Sequence[str]] = (("unit", "parts"), ("controlplane", "cluster"))
 """Two lanes of tiers run side by side: the first computes, the second waits for controllers and stubs most of its time."""
+SHORT_SUMMARY = "= short test summary info ="
+"""What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
 """Afterwards, alone: real engines and trainers in pods beside those of `parts` keep more threads busy than two cores bear."""
 
@@ -35,6 +37,7 @@ class Tier:
 
     Attributes:
         summary: its last line.
+        failures: the lines of its short summary that name a test that failed, or that could not run.
         seconds: how long it took.
     """
 
@@ -42,6 +45,7 @@ class Tier:
     process: subprocess.Popen[str]
     began: float
     summary: str = ""
+    failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @classmethod
@@ -59,6 +63,10 @@ class Tier:
         for line in self.process.stdout:
             print(f"[{self.name}] {line}", end="", flush=True)
             self.summary = line.strip() or self.summary
+            if SHORT_SUMMARY in line:
+                self.failures.clear()  # what came before is output of a test that runs pytest itself
+            elif line.startswith(("FAILED ", "ERROR ")):
+                self.failures.append(line.strip())
         self.process.wait()
         self.seconds = time.monotonic() - self.began
 
@@ -129,6 +137,9 @@ def main(wanted: Sequence[str]) -> int:
     for tier in run.done:
         verdict = "passed" if tier.passed else f"FAILED ({tier.process.returncode})"
         print(f"{tier.name}: {verdict} in {tier.seconds:.0f} s: {tier.summary}", flush=True)
+    for tier in run.done:
+        for line in tier.failures:
+            print(f"[{tier.name}] {line}", flush=True)
     return 0 if passed else 1
 
 
