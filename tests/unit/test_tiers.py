@@ -75,6 +75,32 @@ def test_the_last_lines_name_what_failed(
     )
 
 
+def test_temporary_files_are_in_memory_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import tempfile\n"
+        "def test_place(tmp_path):\n"
+        "    tempfile.mkdtemp()\n"
+        f"    open({str(tmp_path / 'place')!r}, 'w').write(str(tmp_path))\n"
+    )
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"), "-pno:cacheprovider")})
+    monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "AT_LAST", ())
+    monkeypatch.setattr(runner, "MEMORY", memory)
+    monkeypatch.setattr(runner, "ENOUGH_BYTES", 1)
+    for in_memory in (True, False):
+        monkeypatch.setattr(runner, "IN_MEMORY", {"some"} if in_memory else {})
+        assert runner.main([]) == 0, capsys.readouterr().out
+        assert Path((tmp_path / "place").read_text()).is_relative_to(memory) is in_memory
+        assert list(memory.iterdir()) == []
+    monkeypatch.setattr(runner, "ENOUGH_BYTES", 1 << 60)
+    with runner.scratch() as folder:
+        assert folder is None
+
+
 def test_an_unknown_tier_is_named() -> None:
     result = run("units", options="")
     assert (result.returncode, "unknown tier units; there are unit, " in result.stderr) == (2, True)
