@@ -1,18 +1,23 @@
 """Runs the tiers of tests, those that mostly wait beside those that mostly compute: `python -m tests.tiers [TIER ...]`.
 
 Every tier runs, whatever became of the others. Each is one pytest of its own; its output appears line by line under its name,
-and its summary once more at the end.
+and its summary once more at the end, then the tests that failed: the tail of a log says what is wrong.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 
 REAL_IMAGES = "tests/e2e/cluster/test_real_images.py"
 TIERS: Mapping[str, Sequence[str]] = {
@@ -25,8 +30,23 @@ TIERS: Mapping[str, Sequence[str]] = {
 """Arguments of pytest."""
 LANES: Sequence[Sequence[str]] = (("unit", "parts"), ("controlplane", "cluster"))
 """Two lanes of tiers run side by side: the first computes, the second waits for controllers and stubs most of its time."""
+SHORT_SUMMARY = "= short test summary info ="
+"""What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
 """Afterwards, alone: real engines and trainers in pods beside those of `parts` keep more threads busy than two cores bear."""
+
+IN_MEMORY = frozenset({"unit", "parts"})
+"""Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that takes
+images and clusters at the same time one such call may last longer than a test waits."""
+MEMORY = Path("/dev/shm")
+ENOUGH_BYTES = 4 << 30
+
+
+def scratch() -> AbstractContextManager[str | None]:
+    """A folder in memory that is gone afterwards; None where there is no room for one."""
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
+        return tempfile.TemporaryDirectory(dir=MEMORY, prefix="rlrun-tests-", ignore_cleanup_errors=True)
+    return nullcontext()
 
 
 @dataclass
@@ -35,6 +55,7 @@ class Tier:
 
     Attributes:
         summary: its last line.
+        failures: the lines of its short summary that name a test that failed, or that could not run.
         seconds: how long it took.
     """
 
@@ -42,14 +63,21 @@ class Tier:
     process: subprocess.Popen[str]
     began: float
     summary: str = ""
+    failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @classmethod
-    def start(cls, name: str) -> Tier:
-        """Start it; it stays in this process's group, so that Ctrl-C reaches it."""
+    def start(cls, name: str, memory: str | None) -> Tier:
+        """Start it; it stays in this process's group, so that Ctrl-C reaches it. `memory` is a folder for its temporary files."""
+        environment = os.environ | ({"TMPDIR": memory} if memory and name in IN_MEMORY else {})
         command = [sys.executable, "-m", "pytest", *TIERS[name]]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         return cls(name, process, time.monotonic())
 
@@ -59,6 +87,10 @@ class Tier:
         for line in self.process.stdout:
             print(f"[{self.name}] {line}", end="", flush=True)
             self.summary = line.strip() or self.summary
+            if SHORT_SUMMARY in line:
+                self.failures.clear()  # what came before is output of a test that runs pytest itself
+            elif line.startswith(("FAILED ", "ERROR ")):
+                self.failures.append(line.strip())
         self.process.wait()
         self.seconds = time.monotonic() - self.began
 
@@ -73,8 +105,9 @@ class Run:
     A signal to end goes on to what runs, and nothing more is started.
     """
 
-    def __init__(self, wanted: Sequence[str]) -> None:
+    def __init__(self, wanted: Sequence[str], memory: str | None) -> None:
         self.done: list[Tier] = []
+        self._memory = memory
         self._lanes, self._last = (
             [[name for name in lane if not wanted or name in wanted] for lane in lanes] for lanes in (LANES, [AT_LAST])
         )
@@ -100,7 +133,7 @@ class Run:
             with self._lock:
                 if self._stopped:
                     return
-                tier = Tier.start(name)
+                tier = Tier.start(name, self._memory)
                 self._running.append(tier)
             print(f"== {name}", flush=True)
             tier.follow()
@@ -124,11 +157,16 @@ def main(wanted: Sequence[str]) -> int:
     if unknown := sorted(set(wanted) - set(TIERS)):
         print(f"unknown tier {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
-    run = Run(wanted)
-    passed = run()
+    os.sync()  # images that were just built: nobody shall wait for them to reach the disk
+    with scratch() as memory:
+        run = Run(wanted, memory)
+        passed = run()
     for tier in run.done:
         verdict = "passed" if tier.passed else f"FAILED ({tier.process.returncode})"
         print(f"{tier.name}: {verdict} in {tier.seconds:.0f} s: {tier.summary}", flush=True)
+    for tier in run.done:
+        for line in tier.failures:
+            print(f"[{tier.name}] {line}", flush=True)
     return 0 if passed else 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,7 +86,10 @@ class Case:
 
     @cached_property
     def _pods(self) -> tuple[list[Pod], list[Pod]]:
-        return read_pods(self.observed.pods, born_after=seconds_of(self.metadata.get("creationTimestamp")) or 0.0)
+        return self._read(self.observed.pods)
+
+    def _read(self, pods: Iterable[Manifest]) -> tuple[list[Pod], list[Pod]]:
+        return read_pods(pods, born_after=seconds_of(self.metadata.get("creationTimestamp")) or 0.0)
 
     @property
     def pods(self) -> list[Pod]:
@@ -96,6 +99,11 @@ class Case:
     def pods_of_attempt(self, attempt: int) -> list[Pod]:
         """Pods that count for `attempt` and are not ending; engines outlive attempts."""
         return [p for p in self.pods if p.deleted_at is None and (p.role == "inference" or p.attempt == attempt)]
+
+    @cached_property
+    def gone(self) -> list[Pod]:
+        """Own trainer and orchestrator pods that were seen and do not exist any more."""
+        return self._read(self.observed.gone)[0]
 
     @cached_property
     def group(self) -> list[Pod]:

@@ -49,6 +49,7 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
         return launch(case, case.spec, max(case.attempt, 1))
     cause = failures.first_cause(
         case.pods,
+        case.gone,
         past.attempt,
         case.names,
         trainers=min(case.wanted.trainers, replicas(case.statefulset)),

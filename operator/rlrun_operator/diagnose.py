@@ -100,12 +100,8 @@ def storage(scene: Scene, patient: bool) -> Say:
 def scheduled(scene: Scene, patient: bool) -> Say:
     """Scheduled: every pod has a node."""
     if not patient:
-        for role in ROLES:
-            lost = [pod for pod in scene.of(role) if pod.unscheduled is not None and pod.node is None]
-            if lost:
-                return Say(
-                    "False", reasons.UNSCHEDULABLE, why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes)
-                )
+        if (unscheduled := _unscheduled(scene)) is not None:
+            return unscheduled
         for role in ROLES:
             if len(scene.of(role)) < scene.wanted.count(role) and (refused := _refused(scene, role)) is not None:
                 return refused
@@ -162,6 +158,17 @@ def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
         return True
     starting = [c for pod in scene.pods if not pod.ready for c in pod.containers if not c.running and c.exit is None]
     return any(c.waiting_reason in ("ContainerCreating", "PodInitializing", "") for c in starting)
+
+
+def _unscheduled(scene: Scene) -> Say | None:
+    """What no node can take. A role whose pods can never be taken comes before one that only waits."""
+    found = [
+        why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim)
+        for role in ROLES
+        if (lost := [pod for pod in scene.of(role) if pod.unscheduled is not None and pod.node is None])
+    ]
+    told = [why.message for why in found if why.for_good] or [why.message for why in found[:1]]
+    return Say("False", reasons.UNSCHEDULABLE, ". Also: ".join(told)) if told else None
 
 
 def _unbound(scene: Scene, of_class: object, told: str) -> str:

@@ -63,6 +63,7 @@ class Verdict:
 
 def first_cause(
     pods: Sequence[Pod],
+    gone: Sequence[Pod],
     attempt: int,
     names: Names,
     *,
@@ -75,6 +76,7 @@ def first_cause(
 
     Args:
         pods: the run's pods.
+        gone: those that were seen and do not exist any more: times of one second's resolution do not always tell that a pod is a new one.
         attempt: the current attempt; all its workloads were seen.
         names: of the run's children.
         trainers: how many trainer pods there should be.
@@ -84,16 +86,21 @@ def first_cause(
         now: the time of causes that nobody saw happening.
     """
     trainer = [pod for pod in pods if pod.role == "trainer" and pod.attempt == attempt]
-    causes = [cause for pod in trainer if (cause := _trainer_cause(pod, settled_at)) is not None]
+    lost = {pod.name: _gone_cause(pod) for pod in gone if pod.attempt == attempt and pod.node is not None}
+    causes = list(
+        lost.values()
+    )  # what is known of them says more than their absence, or that of their successors' past
+    found = (_trainer_cause(pod, None if pod.name in lost else settled_at) for pod in trainer)
+    causes += [cause for cause in found if cause is not None]
     orchestrator = next((p for p in pods if p.name == names.orchestrator(attempt)), None)
-    if orchestrator is None:
+    if orchestrator is None and names.orchestrator(attempt) not in lost:
         causes.append(_missing("orchestrator", names.orchestrator(attempt)))
-    elif (cause := _pod_cause(orchestrator, [c for c in orchestrator.containers if not c.init])) is not None:
+    elif orchestrator is not None and (cause := _role_cause(orchestrator)) is not None:
         causes.append(cause)
     if not has_statefulset:
         causes.append(_missing("trainer", names.trainer, "the StatefulSet was deleted"))
     if settled_at is not None:
-        there = {pod.name for pod in trainer}
+        there = {*lost, *(pod.name for pod in trainer)}
         causes += [_missing("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there]
     causes += _engines_that_can_never_work(pods)
     return min(causes, key=lambda cause: _order(cause, now), default=None)
@@ -145,6 +152,16 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
     if found is None and settled_at is not None and pod.created_at > settled_at:
         return _cause(pod, "disruption", reasons.POD_REPLACED, "the pod was deleted and made again", pod.created_at)
     return found
+
+
+def _role_cause(pod: Pod) -> Cause | None:
+    """Why a trainer's or the orchestrator's pod cannot go on; of the latter the init containers do not count."""
+    return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init])
+
+
+def _gone_cause(pod: Pod) -> Cause:
+    """A pod that had a node, and with it perhaps a part in the attempt."""
+    return _role_cause(pod) or _cause(pod, "disruption", reasons.POD_DELETED, "the pod was deleted", None)
 
 
 def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:

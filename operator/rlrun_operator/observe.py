@@ -41,6 +41,7 @@ def observe(store: Store, key: Key, *, rejection: str | None = None) -> Observed
         run=run,
         children=children,
         pods=tuple(child for child in found if child["kind"] == POD.kind),
+        gone=tuple(store.gone(key)),
         lease=store.get(LEASE.kind, namespace, lease),
         lease_changed_at=store.lease_changed_at(namespace, lease),
         rejection=rejection,

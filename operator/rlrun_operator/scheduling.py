@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun_operator.judge import shorten
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
@@ -14,6 +14,8 @@ from rlrun_operator.state import Manifest
 
 _TEXT_MAX = 600
 _SHOWN_VALUES = 5
+_CONDITION_TAINTS = "node.kubernetes.io/"
+"""Kubernetes' own taints: the node is not ready, or short of something."""
 _UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")
 }
@@ -26,7 +28,17 @@ def waits_for_claim(pods: Iterable[Pod]) -> bool:
     return any("unbound immediate PersistentVolumeClaim" in pod.unscheduled[1] for pod in pods if pod.unscheduled)
 
 
-def why_unscheduled(role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None) -> str:
+class Unscheduled(NamedTuple):
+    """Why a role's pods have no node."""
+
+    message: str
+    for_good: bool
+    """No pod that ends will change it: the nodes lack what is asked for."""
+
+
+def why_unscheduled(
+    role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None, claim: str
+) -> Unscheduled:
     """The message for the unscheduled `pods` of `role`.
 
     Args:
@@ -34,44 +46,101 @@ def why_unscheduled(role: Role, pods: Sequence[Pod], count: int, nodes: Sequence
         pods: those that have no node; at least one.
         count: how many pods the role has in all.
         nodes: the cluster's; None: not known, then the scheduler's own text has to do.
+        claim: name of the claim that the run's pods share.
     """
     pod = pods[0]
     said = scheduler_text(pod)
     spec = pod.manifest.get("spec") or {}
     wanted = _labels_wanted(spec)
     demands = _demands(spec)
-    have = demands_in_words(demands)
+    have = f" with {demands_in_words(demands)}{' each' if count != 1 else ''}" if demands else ""
     where = f" on nodes with label {_and(wanted)}" if wanted else ""
-    need = f"{role} needs {count} pod{'s' if count != 1 else ''} with {have}{' each' if count != 1 else ''}{where}"
+    need = f"{role} needs {count} pod{'s' if count != 1 else ''}{have}{where}"
+    obstacle = obstacle_in_words(role, spec, said, claim)
     if nodes is None:
-        return f"{need}; the scheduler says: {said}"
+        return Unscheduled("; ".join(filter(None, (need, obstacle, f"the scheduler says: {said}"))), False)
+    if (lacking := _lacking(role, spec, wanted, demands, nodes)) is not None:
+        return Unscheduled(f"{need}; {lacking}", True)
+    enough = sum(_takes(node, spec, wanted, demands) for node in nodes)
+    what = obstacle or ("not enough of that is free" if "Insufficient" in said else "none takes it now")
+    return Unscheduled(f"{need}; {_nodes(enough)}, but {what}; the scheduler says: {said}", False)
+
+
+def _lacking(
+    role: Role,
+    spec: Mapping[str, Any],
+    wanted: Mapping[str, set[str]],
+    demands: Mapping[str, float],
+    nodes: Sequence[Manifest],
+) -> str | None:
+    """What no node has, or no node that is otherwise right; None: some node could take the pod if it were free."""
     usable = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
     matching = [node for node in usable if all(_label(node, key) in values for key, values in wanted.items())]
     if not usable:
-        return f"{need}; the cluster has no node that takes pods"
+        return "the cluster has no node that takes pods"
     if not matching:
-        return f"{need}; {_no_label(usable, wanted, role)}"
+        return _no_label(usable, wanted, role)
     tolerated = [node for node in matching if not _untolerated(node, spec)]
     if not tolerated:
         taints = sorted({taint for node in matching for taint in _untolerated(node, spec)})
-        fix = f"add a toleration to {role}.tolerations"
-        return f"{need}; {_nodes(len(matching))}, but for the taint {' and '.join(taints)}; {fix}"
+        own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
+        fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
+        return f"{_nodes(len(matching))}, but for the taint {' and '.join(own or taints)}; {fix}"
     for resource, amount in demands.items():
         large = [node for node in tolerated if _allocatable(node, resource) >= amount]
         if not large:
             most = max(_allocatable(node, resource) for node in tolerated)
             return (
-                f"{need}; {_nodes(len(tolerated))} otherwise, but none has {_show(resource, amount)} {resource} "
+                f"{_nodes(len(tolerated))} otherwise, but none has {_show(resource, amount)} {resource} "
                 f"(most: {_show(resource, most)}); lower {_field(role, resource)} or add a larger node"
             )
-    enough = [node for node in tolerated if all(_allocatable(node, name) >= amount for name, amount in demands.items())]
-    return f"{need}; {_nodes(len(enough))}, but not enough of that is free; the scheduler says: {said}"
+    return None
 
 
 def scheduler_text(pod: Pod) -> str:
     """The scheduler's own words, without what it says of preemption."""
     text = pod.unscheduled[1] if pod.unscheduled else ""
     return shorten(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
+
+
+def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str) -> str | None:
+    """What keeps a pod from nodes that have all it asks for, with the fix; None: only that they are full.
+
+    Args:
+        role: of the pod.
+        spec: its own.
+        said: the scheduler's words: each of its reasons has a fixed text.
+        claim: name of the claim that the run's pods share.
+    """
+    if "ReadWriteOncePod" in said:
+        fix = "the pods of a run share their claim: name one with access mode ReadWriteMany in storage.claimName"
+        return f"claim {claim} has access mode ReadWriteOncePod and another pod uses it; {fix}"
+    if "volume node affinity conflict" in said:
+        fix = "free those nodes, or use a claim that every node can mount (ReadWriteMany)"
+        return f"the volume of claim {claim} can be used on other nodes only; {fix}"
+    if "non-existent pv" in said:
+        return f"the volume of claim {claim} is not there; if it does not come, restore it or use another claim"
+    if "topology spread constraints" in said:
+        fix = "relax them (whenUnsatisfiable: ScheduleAnyway), or add nodes"
+        return f"the topologySpreadConstraints of {role}.podTemplate leave no node for it; {fix}"
+    if "anti-affinity" in said:
+        if role == "inference" and _topology_keys(spec, "podAntiAffinity"):
+            fix = "lower inference.replicas, add nodes, or set placement.spreadInference to Preferred"
+            return f"the other engines are there, and each has to be on a node of its own; {fix}"
+        return f"pods are there that it must not be with; correct {role}.affinity, or add nodes"
+    if "pod affinity" in said and (keys := _topology_keys(spec, "podAffinity")):
+        if "kubernetes.io/hostname" in keys:
+            fix = "make room there, or use storage that several nodes can mount (accessModes: [ReadWriteMany])"
+            return f"the volume of claim {claim} puts all pods on one node; {fix}"
+        fix = "make room there, or set placement.topology.preferred instead of required"
+        return f"it has to be where the run's other pods are, by the label {' and '.join(keys)}; {fix}"
+    return None
+
+
+def _topology_keys(spec: Mapping[str, Any], kind: str) -> list[str]:
+    """Labels by which a pod must be with others, or away from them."""
+    rules = ((spec.get("affinity") or {}).get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+    return sorted({str(rule["topologyKey"]) for rule in rules})
 
 
 def demands_in_words(demands: Mapping[str, float]) -> str:
@@ -104,6 +173,15 @@ def _demands(spec: Mapping[str, Any]) -> dict[str, float]:
     return dict(sorted(((n, a) for n, a in total.items() if a), key=lambda item: ("/" not in item[0], item[0])))
 
 
+def _takes(
+    node: Manifest, spec: Mapping[str, Any], wanted: Mapping[str, set[str]], demands: Mapping[str, float]
+) -> bool:
+    """Whether an empty node of this kind would take the pod."""
+    labelled = all(_label(node, key) in values for key, values in wanted.items())
+    open_to_it = not (node.get("spec") or {}).get("unschedulable") and not _untolerated(node, spec)
+    return labelled and open_to_it and all(_allocatable(node, name) >= amount for name, amount in demands.items())
+
+
 def _no_label(nodes: Sequence[Manifest], wanted: Mapping[str, set[str]], role: Role) -> str:
     for key, values in wanted.items():
         if not any(_label(node, key) in values for node in nodes):
@@ -112,8 +190,8 @@ def _no_label(nodes: Sequence[Manifest], wanted: Mapping[str, set[str]], role: R
                 f"{value} ({count} node{'s' if count != 1 else ''})"
                 for value, count in there.most_common(_SHOWN_VALUES)
             )
-            has = f"there are: {known}" if known else f"no node has the label {key} at all"
-            return f"no node has that {key}; {has}; correct {_field(role, key)} or add such a node"
+            has = f"no node has that {key}; there are: {known}" if known else f"no node has the label {key} at all"
+            return f"{has}; correct {_field(role, key)} or add such a node"
     return "no node has all of these labels together"
 
 

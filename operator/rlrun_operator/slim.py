@@ -54,6 +54,8 @@ def _only(*names: str) -> Select:
 
 def _pod_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
+    if "nodeName" not in spec:  # why a pod has no node is asked only while it has none
+        kept |= {name: spec[name] for name in ("tolerations", "affinity") if name in spec}
     for group in ("containers", "initContainers"):
         if spec.get(group):
             kept[group] = [{k: c[k] for k in _CONTAINER if k in c} for c in spec[group]]

@@ -26,6 +26,8 @@ class Observed:
     """The progress Lease."""
     lease_changed_at: float | None
     """When this operator saw the Lease's renewal change last, in seconds since the epoch; clocks of others are not compared."""
+    gone: tuple[Manifest, ...] = ()
+    """Trainer and orchestrator pods of its newest attempt that were deleted while this operator watched, as they were seen last."""
     events: tuple[Manifest, ...] = ()
     """Recent Warning events about its children; looked up only while something waits."""
     nodes: tuple[Manifest, ...] | None = None

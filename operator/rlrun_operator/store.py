@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlrun_operator.names import RUN_LABEL
-from rlrun_operator.resources import CLAIM, LEASE, RLRUN
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of
+from rlrun_operator.resources import CLAIM, LEASE, POD, RLRUN
 from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Manifest
 
@@ -31,6 +31,7 @@ class Store:
         self._of_run: dict[Key, set[Ident]] = {}
         self._users: dict[Ident, set[Key]] = {}
         self._lease_changed: dict[Ident, float] = {}
+        self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
 
     def put(self, manifest: Mapping[str, Any], now: float) -> set[Key]:
@@ -86,6 +87,9 @@ class Store:
         keys = self._keys(ident, known)
         if kind == RLRUN.kind:
             self._remember_claim((namespace, name), known, None)
+            self._gone.pop((namespace, name), None)
+        elif kind == POD.kind:
+            self._remember_gone(known)
         self._disown(ident, known)
         return keys
 
@@ -121,6 +125,13 @@ class Store:
         """Everything that carries the run's label, pods included, sorted by kind and name."""
         return [self._objects[ident] for ident in sorted(self._of_run.get(key, ()))]
 
+    def gone(self, key: Key) -> list[Manifest]:
+        """Trainer and orchestrator pods of the run's newest attempt that were deleted, as they were known last.
+
+        A controller makes a pod of the same name at once: who looks a moment later sees no difference but the UID.
+        """
+        return list(self._gone.get(key, ()))
+
     def lease_changed_at(self, namespace: str, name: str) -> float | None:
         """When a renewal of this Lease was seen last, in seconds since the epoch."""
         return self._lease_changed.get((LEASE.kind, namespace, name))
@@ -151,6 +162,14 @@ class Store:
             self._of_run[owner].discard(ident)
             if not self._of_run[owner]:
                 del self._of_run[owner]
+
+    def _remember_gone(self, pod: Manifest) -> None:
+        owner, role = _label(pod), (pod["metadata"].get("labels") or {}).get(ROLE_LABEL)
+        if owner is None or role == "inference":
+            return
+        number, known = attempt_of(pod["metadata"]) or 0, self._gone.get(owner, [])
+        newest = max([number, *(attempt_of(other["metadata"]) or 0 for other in known)])
+        self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
 
     def _remember_claim(self, key: Key, old: Manifest | None, new: Manifest | None) -> None:
         before, after = claim_name(old), claim_name(new)

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from tests import tiers as runner
 from tests.tiers import AT_LAST, LANES, TIERS
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,63 @@ def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
 def test_a_tier_in_which_nothing_runs_has_not_passed() -> None:
     result = run("unit", options="--ignore-glob=* -q")
     assert (result.returncode, "unit: FAILED (5)" in result.stdout) == (1, True), result.stdout
+
+
+def test_the_last_lines_name_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\n"
+        "def absent(): raise OSError('no such thing')\n"
+        "def test_good(): pass\n"
+        "def test_bad():\n"
+        "    print('FAILED by its own words\\nERROR likewise')\n"
+        "    assert 1 == 2, 'one is not two'\n"
+        "def test_unable(absent): pass\n"
+    )
+    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path), "-pno:cacheprovider")})
+    monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "AT_LAST", ())
+    monkeypatch.setenv("COLUMNS", "400")
+    assert runner.main([]) == 1
+    table, *last = capsys.readouterr().out.split("some: FAILED (1) in ")[1].splitlines()
+    assert "1 failed, 1 passed, 1 error" in table
+    bad, unable = last
+    assert (bad.startswith("[some] FAILED "), "test_some.py::test_bad - AssertionError: one is not two" in bad) == (
+        True,
+        True,
+    )
+    assert (unable.startswith("[some] ERROR "), "test_some.py::test_unable - OSError: no such thing" in unable) == (
+        True,
+        True,
+    )
+
+
+def test_temporary_files_are_in_memory_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import tempfile\n"
+        "def test_place(tmp_path):\n"
+        "    tempfile.mkdtemp()\n"
+        f"    open({str(tmp_path / 'place')!r}, 'w').write(str(tmp_path))\n"
+    )
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"), "-pno:cacheprovider")})
+    monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "AT_LAST", ())
+    monkeypatch.setattr(runner, "MEMORY", memory)
+    monkeypatch.setattr(runner, "ENOUGH_BYTES", 1)
+    for in_memory in (True, False):
+        monkeypatch.setattr(runner, "IN_MEMORY", {"some"} if in_memory else {})
+        assert runner.main([]) == 0, capsys.readouterr().out
+        assert Path((tmp_path / "place").read_text()).is_relative_to(memory) is in_memory
+        assert list(memory.iterdir()) == []
+    monkeypatch.setattr(runner, "ENOUGH_BYTES", 1 << 60)
+    with runner.scratch() as folder:
+        assert folder is None
 
 
 def test_an_unknown_tier_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,28 +14,50 @@ from tests.cluster.images import BuiltImage, build
 from tests.e2e.cluster.kube_run import KubeRun, example
 
 NAMESPACE = "team-a"
-CLUSTER = "e2e"
+NAME = "e2e"
+USE = "RLRUN_TEST_CLUSTER"
+"""Variable with the name of a cluster of two nodes that is up, to be used instead of an own one, while a test is written."""
+REAL = "test_real_images.py"
 
 
 @pytest.fixture(scope="session")
-def images() -> Mapping[str, BuiltImage]:
-    """All images of this checkout."""
-    return build(["operator", "stub", "trainer", "inference"])
+def images(request: pytest.FixtureRequest) -> Mapping[str, BuiltImage]:
+    """Images of this checkout; the large ones of the real roles only where a test runs them."""
+    real = any(item.path.name == REAL for item in request.session.items)
+    return build(["operator", "stub", *(("trainer", "inference") if real else ())])
 
 
 @pytest.fixture(scope="session")
-def cluster(images: Mapping[str, BuiltImage]) -> Iterator[api.Cluster]:
+def references(images: Mapping[str, BuiltImage]) -> Mapping[str, str]:
+    """What the operator is installed with: without real roles, stubs are its default images too."""
+    stub = images["stub"].reference
+    return {"trainer": stub, "inference": stub, **{name: image.reference for name, image in images.items()}}
+
+
+@pytest.fixture(scope="session")
+def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> Iterator[api.Cluster]:
     """The cluster; the namespace of the runs enforces the restricted Pod Security Standard."""
-    cluster = api.up(CLUSTER, nodes=2, images=[image.archive for image in images.values()], tie=True)
+    given = os.environ.get(USE)
+    archives = [image.archive for image in images.values()]
+    if given:
+        cluster = api.attach(given)
+        cluster.load_image(*archives)
+    else:
+        # Another test run on this machine may hold the usual name.
+        cluster = api.up(
+            NAME if api.find(NAME) is None else f"{NAME}-{os.getpid()}", nodes=2, images=archives, tie=True
+        )
     try:
-        cluster.kubectl("create", "namespace", NAMESPACE)
-        cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
-        deploy.install(cluster, {name: image.reference for name, image in images.items()}, watch=[NAMESPACE])
+        if not cluster.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found"):
+            cluster.kubectl("create", "namespace", NAMESPACE)
+        cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+        deploy.install(cluster, references, watch=[NAMESPACE])
         yield cluster
         log = cluster.kubectl("logs", "-n", deploy.SYSTEM, f"deploy/{deploy.RELEASE}", "--tail=-1", check=False)
         assert "Traceback" not in log, log
     finally:
-        api.down(CLUSTER)
+        if not given:
+            cluster.down()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 
 from tests.cluster import deploy
 from tests.cluster.api import Cluster
-from tests.cluster.images import BuiltImage
 from tests.e2e.cluster.kube_run import KubeRun
 
 Manifest = Callable[..., dict[str, Any]]
@@ -74,7 +73,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
 
 
 def test_operator_killed_and_upgraded_during_a_run(
-    new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, images: Mapping[str, BuiltImage]
+    new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, references: Mapping[str, str]
 ) -> None:
     run = new_run(stub_manifest("unbothered", steps=120))
     run.apply()
@@ -82,9 +81,8 @@ def test_operator_killed_and_upgraded_during_a_run(
     before = run.identities()
 
     cluster.kubectl("delete", "pod", "-n", deploy.SYSTEM, "--all", "--grace-period=0", "--force", "--wait=false")
-    references = {name: image.reference for name, image in images.items()}
     # Other default images and pull policy: this operator would render every child differently.
-    other = references | {"trainer": references["stub"], "inference": references["stub"]}
+    other = {**references, "trainer": "localhost/next-trainer:2", "inference": "localhost/next-inference:2"}
     deploy.install(
         cluster, other, watch=["team-a"], values={"imagePullPolicy": "Never", "podAnnotations.upgraded": "yes"}
     )

@@ -55,7 +55,7 @@ def write_adapter(folder: Path, tensors: dict[str, Any] = TENSORS, rank: int = 2
 class Bench:
     """A hand-over, its engine, the names that the server takes, and the requests in flight."""
 
-    def __init__(self, root: Path, runs: int = 1) -> None:
+    def __init__(self, root: Path, *, runs: int = 1, timeout: float = 30) -> None:
         self.root, self.engine = root, FakeEngine()
         self.registry: dict[str, Any] = {}
         self.in_use: set[str] = set()
@@ -70,7 +70,7 @@ class Bench:
             base_model="base",
             weights_dir=str(root),
             expected=EXPECTED,
-            timeout=0.2,
+            timeout=timeout,
             on_broken=lambda: None,
         )
 
@@ -157,7 +157,8 @@ async def test_a_version_waits_when_requests_need_all_that_fit(bench: Bench, mon
 
 
 @pytest.mark.parametrize(("hangs", "message"), [(False, "ValueError: it broke"), (True, "no answer within 0.2 s")])
-async def test_a_failed_load_changes_nothing(bench: Bench, hangs: bool, message: str) -> None:
+async def test_a_failed_load_changes_nothing(tmp_path: Path, hangs: bool, message: str) -> None:
+    bench = Bench(tmp_path, timeout=0.2)
     await bench.load(1)
     bench.engine.fails, bench.engine.hangs = "it broke", hangs
     with pytest.raises(HandoverError, match=message) as failed:

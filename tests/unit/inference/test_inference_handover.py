@@ -208,13 +208,13 @@ def app_of(handover: Handover, heartbeat: Heartbeat) -> TestClient:
 
 
 async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover) -> None:
-    answers = True
+    answers, now = True, 100.0
 
     async def ask() -> None:
         if not answers:
             raise RuntimeError("worker is gone")
 
-    heartbeat = Heartbeat(ask, interval=0.01, timeout=0.2)
+    heartbeat = Heartbeat(ask, interval=0.01, timeout=30, clock=lambda: now)
     http = app_of(handover, heartbeat)
     assert http.get("/rlrun/ready").json()["reason"] == "the engine does not answer"
     await heartbeat.beat()
@@ -223,16 +223,18 @@ async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover)
     assert unsynced.json()["reason"] == "no weights were handed over since the start"
     await handover.update("v1", 1)
     assert http.get("/rlrun/ready").json() == {"ready": True, "reason": None, "weight_version": 1}
-    answers = False
+    answers, now = False, now + 29
     beating = asyncio.create_task(heartbeat.run())
-    async with asyncio.timeout(5):
-        while heartbeat.alive:  # noqa: ASYNC110
+    async with asyncio.timeout(30):
+        while heartbeat.error is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    assert http.head("/rlrun/ready").status_code == 200, "one failure is not a death"
+    now += 1
     dead = http.get("/rlrun/ready")
     assert (dead.status_code, dead.json()["reason"]) == (503, "the engine does not answer: worker is gone")
     assert http.get("/rlrun/status").json()["engine_alive"] is False
     answers = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not heartbeat.alive:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert http.head("/rlrun/ready").status_code == 200

@@ -28,7 +28,8 @@ def finish(run: StubRun, attempt: int = 1) -> None:
 
 def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Path) -> None:
     with stub_run(tmp_path) as run:
-        run.script(trainer={"stepSeconds": 0.02}, policy={"halfLifeSteps": 5})
+        pause = {"step": 30, "action": "slow_step", "seconds": 3}  # until then the checkpoint of step 25 is complete
+        run.script(trainer={"stepSeconds": 0.02, "faults": [pause]}, policy={"halfLifeSteps": 5})
         assert run.wait(run.start("model")) == exit_codes.OK, run.state()
         engine = run.start("inference")
         began = time.monotonic()
@@ -41,7 +42,7 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
         first, last = (statistics.fmean(line["reward/mean"] for line in part) for part in (lines[:5], lines[-5:]))
         assert first < 0.6, first
         assert last > 0.85, last
-        assert took < 40, took  # some 8 s on an idle machine
+        assert took < 90, took  # some 11 s on an idle machine
         attempt = read_attempt(run.paths.attempt_file(1))
         found = attempt.owned(complete_checkpoints(run.paths))
         assert [checkpoint.step for checkpoint in found] == [25, 30]
@@ -58,11 +59,14 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
 
 def test_after_a_kill_the_next_attempt_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=12) as run:
-        run.script(trainer={"stepSeconds": 0.02, "faults": [{"attempt": 1, "step": 7, "action": "sigkill"}]})
+        run.script(trainer={"stepSeconds": 0.02, "faults": [{"attempt": 1, "step": 7, "action": "hang"}]})
         assert run.wait(run.start("model")) == exit_codes.OK
         run.start("inference")
-        orchestrator = run.start("orchestrator")
-        assert run.wait(run.start("trainer")) == -signal.SIGKILL
+        orchestrator, trainer = run.start("orchestrator"), run.start("trainer")
+        run.until(lambda: len(complete_checkpoints(run.paths)) == 1, "the checkpoint of step 5 is complete")
+        run.until(lambda: "script: hang in attempt 1, step 7" in run.log("trainer").read_text(), "the trainer hangs")
+        trainer.kill()
+        assert run.wait(trainer) == -signal.SIGKILL
         orchestrator.send_signal(signal.SIGTERM)
         assert run.wait(orchestrator) == 128 + signal.SIGTERM
         assert run.trained(1) == [1, 2, 3, 4, 5, 6]
@@ -116,7 +120,7 @@ def test_a_scripted_end_of_the_trainer_has_its_exit_code(
 def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Path) -> None:
     with stub_run(tmp_path, max_steps=6) as run:
         faults = [
-            {"step": 2, "action": "slow_step", "seconds": 0.4},
+            {"step": 2, "action": "slow_step", "seconds": 2},
             {"step": 5, "action": "slow_save", "seconds": 0.4},
             {"step": 6, "action": "hang"},
         ]
@@ -130,7 +134,7 @@ def test_a_slow_trainer_is_slow_and_a_hanging_one_stays_where_it_is(tmp_path: Pa
         run.until(lambda: "script: hang in attempt 1, step 6" in run.log("trainer").read_text(), "the trainer hangs")
         run.until(lambda: len(run.metrics()) == 5, "five steps are told of")
         lines = {line["step"]: line for line in run.metrics()}
-        assert lines[2]["time/forward_backward"] > 0.5 > lines[1]["time/forward_backward"] > 0.1
+        assert lines[2]["time/forward_backward"] > 2 > lines[1]["time/forward_backward"] > 0.1
         assert lines[5]["time/save_ckpt"] > 0.4
         trainer.send_signal(signal.SIGTERM)
         assert run.wait(trainer) == 128 + signal.SIGTERM

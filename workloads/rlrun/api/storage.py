@@ -24,7 +24,8 @@ SubPath = Annotated[
     ),
 ]
 
-AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
+AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
+"""ReadWriteOncePod is not among them: a run has at least two pods, and they share the volume."""
 
 
 def _read_write_many() -> list[AccessMode]:
@@ -38,7 +39,7 @@ class ClaimTemplate(Config):
     """StorageClass; default: the cluster's."""
     size: Quantity = "100Gi"
     """Requested capacity."""
-    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3)] = Field(
+    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=2)] = Field(
         default_factory=_read_write_many
     )
     """ReadWriteMany where pods run on several nodes; ReadWriteOnce puts all pods on one node."""

@@ -77,9 +77,11 @@ class Stop:
         self._asked.set()
         deadline = time.monotonic() + self._seconds
         while (left := deadline - time.monotonic()) > 0:
-            again = signal.sigtimedwait(_SIGNALS, min(left, _LOOK_SECONDS))
-            if again is not None:
-                self._leave(f"ended by a second signal, {signal.Signals(again.si_signo).name}")
+            time.sleep(
+                min(left, _LOOK_SECONDS)
+            )  # sigtimedwait of CPython 3.11 returns rubbish when a frozen process goes on too late
+            if again := signal.sigpending() & _SIGNALS:
+                self._leave(f"ended by a second signal, {signal.Signals(min(again)).name}")
             if any(not _lives(pid) for pid in self._peers):
                 self._leave(f"ended after {name}: another rank is gone already")
         self._leave(f"ended {self._seconds:g} s after {name} (checkpoint.gracePeriodSeconds), before all was saved")

@@ -14,6 +14,7 @@ from rlrun.protocol import annotations as keys
 from rlrun_operator.decide import decide
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
 from rlrun_operator.settings import RenderSettings
+from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Decision, Observed
 from rlrun_operator.times import rfc3339
 
@@ -49,6 +50,8 @@ class Kube:
         }
         self.objects: dict[Ref, Object] = {}
         self._seen: dict[str, dict[Ref, Object]] = {"workloads": {}, "pods": {}, "lease": {}}
+        self._met: dict[str, Object] = {}
+        """Pods that the operator has seen since it started, by UID."""
         self._views: dict[Ref, Object] = {}
         """What the controllers saw last."""
         self.lease_changed_at: float | None = None
@@ -95,16 +98,33 @@ class Kube:
         for part, names in kinds.items():
             if part not in lag:
                 self._seen[part] = {ref: o for ref, o in fresh.items() if ref.kind in names}
+        self._met |= {str(pod["metadata"]["uid"]): pod for pod in self._seen["pods"].values()}
         return Observed(
             run=copy.deepcopy(self.run),
             children=self._seen["workloads"],
-            pods=tuple(self._seen["pods"].values()),
+            pods=tuple(slimmed(pod) for pod in self._seen["pods"].values()),
+            gone=self._gone(),
             lease=next(iter(self._seen["lease"].values()), None),
             lease_changed_at=self.lease_changed_at,
             events=tuple(self.events),
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
         )
+
+    def _gone(self) -> tuple[Object, ...]:
+        there = {pod["metadata"]["uid"] for pod in self._seen["pods"].values()}
+        lost = [
+            pod
+            for uid, pod in self._met.items()
+            if uid not in there and pod["metadata"]["labels"][ROLE_LABEL] != "inference"
+        ]
+        newest = max((attempt_of(pod["metadata"]) or 0 for pod in lost), default=0)
+        return tuple(slimmed(pod) for pod in lost if attempt_of(pod["metadata"]) == newest)  # type: ignore[misc]
+
+    def new_operator(self) -> None:
+        """Another process operates from now on; it fills its caches before it acts."""
+        self._met.clear()
+        self.look()
 
     def decide(self, lag: frozenset[str] = frozenset()) -> Decision:
         return decide(self.look(lag), self.now, settings=RenderSettings(), fresh_key="k" * 32, random=self.random)
@@ -178,7 +198,7 @@ class Kube:
 
     def _put(self, ref: Ref, child: Any) -> None:
         self._uids += 1
-        new = copy.deepcopy(dict(child))
+        new = {"kind": ref.kind, **copy.deepcopy(dict(child))}
         new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
         if ref.kind in ("Pod", "PersistentVolumeClaim"):
             new["status"] = {"phase": "Pending"}

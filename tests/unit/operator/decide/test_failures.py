@@ -26,10 +26,24 @@ def evict(kube: Kube) -> None:
 
 
 def replace(kube: Kube) -> None:
-    """Deleted and made again while nobody looked."""
+    """Deleted and made again while no operator was there."""
     kube.now += 2
     del kube.objects[kube.ref("trainer")]
     kube.controllers()
+    kube.new_operator()
+
+
+def replace_at_once(kube: Kube) -> None:
+    """Deleted and made again between two looks of the operator."""
+    del kube.objects[kube.ref("trainer")]
+    kube.controllers()
+
+
+def die_and_be_replaced(kube: Kube) -> None:
+    """Its failure was seen, and somebody removed it before it was acted on."""
+    kube.exit("trainer", 1)
+    kube.look()
+    replace_at_once(kube)
 
 
 def vanish(kube: Kube) -> None:
@@ -45,6 +59,12 @@ def deleted_orchestrator_without_trace(kube: Kube) -> None:
     del kube.objects[kube.ref("orchestrator")]
 
 
+def die_and_be_removed(kube: Kube) -> None:
+    kube.exit("orchestrator", 1)
+    kube.look()
+    del kube.objects[kube.ref("orchestrator")]
+
+
 @pytest.mark.parametrize(
     ("happens", "role", "reason", "counted"),
     [
@@ -56,7 +76,10 @@ def deleted_orchestrator_without_trace(kube: Kube) -> None:
         (lambda k: k.exit("orchestrator", 1), "orchestrator", "ExitCode", True),
         (unknown, "trainer", "NodeLost", False),
         (evict, "trainer", "PodEvicted", False),
+        (die_and_be_removed, "orchestrator", "ExitCode", True),
         (replace, "trainer", "PodReplaced", False),
+        (replace_at_once, "trainer", "PodDeleted", False),
+        (die_and_be_replaced, "trainer", "ExitCode", True),
         (vanish, "trainer", "PodDeleted", False),
         (deleted_orchestrator_without_trace, "orchestrator", "PodDeleted", False),
         (lambda k: k.delete(k.ref("trainer", 1)), "trainer", "PodDeleted", False),
@@ -83,6 +106,29 @@ def test_a_failure_restarts_the_whole_run(
     assert [pod["metadata"]["name"] for pod in kube.pods("orchestrator")] == ["run-orchestrator-2"]
     told = {True: ("Warning", "AttemptFailed"), False: ("Warning", "Disrupted")}[counted]
     assert told in kube.told
+
+
+def test_a_pod_that_was_replaced_within_the_second_in_which_all_were_ready_restarts_the_run() -> None:
+    """Creation and readiness are told in whole seconds: only the UID says that the pod is another one."""
+    kube = Kube(SPEC)
+    kube.settle()
+    assert kube.condition("PodsReady")["status"] == "True"
+    assert kube.pod("trainer")["metadata"]["creationTimestamp"] == kube.condition("PodsReady")["lastTransitionTime"]
+    replace_at_once(kube)
+    kube.settle()
+    kube.tick()
+    assert (kube.status["attempt"], kube.attempts_of_trainers()) == (2, {"2"})
+    assert (kube.status["lastFailure"]["reason"], kube.status["restartsCountedTowardsMax"]) == ("PodDeleted", 0)
+
+
+def test_a_pod_that_never_had_a_node_may_be_replaced() -> None:
+    kube = Kube(SPEC)
+    kube.schedule = False
+    kube.settle()
+    replace_at_once(kube)
+    kube.schedule = True
+    kube.tick()
+    assert (kube.status["attempt"], kube.condition("PodsReady")["status"]) == (1, "True")
 
 
 def test_the_cause_is_on_record_before_its_evidence_is_removed() -> None:

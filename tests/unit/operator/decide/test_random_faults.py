@@ -49,7 +49,7 @@ class Life(RuleBasedStateMachine):
     @rule(lag=st.sets(st.sampled_from(PARTS)), stop_after=st.integers(0, 16))
     def dies(self, lag: set[str], stop_after: int) -> None:
         self.kube.do(self.kube.decide(frozenset(lag)), stop_after=stop_after)
-        self.kube.look()  # its successor fills its caches before it acts
+        self.kube.new_operator()
 
     # ---- the cluster
 

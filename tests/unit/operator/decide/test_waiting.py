@@ -112,6 +112,10 @@ def test_nothing_is_called_a_problem_in_the_first_two_seconds() -> None:
         ([node("a", gpus=4)], ["none has 8 nvidia.com/gpu (most: 4)", "trainer.gpusPerReplica"]),
         ([node("a", taint="team-b")], ["1 node qualifies, but for the taint team-b", "trainer.tolerations"]),
         (
+            [node("a", taint="node.kubernetes.io/not-ready")],
+            ["but for the taint node.kubernetes.io/not-ready", "kubectl describe node"],
+        ),
+        (
             [node("a"), node("b", gpus=4)],
             ["1 node qualifies, but not enough of that is free", "3 Insufficient nvidia.com/gpu"],
         ),
@@ -134,7 +138,88 @@ def test_a_wrong_pool_and_an_own_selector_name_their_fields() -> None:
     kube = Kube({"inference": {"nodeSelector": {"disk": "fast"}}})
     unscheduled(kube, roles=("inference",))
     kube.nodes = [node("a")]
-    check(kube, "Scheduled", "Unschedulable", "inference needs 1 pod with", "inference.nodeSelector")
+    check(kube, "Scheduled", "Unschedulable", "inference needs 1 pod on nodes", "inference.nodeSelector")
+
+
+SPREAD = {"inference": {"replicas": 2}, "placement": {"spreadInference": "Required"}}
+NEAR = {"trainer": {"replicas": 2}, "placement": {"topology": {"required": "nvidia.com/gpu.clique"}}}
+ONE_NODE = {"storage": {"claimTemplate": {"accessModes": ["ReadWriteOnce"]}}}
+HEAD = "0/2 nodes are available: "
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "text", "words"),
+    [
+        (
+            {"storage": {"claimName": "single"}},
+            "trainer",
+            "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode.",
+            ["claim single has access mode ReadWriteOncePod", "storage.claimName"],
+        ),
+        ({}, "trainer", "2 node(s) had volume node affinity conflict.", ["claim run-data can be used on other nodes"]),
+        (
+            {},
+            "trainer",
+            "2 node(s) unavailable due to one or more pvc(s) bound to non-existent pv.",
+            ["the volume of claim run-data is not there"],
+        ),
+        (
+            {},
+            "inference",
+            "2 node(s) didn't match pod topology spread constraints.",
+            ["topologySpreadConstraints of inference.podTemplate", "ScheduleAnyway"],
+        ),
+        (
+            SPREAD,
+            "inference",
+            "2 node(s) didn't match pod anti-affinity rules.",
+            ["each has to be on a node of its own", "placement.spreadInference", "inference.replicas"],
+        ),
+        (
+            {},
+            "trainer",
+            "2 node(s) didn't satisfy existing pods anti-affinity rules.",
+            ["pods are there that it must not be with", "trainer.affinity"],
+        ),
+        (
+            NEAR,
+            "trainer",
+            "1 Insufficient nvidia.com/gpu, 1 node(s) didn't match pod affinity rules.",
+            ["by the label nvidia.com/gpu.clique", "placement.topology.preferred"],
+        ),
+        (
+            ONE_NODE,
+            "orchestrator",
+            "2 node(s) didn't match pod affinity rules.",
+            ["claim run-data puts all pods on one node", "ReadWriteMany"],
+        ),
+        ({}, "trainer", "2 Too many pods.", ["2 nodes qualify, but none takes it now"]),
+    ],
+)
+@pytest.mark.parametrize("reads_nodes", [True, False])
+def test_what_else_keeps_a_pod_from_nodes_is_told_with_its_fix(
+    spec: dict[str, Any], role: str, text: str, words: list[str], reads_nodes: bool
+) -> None:
+    kube = Kube(spec)
+    kube.bind_claims = True
+    if "claimName" in spec.get("storage", {}):
+        claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "single", "uid": "c"}, "spec": {}}
+        kube.objects[Ref("PersistentVolumeClaim", "single")] = claim
+    unscheduled(kube, HEAD + text, (role,))
+    kube.nodes = [node("a"), node("b")] if reads_nodes else None
+    seen = [word for word in words if reads_nodes or "qualify" not in word]
+    check(kube, "Scheduled", "Unschedulable", f"{role} needs", *seen, f"the scheduler says: {HEAD}{text.rstrip('.')}")
+
+
+def test_what_can_never_be_scheduled_is_told_before_what_only_waits() -> None:
+    kube = Kube({"inference": {"nodeSelector": {"disk": "fast"}}, "orchestrator": {"nodeSelector": {"disk": "new"}}})
+    unscheduled(kube, HEAD + "2 Too many pods.", ROLES)
+    kube.nodes = [node("a")]
+    patience_over(kube)
+    message = kube.condition("Scheduled")["message"]
+    assert "trainer needs" not in message
+    assert message.startswith("inference needs 1 pod on nodes with label disk=fast; no node has the label disk at all")
+    assert ". Also: orchestrator needs 1 pod" in message
 
 
 def test_a_claim_of_an_unknown_class() -> None:

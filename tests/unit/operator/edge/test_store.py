@@ -55,6 +55,30 @@ def test_a_deleted_object_is_not_revived_by_a_late_event() -> None:
     assert store.children(("ns", "a")) == []
 
 
+def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone() -> None:
+    def pod(role: str, attempt: int) -> dict[str, Any]:
+        made = make("Pod", f"a-{role}", attempt, run="a", uid=f"{role}-{attempt}", status={"phase": "Running"})
+        made["metadata"]["labels"] |= {"rlrun.io/role": role, "rlrun.io/attempt": str(attempt)}
+        return made
+
+    store = Store()
+    store.put(make("RLRun", "a", 1), 0.0)
+
+    def vanish(role: str, attempt: int) -> list[str]:
+        store.put(pod(role, attempt), 0.0)
+        store.remove("Pod", "ns", f"a-{role}", f"{role}-{attempt}")
+        return [found["metadata"]["uid"] for found in store.gone(("ns", "a"))]
+
+    assert vanish("inference", 2) == [], "engines come and go"
+    assert vanish("trainer", 2) == ["trainer-2"]
+    assert vanish("orchestrator", 1) == ["trainer-2"]
+    assert vanish("orchestrator", 2) == ["trainer-2", "orchestrator-2"]
+    assert store.gone(("ns", "a"))[0]["status"] == {"phase": "Running"}
+    assert vanish("trainer", 3) == ["trainer-3"]
+    store.remove("RLRun", "ns", "a", "uid-RLRun-a")
+    assert store.gone(("ns", "a")) == []
+
+
 def test_the_deletion_of_a_predecessor_leaves_its_successor() -> None:
     store = Store()
     store.put(make("StatefulSet", "a-trainer", 1, run="a", uid="old"), 0.0)
