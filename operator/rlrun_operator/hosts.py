@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.storage import DEFAULT_STORAGE
+from rlrun.config.sharing import refusal
 from rlrun_operator import reasons
 from rlrun_operator.build import Host
 from rlrun_operator.conditions import Say
@@ -51,7 +53,7 @@ def available(guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: S
         has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
         fix = f"give {name} trainer.lora with slots of 2 or more, or name another host"
         return _no(reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}")
-    problem = storage_problem(spec, known) or _mismatch(spec, known)
+    problem = storage_problem(spec, known) or _mismatch(spec, guest, known)
     if problem is not None:
         return _no(reasons.HOST_INCOMPATIBLE, problem)
     return _state(guest, host, known, guests)
@@ -137,31 +139,16 @@ def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manife
     return Say("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
 
 
-def _mismatch(spec: RLRunSpec, host: Host) -> str | None:
+def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
     """What one trainer cannot hold side by side, and what one engine cannot serve."""
     of, theirs = f"of run {host.name}, whose trainer this run uses", host.spec
     if spec.task != theirs.task:
         return f"task ({spec.task}) must be that {of} ({theirs.task}); name another host"
-    if spec.model != theirs.model:
-        return f"model ({_shown(spec.model)}) must be that {of} ({_shown(theirs.model)}); set it so"
-    own, other = spec.trainer.lora, theirs.trainer.lora
-    if own is None or other is None:
-        return None  # refused before
-    if own.rank > other.rank:
-        return f"trainer.lora.rank ({own.rank}) is above that {of} ({other.rank}); lower it, or raise the host's"
-    if sorted(own.targets) != sorted(other.targets):
-        mine, there = (", ".join(lora.targets) or "all" for lora in (own, other))
-        return f"trainer.lora.targets ({mine}) must be those {of} ({there}); set them so"
     longest = theirs.inference.max_model_len or theirs.seq_len
     if spec.task == "RL" and spec.seq_len > longest:
         return f"seqLen ({spec.seq_len}) is more than the engines {of} take ({longest}); lower it, or raise the host's"
-    return None
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(
-        f"{key} {content}" for key, content in value.model_dump(exclude_defaults=True, by_alias=True).items()
-    )
+    own = resolve(spec, name=_name(guest), uid="-", output_dir="-").trainer
+    return refusal(resolve(theirs, name=host.name, uid=host.uid, output_dir="-").trainer, own)
 
 
 def _frees(host: Manifest) -> bool:

@@ -228,6 +228,7 @@ def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes)
         in_use=engine.in_use,
         make_request=AdapterRequest,
         max_rank=settings.max_lora_rank,
+        runs=settings.lora_runs,
     )
 
 

