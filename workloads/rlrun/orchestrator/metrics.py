@@ -75,7 +75,8 @@ def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
     """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error."""
-    names = {"dropped/error", "dropped/masked", "dropped/zero_variance", "cancelled/age", "cancelled/engine", "errors"}
+    reasons = ("error", "masked", "too_easy", "too_hard", "zero_variance")
+    names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
     return {
         name if name == "errors" else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
         for name in sorted(names)

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator import checkpoint
-from rlrun.orchestrator.batcher import assemble, choose, split_by_age
+from rlrun.orchestrator.batcher import assemble, choose, group_means, split_by_age
 from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.dispatcher import Arena, Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
@@ -44,7 +45,7 @@ from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.batch import Batch, BatchError, write_batch
+from rlrun.protocol.batch import Batch, BatchError, Dropped, write_batch
 from rlrun.protocol.channel import Event
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.paths import RunPaths
@@ -106,12 +107,10 @@ class Pipeline:
             if config.replay
             else None
         )
-        sampler = Sampler(
-            config.seed,
-            tuple(arena.config.label for arena in arenas),
-            tuple(arena.config.ratio for arena in arenas),
-            tuple(len(arena.tasks) for arena in arenas),
-        )
+        self._arenas = arenas
+        self._sampler = Sampler.of(config, [len(arena.tasks) for arena in arenas])
+        if not self._sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
+            logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
         self._rules = rules_of(config, vocabulary=chat.vocabulary)
         self._dispatcher = Dispatcher(
             config,
@@ -119,11 +118,12 @@ class Pipeline:
             player,
             pool,
             chat,
-            sampler=sampler,
+            sampler=self._sampler,
             ledger=self._ledger,
             rules=self._rules,
             accepted=self._accepted,
             finished=self._finish_group,
+            next_step=lambda: self._made + 1,
             signal=signal,
         )
         self._finished = False
@@ -216,7 +216,7 @@ class Pipeline:
         if snapshot is None or event.path is None:
             logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
             return
-        whole = Snapshot(snapshot.step, snapshot.ledger, self._metrics.unwritten(event.step))
+        whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step))
         with storage_errors(Path(event.path)):
             await asyncio.to_thread(checkpoint.write_snapshot, Path(event.path), whole)
         await self.trainer.checkpoint_saved(event.step)
@@ -259,12 +259,14 @@ class Pipeline:
         began, step = time.monotonic(), self._made + 1
         self._buffer = [group for group in self._buffer if group not in groups]
         self._ledger.accept(group.number for group in groups)
+        self._sampler.accept(step, ((group.number, group.mean_reward) for group in groups))
         self._take_step(step)
         self._expire(step + 1)
-        batch = await asyncio.to_thread(self._write, groups, step)
+        dropped = self._dispatcher.take_dropped()
+        batch = await asyncio.to_thread(self._write, groups, step, dropped)
         counters = dict(self._ledger.counters)
         metrics = batch_metrics(batch) | group_metrics(groups) | filter_metrics(groups, self._rules)
-        metrics |= counter_metrics(counters, self._counted)
+        metrics |= counter_metrics(counters, self._counted) | self._sampler.metrics()
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
         metrics["time/update_weights"] = self._sync.seconds
@@ -273,7 +275,7 @@ class Pipeline:
 
     def _take_step(self, step: int) -> None:
         self._made = step
-        self._snapshots[step] = Snapshot(step, self._ledger.state())
+        self._snapshots[step] = Snapshot(step, self._ledger.state(), sampler=self._sampler.state())
         self._signal.notify()
 
     def _expire(self, step: int) -> None:
@@ -284,11 +286,12 @@ class Pipeline:
             self._ledger.again(group.number, "age")
         self._dispatcher.cancel_too_old(step)
 
-    def _write(self, groups: Sequence[FinishedGroup], step: int) -> Batch:
+    def _write(self, groups: Sequence[FinishedGroup], step: int, dropped: tuple[Dropped, ...]) -> Batch:
         try:
             batch = assemble(groups, step=step, attempt=self.attempt.attempt, rules=self._rules)
         except ValueError as error:
             raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
+        batch = replace(batch, dropped=dropped)
         self._write_batch(batch)
         with storage_errors(self._paths.traces):
             write_trace(self._paths.trace(step), batch, groups)
@@ -314,9 +317,16 @@ class Pipeline:
             max_off_policy_steps=self.config.algorithm.max_off_policy_steps,
         )
         while self._made < self.config.max_steps and (batch := next(found, None)) is not None:
+            self._sampler.readmit(batch.step, batch.dropped, self._means(batch))
             self._take_step(batch.step)
             await asyncio.to_thread(self._write_batch, batch)
             await self._announce(batch, batch_metrics(batch) | {"batch/readmitted": 1.0})
+
+    def _means(self, batch: Batch) -> Iterator[tuple[int, float | None]]:
+        """Mean rewards of the groups of a batch, whose tasks are drawn again; None where that gives another task."""
+        for number, mean, task_id in group_means(batch):
+            draw = self._sampler.draw(number)
+            yield number, mean if self._arenas[draw.environment].tasks[draw.task].id == task_id else None
 
     async def _replay(self, recording: Recording) -> None:
         depth = self.config.algorithm.max_async_level
