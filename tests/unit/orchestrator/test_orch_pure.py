@@ -274,6 +274,8 @@ def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -
     found = evaluation_metrics(answers)
     assert found["eval/e/reward/mean"] == 0.75
     assert found["eval/e/errors"] == 1
+    assert found["eval/e/pass@1"] == 0.75
+    assert "eval/e/pass@2" not in found  # one task has only one answer
 
 
 def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | None = None) -> MetricsFile:
