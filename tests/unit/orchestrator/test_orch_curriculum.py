@@ -110,6 +110,17 @@ def test_a_group_sees_the_batches_that_are_made_for_certain_and_no_later_one() -
     assert sampler.metrics() == {"pools/a/easy": 3.0, "pools/a/normal": 1.0, "pools/a/hard": 0.0}
 
 
+def test_which_group_ended_first_changes_nothing() -> None:
+    config = curriculum(hard={"threshold": 0, "fraction": 0.5})
+    found = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        sampler = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=4)
+        sampler.draw(3)
+        sampler.accept(1, [(group, 0.0) for group in order])
+        found.append([sampler.draw(group) for group in range(4, 12)])
+    assert found[0] == found[1]
+
+
 def test_what_replaces_a_dropped_group_is_meant_for_the_same_step() -> None:
     config = curriculum(shuffle=False, warmup_steps=2)
     sampler = Sampler(0, [Source("a", 4, curriculum=config)], batch_size=4)
