@@ -22,6 +22,7 @@ from rlrun.orchestrator.pools import TaskPools, pool_of
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Draw, Sampler, Source
 from rlrun.orchestrator.staleness import capacity, rebased
+from rlrun.protocol.batch import Batch, Dropped
 
 
 def curriculum(**changes: Any) -> CurriculumConfig:
@@ -103,8 +104,8 @@ def test_a_group_sees_the_batches_that_are_made_for_certain_and_no_later_one() -
     config = curriculum(shuffle=False, easy={"threshold": 1})
     sampler = Sampler(0, [Source("a", 4, group_size=2, curriculum=config)], batch_size=4, max_async_level=1)
     assert [sampler.draw(group).task for group in range(4)] == [0, 1, 2, 3]  # for steps 1 and 2
-    sampler.accept(1, [(0, 1.0), (1, 0.5)])
-    sampler.accept(2, [(2, 1.0), (3, 1.0)])
+    sampler.accept(1, {0: 1.0, 1: 0.5})
+    sampler.accept(2, {2: 1.0, 3: 1.0})
     assert [sampler.draw(group).task for group in (4, 5)] == [1, 2]  # for step 3, which sees batch 1
     assert [sampler.draw(group).task for group in (6, 7)] == [1, 1]  # for step 4, which sees batch 2
     assert sampler.metrics() == {"pools/a/easy": 3.0, "pools/a/normal": 1.0, "pools/a/hard": 0.0}
@@ -116,7 +117,7 @@ def test_which_group_ended_first_changes_nothing() -> None:
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
         sampler = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=4)
         sampler.draw(3)
-        sampler.accept(1, [(group, 0.0) for group in order])
+        sampler.accept(1, dict.fromkeys(order, 0.0))
         found.append([sampler.draw(group) for group in range(4, 12)])
     assert found[0] == found[1]
 
@@ -128,6 +129,18 @@ def test_what_replaces_a_dropped_group_is_meant_for_the_same_step() -> None:
     sampler.drop(1, 2, 0.0)
     assert [sampler.draw(group).task for group in (4, 5)] == [0, 1]  # one for step 1, one for step 2
     assert [sampler.draw(group).task for group in (6, 7)] == [2, 3]
+
+
+def test_rewards_of_a_batch_of_other_tasks_tell_nothing() -> None:
+    config = curriculum(shuffle=False, hard={"threshold": 0})
+    found = []
+    for tasks in (((2, 2), (3, 3)), ((2, 2), (3, 0))):
+        sampler = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=2)
+        dropped = (Dropped(0, "too_hard", 0.0, 2), Dropped(1, "error", None, 3))
+        sampler.readmit(Batch(1, 1, (), dropped=dropped, tasks=tasks), {2: 0.5, 3: 0.0})
+        sampler.draw(4)
+        found.append(sampler.metrics()["pools/a/hard"])
+    assert found == [2.0, 1.0]
 
 
 def test_pools_start_empty_where_the_environments_have_changed() -> None:
@@ -228,7 +241,7 @@ class World:
         self.buffer.append(number)
         if sum(map(self.size, self.buffer)) >= self.batch_size:
             self.ledger.accept(self.buffer)
-            self.sampler.accept(made + 1, [(number, self.mean(number)) for number in self.buffer])
+            self.sampler.accept(made + 1, {number: self.mean(number) for number in self.buffer})
             self.batches.append(sorted(self.buffer))
             self.buffer = []
             self.saved = self.snapshot()

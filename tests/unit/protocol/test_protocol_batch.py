@@ -64,8 +64,9 @@ def test_what_is_known_of_the_end_of_the_data_and_of_validation_goes_along(tmp_p
 
 def test_groups_that_were_given_up_go_along(tmp_path: Path) -> None:
     dropped = (Dropped(3, "too_easy", 1.0, 9), Dropped(8, "error", None, 10))
-    write_batch(tmp_path / "b", replace(batch(), dropped=dropped))
-    assert read_batch(tmp_path / "b").dropped == dropped
+    write_batch(tmp_path / "b", replace(batch(), dropped=dropped, tasks=((4, 17), (5, 0))))
+    read = read_batch(tmp_path / "b")
+    assert (read.dropped, read.tasks) == (dropped, ((4, 17), (5, 0)))
 
 
 def test_some_samples_only(tmp_path: Path) -> None:

@@ -59,14 +59,12 @@ def choose(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGro
     return chosen[::-1]
 
 
-def group_means(batch: Batch) -> list[tuple[int, float, str]]:
-    """Number, mean reward and task of each group of a batch, in order of their numbers."""
+def group_means(batch: Batch) -> dict[int, float]:
+    """Mean reward of each group of a batch, in order of their numbers."""
     rewards: dict[int, dict[int, float]] = {}
-    tasks: dict[int, str] = {}
     for sample in batch.samples:
         rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
-        tasks[sample.group] = sample.task_id
-    return [(group, sum(found.values()) / len(found), tasks[group]) for group, found in sorted(rewards.items())]
+    return {group: sum(found.values()) / len(found) for group, found in sorted(rewards.items())}
 
 
 def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +107,6 @@ class Pipeline:
             if config.replay
             else None
         )
-        self._arenas = arenas
         self._sampler = Sampler.of(config, [len(arena.tasks) for arena in arenas])
         if not self._sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
             logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
@@ -259,17 +258,19 @@ class Pipeline:
         began, step = time.monotonic(), self._made + 1
         self._buffer = [group for group in self._buffer if group not in groups]
         self._ledger.accept(group.number for group in groups)
-        self._sampler.accept(step, ((group.number, group.mean_reward) for group in groups))
+        tasks = tuple((group.number, self._sampler.draw(group.number).task) for group in groups)
+        self._sampler.accept(step, {group.number: group.mean_reward for group in groups})
         self._take_step(step)
         self._expire(step + 1)
         dropped = self._dispatcher.take_dropped()
-        batch = await asyncio.to_thread(self._write, groups, step, dropped)
+        batch = await asyncio.to_thread(self._write, groups, step, dropped, tasks)
         counters = dict(self._ledger.counters)
         metrics = batch_metrics(batch) | group_metrics(groups) | filter_metrics(groups, self._rules)
-        metrics |= counter_metrics(counters, self._counted) | self._sampler.metrics()
+        metrics |= counter_metrics(counters, self._counted)
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
         metrics["time/update_weights"] = self._sync.seconds
+        metrics |= self._sampler.metrics()
         self._counted = counters
         await self._announce(batch, metrics)
 
@@ -286,12 +287,18 @@ class Pipeline:
             self._ledger.again(group.number, "age")
         self._dispatcher.cancel_too_old(step)
 
-    def _write(self, groups: Sequence[FinishedGroup], step: int, dropped: tuple[Dropped, ...]) -> Batch:
+    def _write(
+        self,
+        groups: Sequence[FinishedGroup],
+        step: int,
+        dropped: tuple[Dropped, ...],
+        tasks: tuple[tuple[int, int], ...],
+    ) -> Batch:
         try:
             batch = assemble(groups, step=step, attempt=self.attempt.attempt, rules=self._rules)
         except ValueError as error:
             raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
-        batch = replace(batch, dropped=dropped)
+        batch = replace(batch, dropped=dropped, tasks=tasks)
         self._write_batch(batch)
         with storage_errors(self._paths.traces):
             write_trace(self._paths.trace(step), batch, groups)
@@ -317,16 +324,10 @@ class Pipeline:
             max_off_policy_steps=self.config.algorithm.max_off_policy_steps,
         )
         while self._made < self.config.max_steps and (batch := next(found, None)) is not None:
-            self._sampler.readmit(batch.step, batch.dropped, self._means(batch))
+            self._sampler.readmit(batch, group_means(batch))
             self._take_step(batch.step)
             await asyncio.to_thread(self._write_batch, batch)
             await self._announce(batch, batch_metrics(batch) | {"batch/readmitted": 1.0})
-
-    def _means(self, batch: Batch) -> Iterator[tuple[int, float | None]]:
-        """Mean rewards of the groups of a batch, whose tasks are drawn again; None where that gives another task."""
-        for number, mean, task_id in group_means(batch):
-            draw = self._sampler.draw(number)
-            yield number, mean if self._arenas[draw.environment].tasks[draw.task].id == task_id else None
 
     async def _replay(self, recording: Recording) -> None:
         depth = self.config.algorithm.max_async_level

@@ -10,7 +10,7 @@ that must be made before the group may be dispatched: a restart that trains the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -20,7 +20,7 @@ from rlrun.config.rollout import CurriculumConfig
 from rlrun.orchestrator.order import permuted, share_out
 from rlrun.orchestrator.pools import TaskPools
 from rlrun.orchestrator.staleness import newest_seen
-from rlrun.protocol.batch import Dropped
+from rlrun.protocol.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class Sampler:
             self._assign(group)
         return self._open[group]
 
-    def accept(self, step: int, means: Iterable[tuple[int, float | None]]) -> None:
-        """Groups are in the batch of `step`; each with the mean reward of its rollouts, or None if that is of another task."""
-        for group, mean in means:
+    def accept(self, step: int, means: Mapping[int, float]) -> None:
+        """Groups are in the batch of `step`; each with the mean reward of its rollouts."""
+        for group, mean in means.items():
             self._close(step, group, mean)
 
     def drop(self, step: int, group: int, mean: float | None) -> None:
@@ -121,12 +121,17 @@ class Sampler:
         if draw := self._close(step, group, mean):
             self._rollouts -= self.sources[draw.environment].group_size
 
-    def readmit(self, step: int, dropped: Iterable[Dropped], groups: Iterable[tuple[int, float | None]]) -> None:
-        """A batch that an earlier attempt made, and what it gave up before; tasks are drawn again as they were then."""
-        for one in dropped:
+    def readmit(self, batch: Batch, means: Mapping[int, float]) -> None:
+        """A batch that an earlier attempt made, and what it gave up before; tasks are drawn again as they were then.
+
+        Where that gives another task than the batch is of, its rewards tell nothing.
+        """
+        for one in batch.dropped:
             self._draw_before(one.next_group)
-            self.drop(step, one.group, one.mean_reward)
-        self.accept(step, groups)
+            self.drop(batch.step, one.group, one.mean_reward)
+        played = dict(batch.tasks)
+        for group, mean in means.items():
+            self._close(batch.step, group, mean if self.draw(group).task == played.get(group) else None)
 
     def metrics(self) -> dict[str, float]:
         """Sizes of the pools: `pools/<environment>/easy`, `normal` and `hard`."""

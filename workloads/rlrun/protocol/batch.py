@@ -142,6 +142,8 @@ class Batch:
     """What to measure around the step."""
     dropped: tuple[Dropped, ...] = ()
     """Groups that were given up since the batch before, in that order."""
+    tasks: tuple[tuple[int, int], ...] = ()
+    """Number of each group and index of its task in the environment's list; empty in supervised fine-tuning."""
 
     @property
     def tokens(self) -> int:
@@ -196,6 +198,8 @@ def write_batch(path: Path, batch: Batch) -> None:
         document["validation"] = asdict(batch.validation)
     if batch.dropped:
         document["dropped"] = [asdict(dropped) for dropped in batch.dropped]
+    if batch.tasks:
+        document["tasks"] = batch.tasks
     with new_folder(path) as folder:
         (folder / "samples.safetensors").write_bytes(save(columns))
         (folder / "batch.json").write_text(json.dumps(document))
@@ -219,6 +223,7 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         entries = document["samples"]
         validation = Validation(**document["validation"]) if "validation" in document else None
         dropped = tuple(Dropped(**entry) for entry in document.get("dropped", []))
+        tasks = tuple((int(group), int(task)) for group, task in document.get("tasks", []))
         ends = np.cumsum([entry["length"] for entry in entries])
         for name in _COLUMNS:
             if columns[name].shape != (ends[-1],):
@@ -241,4 +246,5 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         last=document.get("last", False),
         validation=validation,
         dropped=dropped,
+        tasks=tasks,
     )
