@@ -59,14 +59,6 @@ def choose(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGro
     return chosen[::-1]
 
 
-def group_means(batch: Batch) -> dict[int, float]:
-    """Mean reward of each group of a batch, in order of their numbers."""
-    rewards: dict[int, dict[int, float]] = {}
-    for sample in batch.samples:
-        rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
-    return {group: sum(found.values()) / len(found) for group, found in sorted(rewards.items())}
-
-
 def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup]:
     totals = accumulate(len(group.rollouts) for group in groups)
     return [group for group, total in zip(groups, totals, strict=True) if total - len(group.rollouts) < batch_size]

@@ -54,6 +54,14 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     return metrics
 
 
+def group_means(batch: Batch) -> dict[int, float]:
+    """Mean reward of each group of a batch, in order of their numbers."""
+    rewards: dict[int, dict[int, float]] = {}
+    for sample in batch.samples:
+        rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
+    return {group: sum(found.values()) / len(found) for group, found in sorted(rewards.items())}
+
+
 def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
     """What only the live groups of a batch tell: truncation, time, and the environments' own metrics as `env/<env>/<name>`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -25,14 +25,14 @@ from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator import checkpoint
-from rlrun.orchestrator.batcher import assemble, choose, group_means, split_by_age
+from rlrun.orchestrator.batcher import assemble, choose, split_by_age
 from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.dispatcher import Arena, Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, due, evaluation_metrics, trace_line
 from rlrun.orchestrator.filters import filter_metrics, rules_of
 from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
+from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_means, group_metrics
 from rlrun.orchestrator.progress import Progress, StepClock
 from rlrun.orchestrator.records import MetricsFile, write_jsonl, write_trace
 from rlrun.orchestrator.replay import Recording
