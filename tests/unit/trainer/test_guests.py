@@ -15,12 +15,13 @@ from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.roles import TrainerConfig
+from rlrun.config.sharing import refusal
 from rlrun.protocol import exit_codes, shared
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import Join, SharedState
 from rlrun.trainer import guests as module
-from rlrun.trainer.guests import Change, Guests, refusal
+from rlrun.trainer.guests import Change, Guests
 
 
 def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:

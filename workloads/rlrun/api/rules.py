@@ -32,6 +32,7 @@ from rlrun.config.learning import (
     OptimizerConfig,
 )
 from rlrun.config.model import ModelConfig
+from rlrun.config.rollout import CurriculumConfig
 from rlrun.config.schema import Shape, fields, spelled
 
 
@@ -340,6 +341,12 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "!has(self.fromRun) || self.policy != 'Step'",
             "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them",
             ".fromRun",
+        ),
+    ),
+    CurriculumConfig: (
+        Rule(
+            "!has(self.easy) || !has(self.hard) || self.hard.threshold < self.easy.threshold",
+            "hard.threshold ({self.hard.threshold}) must be below easy.threshold ({self.easy.threshold}); lower it",
         ),
     ),
     SourceConfig: _PLACE,
