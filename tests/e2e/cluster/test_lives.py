@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from tests.cluster.api import Cluster
-from tests.e2e.cluster.kube_run import KubeRun
+from tests.cluster.images import BuiltImage
+from tests.e2e.cluster.kube_run import KubeRun, example
 
 Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
@@ -48,6 +49,33 @@ def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: 
     assert not run.pods("trainer"), "a complete run holds no GPU"
     assert not run.pods("inference")
     assert "step 30: reward" in run.kubectl("logs", "plain-orchestrator-1")
+
+
+def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
+    new_run: NewRun, images: Mapping[str, BuiltImage]
+) -> None:
+    chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
+    rows = f"{json.dumps({'messages': chat})}\n" * 24
+    chats = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "chats"}, "data": {"rows.jsonl": rows}}
+    mounted = {
+        "volumes": [{"name": "chats", "configMap": {"name": "chats"}}],
+        "containers": [{"name": "orchestrator", "volumeMounts": [{"name": "chats", "mountPath": "/chats"}]}],
+    }
+    stub = {"image": images["stub"].reference}
+    data = {"sources": [{"path": "/chats/rows.jsonl"}], "batchSize": 4, "epochs": 1}
+    document = example("sft", data=data, trainer=stub, orchestrator={**stub, "podTemplate": {"spec": mounted}})
+    document["metadata"]["name"] = "taught"
+    document["spec"]["data"]["validation"] = {"path": "/chats/rows.jsonl", "interval": 3}
+    run = new_run(document)
+    run.kubectl("apply", "-f", "-", stdin=json.dumps(chats))
+    run.apply()
+    run.wait("a trainer pod", lambda: run.pods("trainer"))
+    assert not run.kubectl("get", "deploy", "-l", "rlrun.io/run=taught", "-o", "name")
+    final = run.wait_phase("Complete")
+    assert (final["steps"], final["attempt"], final["checkpoint"]["latestCompleteStep"]) == ("6/6", 1, 6)
+    assert final["inference"]["desired"] == 0
+    assert not run.condition("InferenceAvailable"), "a run without engines says nothing of them"
+    assert "step 6" in run.kubectl("logs", "taught-orchestrator-1")
 
 
 def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
