@@ -163,8 +163,10 @@ def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
 
 def _unscheduled(scene: Scene) -> Say | None:
     """What no node can take. A role whose pods can never be taken comes before one that only waits."""
+    modes = ((scene.claim or {}).get("spec") or {}).get("accessModes") or ["ReadWriteMany"]
+    one_node = scene.wanted.own_claim and "ReadWriteMany" not in modes
     found = [
-        why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim)
+        why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim, one_node=one_node)
         for role in ROLES
         if (lost := [pod for pod in scene.of(role) if pod.unscheduled is not None and pod.node is None])
     ]

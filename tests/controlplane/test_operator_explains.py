@@ -136,8 +136,15 @@ def test_more_engines_than_nodes_for_one_each(world: World) -> None:
 
 def test_a_topology_that_no_nodes_have(world: World) -> None:
     world.create("a", trainer={"replicas": 2, **HERE}, placement={"topology": {"required": "nvidia.com/gpu.clique"}})
-    words = ("trainer needs 2 pods", "by the label nvidia.com/gpu.clique", "placement.topology.preferred")
+    words = ("trainer needs 2 pods", "no such node has the label nvidia.com/gpu.clique", "correct placement.topology")
     check_told(world, "Scheduled", "Unschedulable", *words)
+
+
+def test_a_topology_in_which_there_is_not_enough_room(world: World) -> None:
+    trainer = {"replicas": 2, "gpusPerReplica": 5, **HERE}
+    world.create("a", trainer=trainer, placement={"topology": {"required": "kubernetes.io/hostname"}})
+    words = ("trainer needs 2 pods with 5 nvidia.com/gpu each", "by the label kubernetes.io/hostname")
+    check_told(world, "Scheduled", "Unschedulable", *words, "set placement.topology.preferred instead")
 
 
 def test_a_taint_that_is_not_tolerated(world: World, cluster: Cluster) -> None:

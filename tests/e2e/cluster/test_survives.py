@@ -34,7 +34,7 @@ def _trained_steps(run: KubeRun) -> list[tuple[int, int]]:
 def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interval(
     new_run: NewRun, stub_manifest: Manifest
 ) -> None:
-    run = new_run(stub_manifest("survivor", steps=60, failurePolicy={"backoff": {"initialSeconds": 1}}))
+    run = new_run(stub_manifest("survivor", steps=45, failurePolicy={"backoff": {"initialSeconds": 1}}))
     run.apply()
 
     run.wait_checkpoint(INTERVAL)
@@ -48,17 +48,17 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
     assert status["lastFailure"]["exitCode"] == 137
     assert status["restartsCountedTowardsMax"] == 1
 
-    run.wait_checkpoint(4 * INTERVAL)
+    run.wait_checkpoint(2 * INTERVAL)
     run.kubectl("delete", "pod", f"{run.name}-trainer-0", "--wait=false")
     run.wait("attempt 3 trains", lambda: run.attempt() == 3 and run.status()["phase"] == "Running")
     resumed.append(run.status()["checkpoint"]["resumedFromStep"])
 
-    run.wait_checkpoint(6 * INTERVAL)
+    run.wait_checkpoint(3 * INTERVAL)
     run.kubectl("delete", "pod", f"{run.name}-orchestrator-3", "--wait=false")
     run.wait("attempt 4 trains", lambda: run.attempt() == 4 and run.status()["phase"] == "Running")
     resumed.append(run.status()["checkpoint"]["resumedFromStep"])
 
-    run.wait_checkpoint(8 * INTERVAL)
+    run.wait_checkpoint(4 * INTERVAL)
     engine = run.pods("inference")[0]["metadata"]["name"]
     run.kubectl("delete", "pod", engine, "--wait=false")
 
@@ -66,15 +66,15 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
     assert final["attempt"] == 4, "losing an engine begins no attempt"
     assert final["restarts"] == 3
     assert final["restartsCountedTowardsMax"] == 1, "deleted pods are disruptions"
-    assert final["progress"]["step"] == 60
-    assert final["checkpoint"]["resumedFromStep"] == resumed[-1] >= 6 * INTERVAL
+    assert final["progress"]["step"] == 45
+    assert final["checkpoint"]["resumedFromStep"] == resumed[-1] >= 3 * INTERVAL
     assert [failure["attempt"] for failure in final["failures"]] == [1, 2, 3]
     # A step may be told after the failure was put on record, never before.
     lost = sum(failure["step"] - step for failure, step in zip(final["failures"], resumed, strict=True))
     assert lost <= final["checkpoint"]["stepsLostTotal"] <= 3 * INTERVAL, final
 
     trained = _trained_steps(run)
-    assert [step for step, _ in trained] == list(range(1, 61)), "each step once, in order"
+    assert [step for step, _ in trained] == list(range(1, 46)), "each step once, in order"
     attempts = [attempt for _, attempt in trained]
     assert attempts == sorted(attempts), "no step of an old attempt after a newer one began"
 
@@ -82,7 +82,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
 def test_operator_killed_and_upgraded_during_a_run(
     new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, references: Mapping[str, str]
 ) -> None:
-    run = new_run(stub_manifest("unbothered", steps=120))
+    run = new_run(stub_manifest("unbothered", steps=1000))
     run.apply()
     run.wait_step(5)
     before = run.identities()
@@ -98,9 +98,8 @@ def test_operator_killed_and_upgraded_during_a_run(
         run.wait_step(step + 10)
         assert run.identities() == before
         assert run.condition("ConfigurationValid")["reason"] == "Valid", "nobody has edited it"
-        final = run.wait_phase("Complete")
-        assert final["attempt"] == 1
-        assert final["restarts"] == 0
+        status = run.status()
+        assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
     finally:
         deploy.install(cluster, references, watch=["team-a"])
 
