@@ -89,10 +89,10 @@ def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRu
     assert "short-lived-data" in run.kubectl("get", "pvc")
 
 
-def test_only_the_run_reaches_its_engine(new_run: NewRun, stub_manifest: Manifest) -> None:
-    document = stub_manifest("guarded", steps=200)
-    run = new_run(document)
-    other = new_run(stub_manifest("neighbour", steps=200))
+def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun, stub_manifest: Manifest) -> None:
+    """The neighbour has no policy: what does not get through is kept out by that of the guarded run alone."""
+    run = new_run(stub_manifest("guarded", steps=1000))
+    other = new_run(stub_manifest("neighbour", steps=1000, networkPolicy={"mode": "None"}))
     run.apply()
     other.apply()
     run.wait_step(1)
@@ -102,14 +102,15 @@ def test_only_the_run_reaches_its_engine(new_run: NewRun, stub_manifest: Manifes
         "try: print(urllib.request.urlopen(sys.argv[1], timeout=5).status)\n"
         "except Exception as error: print(type(error).__name__, getattr(error, 'code', ''), error)\n"
     )
-    address = run.pods("inference")[0]["status"]["podIP"]
-    url = f"http://{address}:8000/health"
 
-    def ask(pod: str) -> str:
-        return run.kubectl("exec", pod, "--", "python3", "-c", script, url)
+    def ask(asking: KubeRun, asked: KubeRun) -> str:
+        url = f"http://{asked.pods('inference')[0]['status']['podIP']}:8000/health"
+        return run.kubectl("exec", f"{asking.name}-orchestrator-1", "--", "python3", "-c", script, url)
 
-    assert ask("guarded-orchestrator-1").startswith("200")
-    assert "timed out" in ask("neighbour-orchestrator-1")
+    assert ask(run, run).startswith("200")
+    assert ask(other, other).startswith("200")
+    assert "timed out" in ask(other, run), "what comes in"
+    assert "timed out" in ask(run, other), "what goes out"
 
 
 def test_a_finished_run_is_not_started_again_by_a_restarted_operator(
