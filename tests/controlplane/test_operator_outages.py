@@ -168,8 +168,8 @@ def test_an_api_server_that_is_away_disturbs_no_run_and_no_operator(world: World
         assert "HeartbeatLost" not in world.events("a"), "that no renewal was seen was not the run's doing"
         assert (rendered(world, "a"), uids(world, "a")) == (before, pods)
         world.delete("pods", "a-trainer-0")
-        # Kubernetes' own controllers come back with a backoff of up to a minute, and the StatefulSet's has to let its pods go.
-        world.wait_phase("a", "Starting", attempt=2, timeout=150)
+        # The StatefulSet's controller has to come back and let its pods go.
+        world.wait_phase("a", "Starting", attempt=2, timeout=90)
         assert "Traceback" not in operator.log()
     world.cluster.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=60s", timeout=70)
 
