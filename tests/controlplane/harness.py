@@ -26,7 +26,7 @@ from tests.cluster import Cluster
 
 Json = dict[str, Any]
 T = TypeVar("T")
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 WAIT_SECONDS = 30.0
 
 

@@ -14,8 +14,8 @@ from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import wait_served
 from tests.controlplane.world import CORE, World
 
-AWAY_SECONDS = 20.0
-"""Longer than a leader may go without renewing its Lease."""
+AWAY_SECONDS = 16.0
+"""Longer than the leader's Lease lasts."""
 CHART = Path(__file__).parents[2] / "charts" / "rlrun-operator"
 
 
@@ -106,9 +106,10 @@ def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: Wor
 
 
 def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: World, tmp_path: Path) -> None:
-    with operator_of(world, tmp_path, RLRUN_TRAINER_IMAGE="reg/trainer:1"):
+    with operator_of(world, tmp_path, RLRUN_TRAINER_IMAGE="reg/trainer:1") as operator:
         world.start("a")
         before = settled(world, "a")
+        operator.stop()
     with operator_of(
         world, tmp_path, "operator-1", RLRUN_TRAINER_IMAGE="reg/trainer:2", RLRUN_CLUSTER_DOMAIN="other.local"
     ):
