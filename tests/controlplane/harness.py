@@ -225,6 +225,12 @@ class OperatorProcess:
                     found[key] = found.get(key, 0) + int(value)
         return found
 
+    def check_log(self) -> None:
+        """It met nothing that it was not made for: such an error is one line, or a traceback where nobody caught it."""
+        log = self.log()
+        assert "Traceback" not in log, log
+        assert "unexpected" not in log, log
+
     def log(self) -> str:
         """All that it said."""
         return self.log_file.read_text()

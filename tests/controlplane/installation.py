@@ -39,10 +39,8 @@ def judged_operator(cluster: Cluster, folder: Path) -> Iterator[OperatorProcess]
     """An operator for all namespaces; at the end its log and the way it ends are judged, too."""
     with OperatorProcess(cluster, folder) as operator:
         yield operator
-        log = operator.log()
         code, seconds = operator.stop()
-    assert "Traceback" not in log, log
-    assert "unexpected" not in log, log
+    operator.check_log()
     assert (code, seconds < 5) == (0, True), (code, seconds)
 
 

@@ -55,6 +55,7 @@ def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> 
         yield cluster
         log = cluster.kubectl("logs", "-n", deploy.SYSTEM, f"deploy/{deploy.RELEASE}", "--tail=-1", check=False)
         assert "Traceback" not in log, log
+        assert "unexpected" not in log, log
     finally:
         if given:  # the next session has the same names
             cluster.kubectl("delete", "rlr,pods", "--all", "-n", NAMESPACE, "--wait", timeout=120)
