@@ -138,19 +138,23 @@ def inference(scene: Scene, patient: bool) -> Say:
     """InferenceAvailable: enough engines answer."""
     engines = scene.of("inference")
     ready = [pod for pod in engines if pod.ready]
-    needed = scene.wanted.engines_needed
+    needed, wanted = scene.wanted.engines_needed, scene.wanted.engines
     if len(ready) >= needed:
-        return Say("True", reasons.ALL_READY, f"at least {needed} of {scene.wanted.engines} engines are ready")
-    short = f"fewer than {needed} of {scene.wanted.engines} engines are ready"
+        enough = "the engine is" if wanted == 1 else f"at least {needed} of {wanted} engines are"
+        return Say("True", reasons.ALL_READY, f"{enough} ready")
+    short = "the engine is not ready" if wanted == 1 else f"fewer than {needed} of {wanted} engines are ready"
     if not patient:
         for pod in engines:
             if not pod.ready and (found := _trouble(scene, pod, "inference")) is not None:
                 return Say("False", found.reason, f"{found.message} ({short})")
     if any(pod.main is not None and pod.main.running for pod in engines):
+        which = "it is" if wanted == 1 else "one is"
         return Say(
-            "False", reasons.ENGINE_LOADING, f"{short}: an engine is loading the model, or waits for its first weights"
+            "False", reasons.ENGINE_LOADING, f"{short}: {which} loading the model, or waits for its first weights"
         )
-    return Say("False", reasons.PODS_STARTING, f"{short}: their containers are starting")
+    return Say(
+        "False", reasons.PODS_STARTING, f"{short}: {'its container is' if wanted == 1 else 'containers are'} starting"
+    )
 
 
 def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
@@ -163,8 +167,10 @@ def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
 
 def _unscheduled(scene: Scene) -> Say | None:
     """What no node can take. A role whose pods can never be taken comes before one that only waits."""
+    modes = ((scene.claim or {}).get("spec") or {}).get("accessModes") or ["ReadWriteMany"]
+    one_node = scene.wanted.own_claim and "ReadWriteMany" not in modes
     found = [
-        why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim)
+        why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim, one_node=one_node)
         for role in ROLES
         if (lost := [pod for pod in scene.of(role) if pod.unscheduled is not None and pod.node is None])
     ]

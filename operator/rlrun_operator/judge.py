@@ -78,6 +78,11 @@ def shorten(text: str, limit: int = MESSAGE_MAX) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 engine`, `2 engines`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _bounded(parts: Iterable[str]) -> str:
     shown: list[str] = []
     left = MESSAGE_MAX

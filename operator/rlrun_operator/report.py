@@ -9,7 +9,7 @@ from rlrun.api.status import RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun_operator import reasons
 from rlrun_operator.case import Case, read_status
 from rlrun_operator.conditions import Say, find, foremost, is_true, phase, write
-from rlrun_operator.judge import shorten
+from rlrun_operator.judge import counted, shorten
 from rlrun_operator.progress import Report
 from rlrun_operator.state import EventRecord, Urgency
 
@@ -140,8 +140,8 @@ def events(old: RLRunStatus, new: RLRunStatus) -> tuple[EventRecord, ...]:
 def _events(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     yield from _of_failure(old, new)
     if new.attempt > old.attempt:
-        engines = f", {new.inference.desired} engines" if new.inference.desired else ""
-        what = f"{new.trainer.desired} trainer pods{engines} and the orchestrator"
+        engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
+        what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
         if new.shared_with is not None:
             what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
         yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
@@ -150,7 +150,7 @@ def _events(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
-        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {lost} steps are trained again"
+        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {counted(lost, 'step')} to train again"
         yield EventRecord("Normal", reasons.RESUMED, message)
     if new.phase == "Running" and old.phase != "Running":
         yield EventRecord("Normal", reasons.TRAINING, f"attempt {new.attempt} trains: step {new.progress.step} is done")

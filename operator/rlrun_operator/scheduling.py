@@ -37,7 +37,7 @@ class Unscheduled(NamedTuple):
 
 
 def why_unscheduled(
-    role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None, claim: str
+    role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None, claim: str, *, one_node: bool
 ) -> Unscheduled:
     """The message for the unscheduled `pods` of `role`.
 
@@ -47,6 +47,7 @@ def why_unscheduled(
         count: how many pods the role has in all.
         nodes: the cluster's; None: not known, then the scheduler's own text has to do.
         claim: name of the claim that the run's pods share.
+        one_node: its access mode, by which the operator has put all pods on one node.
     """
     pod = pods[0]
     said = scheduler_text(pod)
@@ -56,7 +57,7 @@ def why_unscheduled(
     have = f" with {demands_in_words(demands)}{' each' if count != 1 else ''}" if demands else ""
     where = f" on nodes with label {_and(wanted)}" if wanted else ""
     need = f"{role} needs {count} pod{'s' if count != 1 else ''}{have}{where}"
-    obstacle = obstacle_in_words(role, spec, said, claim)
+    obstacle = obstacle_in_words(role, spec, said, claim, one_node=one_node)
     if nodes is None:
         return Unscheduled("; ".join(filter(None, (need, obstacle, f"the scheduler says: {said}"))), False)
     if (lacking := _lacking(role, spec, wanted, demands, nodes)) is not None:
@@ -86,6 +87,11 @@ def _lacking(
         own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
         fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
         return f"{_nodes(len(matching))}, but for the taint {' and '.join(own or taints)}; {fix}"
+    for key in _topology_keys(spec, "podAffinity"):
+        if not any(_label(node, key) for node in tolerated):
+            return (
+                f"no such node has the label {key}; correct placement.topology and {role}.affinity, or label the nodes"
+            )
     for resource, amount in demands.items():
         large = [node for node in tolerated if _allocatable(node, resource) >= amount]
         if not large:
@@ -103,7 +109,7 @@ def scheduler_text(pod: Pod) -> str:
     return shorten(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
 
 
-def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str) -> str | None:
+def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str, *, one_node: bool) -> str | None:
     """What keeps a pod from nodes that have all it asks for, with the fix; None: only that they are full.
 
     Args:
@@ -111,6 +117,7 @@ def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str
         spec: its own.
         said: the scheduler's words: each of its reasons has a fixed text.
         claim: name of the claim that the run's pods share.
+        one_node: whether that lets the pods be on one node only.
     """
     if "ReadWriteOncePod" in said:
         fix = "the pods of a run share their claim: name one with access mode ReadWriteMany in storage.claimName"
@@ -129,7 +136,7 @@ def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str
             return f"the other engines are there, and each has to be on a node of its own; {fix}"
         return f"pods are there that it must not be with; correct {role}.affinity, or add nodes"
     if "pod affinity" in said and (keys := _topology_keys(spec, "podAffinity")):
-        if "kubernetes.io/hostname" in keys:
+        if one_node:
             fix = "make room there, or use storage that several nodes can mount (accessModes: [ReadWriteMany])"
             return f"the volume of claim {claim} puts all pods on one node; {fix}"
         fix = "make room there, or set placement.topology.preferred instead of required"

@@ -26,7 +26,7 @@ from tests.cluster import Cluster
 
 Json = dict[str, Any]
 T = TypeVar("T")
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 WAIT_SECONDS = 30.0
 
 
@@ -224,6 +224,12 @@ class OperatorProcess:
                     key = (labels["verb"], labels["resource"])
                     found[key] = found.get(key, 0) + int(value)
         return found
+
+    def check_log(self) -> None:
+        """It met nothing that it was not made for: such an error is one line, or a traceback where nobody caught it."""
+        log = self.log()
+        assert "Traceback" not in log, log
+        assert "unexpected" not in log, log
 
     def log(self) -> str:
         """All that it said."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.progress import wait_until
+from tests.controlplane.harness import OperatorProcess
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,16 @@ def _served(cluster: Cluster) -> bool:
     except ClusterError:
         return False
     return True
+
+
+@contextmanager
+def judged_operator(cluster: Cluster, folder: Path) -> Iterator[OperatorProcess]:
+    """An operator for all namespaces; at the end its log and the way it ends are judged, too."""
+    with OperatorProcess(cluster, folder) as operator:
+        yield operator
+        code, seconds = operator.stop()
+    operator.check_log()
+    assert (code, seconds < 5) == (0, True), (code, seconds)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from tests.controlplane.corpus import MALFORMED, Malformed
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 STRICT = ("--validate=strict",)
 UNCHECKED = ("--validate=ignore",)
+NEXT_MANIFEST = r"(?=error when creating|resource mapping not found)"
+"""Where kubectl begins to speak of another file."""
 SERVER_SIDE = ("--server-side", "--validate=strict")
 
 
@@ -34,9 +36,17 @@ def of_stage(*stages: str) -> pytest.MarkDecorator:
     )
 
 
+@pytest.fixture(scope="module")
+def refusals(cluster: Cluster) -> Mapping[str, str]:
+    """What one `kubectl apply` says of each malformed manifest; a kubectl for each would take a minute more."""
+    refused = [case for case in MALFORMED if case.stage != "operator"]
+    parts = re.split(NEXT_MANIFEST, refusal(cluster, [case.path for case in refused], *STRICT))
+    return {case.name: "\n".join(part for part in parts if f'"{case.path}"' in part) for case in refused}
+
+
 @of_stage("strict", "apply")
-def test_apply_refuses_it_with_field_value_and_fix(cluster: Cluster, case: Malformed) -> None:
-    message = refusal(cluster, [case.path], *STRICT)
+def test_apply_refuses_it_with_field_value_and_fix(refusals: Mapping[str, str], case: Malformed) -> None:
+    message = refusals[case.name]
     assert re.search(case.expect, message), message
     assert case.field in message
     assert "evaluating rule" not in message, "a rule broke instead of judging"

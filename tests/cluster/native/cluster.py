@@ -21,6 +21,7 @@ from .spec import BRIDGE
 from .state import State
 
 RACK = "rack"
+CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 RACK_DEPTH, MACHINE_DEPTH = 1, 2
 IMPORT_TIMEOUT_S = 900.0
 
@@ -59,6 +60,7 @@ class NativeApiServer:
         """Start it again and wait until it is ready."""
         (self._control / "stopped").unlink(missing_ok=True)
         self._wait_ready()
+        self._renew_controllers()
 
     def freeze(self) -> None:
         """Stop it where it is: requests hang until `thaw`."""
@@ -68,6 +70,16 @@ class NativeApiServer:
         """Let it go on and wait until it is ready."""
         self._cluster.sh(CONTROL_PLANE, "kill", "-CONT", self._pid_file.read_text())
         self._wait_ready()
+        self._renew_controllers()
+
+    def _renew_controllers(self) -> None:
+        """Elsewhere a long outage costs these their leadership, so that they end and start anew.
+
+        Here they are alone and elect nobody: they would wait for up to a minute before they look again.
+        """
+        for daemon in CONTROLLERS:
+            with contextlib.suppress(FileNotFoundError):  # it starts anew by itself
+                self._cluster.sh(CONTROL_PLANE, "kill", (self._control / f"{daemon}.pid").read_text())
 
     def _wait_ready(self) -> None:
         client = ApiClient(self._cluster.kubeconfig)

@@ -55,14 +55,17 @@ def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> 
         yield cluster
         log = cluster.kubectl("logs", "-n", deploy.SYSTEM, f"deploy/{deploy.RELEASE}", "--tail=-1", check=False)
         assert "Traceback" not in log, log
+        assert "unexpected" not in log, log
     finally:
-        if not given:
+        if given:  # the next session has the same names
+            cluster.kubectl("delete", "rlr,pods", "--all", "-n", NAMESPACE, "--wait", timeout=120)
+        else:
             cluster.down()
 
 
 @pytest.fixture
 def new_run(cluster: api.Cluster) -> Iterator[Callable[[dict[str, Any]], KubeRun]]:
-    """Makes runs; each is deleted at the end, with its claim."""
+    """Makes runs; each is deleted at the end, with its claim. Nobody waits for that: the next test has names of its own."""
     made: list[KubeRun] = []
 
     def make(document: dict[str, Any]) -> KubeRun:
@@ -72,9 +75,7 @@ def new_run(cluster: api.Cluster) -> Iterator[Callable[[dict[str, Any]], KubeRun
 
     yield make
     for run in made:
-        run.delete()
-    for run in made:
-        run.kubectl("delete", "pvc", f"{run.name}-data", "--ignore-not-found", "--wait", timeout=60)
+        run.kubectl("delete", f"rlr/{run.name}", f"pvc/{run.name}-data", "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from tests.cluster.api import Cluster
-from tests.e2e.cluster.kube_run import KubeRun
+from tests.cluster.images import BuiltImage
+from tests.e2e.cluster.kube_run import KubeRun, example
 
 Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
@@ -50,6 +51,33 @@ def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: 
     assert "step 30: reward" in run.kubectl("logs", "plain-orchestrator-1")
 
 
+def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
+    new_run: NewRun, images: Mapping[str, BuiltImage]
+) -> None:
+    chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
+    rows = f"{json.dumps({'messages': chat})}\n" * 24
+    chats = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "chats"}, "data": {"rows.jsonl": rows}}
+    mounted = {
+        "volumes": [{"name": "chats", "configMap": {"name": "chats"}}],
+        "containers": [{"name": "orchestrator", "volumeMounts": [{"name": "chats", "mountPath": "/chats"}]}],
+    }
+    stub = {"image": images["stub"].reference}
+    data = {"sources": [{"path": "/chats/rows.jsonl"}], "batchSize": 4, "epochs": 1}
+    document = example("sft", data=data, trainer=stub, orchestrator={**stub, "podTemplate": {"spec": mounted}})
+    document["metadata"]["name"] = "taught"
+    document["spec"]["data"]["validation"] = {"path": "/chats/rows.jsonl", "interval": 3}
+    run = new_run(document)
+    run.kubectl("apply", "-f", "-", stdin=json.dumps(chats))
+    run.apply()
+    run.wait("a trainer pod", lambda: run.pods("trainer"))
+    assert not run.kubectl("get", "deploy", "-l", "rlrun.io/run=taught", "-o", "name")
+    final = run.wait_phase("Complete")
+    assert (final["steps"], final["attempt"], final["checkpoint"]["latestCompleteStep"]) == ("6/6", 1, 6)
+    assert final["inference"]["desired"] == 0
+    assert not run.condition("InferenceAvailable"), "a run without engines says nothing of them"
+    assert "step 6" in run.kubectl("logs", "taught-orchestrator-1")
+
+
 def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("short-lived"))
     run.apply()
@@ -61,10 +89,10 @@ def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRu
     assert "short-lived-data" in run.kubectl("get", "pvc")
 
 
-def test_only_the_run_reaches_its_engine(new_run: NewRun, stub_manifest: Manifest) -> None:
-    document = stub_manifest("guarded", steps=200)
-    run = new_run(document)
-    other = new_run(stub_manifest("neighbour", steps=200))
+def test_only_the_run_reaches_its_engine_and_it_reaches_no_other(new_run: NewRun, stub_manifest: Manifest) -> None:
+    """The neighbour has no policy: what does not get through is kept out by that of the guarded run alone."""
+    run = new_run(stub_manifest("guarded", steps=1000))
+    other = new_run(stub_manifest("neighbour", steps=1000, networkPolicy={"mode": "None"}))
     run.apply()
     other.apply()
     run.wait_step(1)
@@ -74,14 +102,15 @@ def test_only_the_run_reaches_its_engine(new_run: NewRun, stub_manifest: Manifes
         "try: print(urllib.request.urlopen(sys.argv[1], timeout=5).status)\n"
         "except Exception as error: print(type(error).__name__, getattr(error, 'code', ''), error)\n"
     )
-    address = run.pods("inference")[0]["status"]["podIP"]
-    url = f"http://{address}:8000/health"
 
-    def ask(pod: str) -> str:
-        return run.kubectl("exec", pod, "--", "python3", "-c", script, url)
+    def ask(asking: KubeRun, asked: KubeRun) -> str:
+        url = f"http://{asked.pods('inference')[0]['status']['podIP']}:8000/health"
+        return run.kubectl("exec", f"{asking.name}-orchestrator-1", "--", "python3", "-c", script, url)
 
-    assert ask("guarded-orchestrator-1").startswith("200")
-    assert "timed out" in ask("neighbour-orchestrator-1")
+    assert ask(run, run).startswith("200")
+    assert ask(other, other).startswith("200")
+    assert "timed out" in ask(other, run), "what comes in"
+    assert "timed out" in ask(run, other), "what goes out"
 
 
 def test_a_finished_run_is_not_started_again_by_a_restarted_operator(

@@ -34,65 +34,69 @@ def _trained_steps(run: KubeRun) -> list[tuple[int, int]]:
 def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interval(
     new_run: NewRun, stub_manifest: Manifest
 ) -> None:
-    run = new_run(stub_manifest("survivor", steps=60, failurePolicy={"backoff": {"initialSeconds": 1}}))
+    # Each attempt stands still two steps after a checkpoint, so that what is lost does not depend on how busy the machine is.
+    hangs = [{"attempt": attempt, "step": attempt * INTERVAL + 3, "action": "hang"} for attempt in (1, 2, 3)]
+    script = {"trainer": {"stepSeconds": 0.5, "faults": hangs}}
+    run = new_run(stub_manifest("survivor", script, steps=25, failurePolicy={"backoff": {"initialSeconds": 1}}))
+
+    def trains_until_it_hangs(attempt: int) -> dict[str, Any]:
+        run.wait_checkpoint(attempt * INTERVAL)
+        run.wait_step(attempt * INTERVAL + 2)
+        return run.wait_phase("Running")
+
     run.apply()
-
-    run.wait_checkpoint(INTERVAL)
+    trains_until_it_hangs(1)
     run.kill_process("survivor-trainer-0", "trainer", "rlrun.stub.trainer")
-    run.wait("attempt 2 trains", lambda: run.attempt() == 2 and run.status()["phase"] == "Running")
-    status = run.status()
-    assert status["lastFailure"]["role"] == "trainer"
-    assert status["lastFailure"]["exitCode"] == 137
+    run.wait("attempt 2", lambda: run.attempt() == 2)
+
+    status = trains_until_it_hangs(2)
+    assert (status["lastFailure"]["role"], status["lastFailure"]["exitCode"]) == ("trainer", 137)
+    assert status["checkpoint"]["resumedFromStep"] == INTERVAL
     assert status["restartsCountedTowardsMax"] == 1
+    run.kubectl("delete", "pod", "survivor-trainer-0", "--wait=false")
+    run.wait("attempt 3", lambda: run.attempt() == 3)
 
-    run.wait_checkpoint(4 * INTERVAL)
-    run.kubectl("delete", "pod", f"{run.name}-trainer-0", "--wait=false")
-    run.wait("attempt 3 trains", lambda: run.attempt() == 3 and run.status()["phase"] == "Running")
-
-    run.wait_checkpoint(6 * INTERVAL)
-    run.kubectl("delete", "pod", f"{run.name}-orchestrator-3", "--wait=false")
-    run.wait("attempt 4 trains", lambda: run.attempt() == 4 and run.status()["phase"] == "Running")
-
-    run.wait_checkpoint(8 * INTERVAL)
-    engine = run.pods("inference")[0]["metadata"]["name"]
-    run.kubectl("delete", "pod", engine, "--wait=false")
+    status = trains_until_it_hangs(3)
+    assert status["checkpoint"]["resumedFromStep"] == 2 * INTERVAL
+    (engine,) = (pod["metadata"]["name"] for pod in run.pods("inference"))
+    run.kubectl("delete", "pod", engine)
+    run.wait("another engine serves", lambda: run.status()["inference"]["ready"] == 1)
+    assert run.attempt() == 3, "losing an engine begins no attempt"
+    run.kubectl("delete", "pod", "survivor-orchestrator-3", "--wait=false")
 
     final = run.wait_phase("Complete", 300)
-    assert final["attempt"] == 4, "losing an engine begins no attempt"
-    assert final["restarts"] == 3
+    assert (final["attempt"], final["restarts"], final["progress"]["step"]) == (4, 3, 25)
     assert final["restartsCountedTowardsMax"] == 1, "deleted pods are disruptions"
-    assert final["progress"]["step"] == 60
-    assert final["checkpoint"]["resumedFromStep"] >= 6 * INTERVAL
-    assert final["checkpoint"]["stepsLostTotal"] <= 3 * INTERVAL
-    assert [failure["attempt"] for failure in final["failures"]] == [1, 2, 3]
+    assert final["checkpoint"]["resumedFromStep"] == 3 * INTERVAL
+    assert [(failure["attempt"], failure["step"]) for failure in final["failures"]] == [(1, 7), (2, 12), (3, 17)]
+    assert final["checkpoint"]["stepsLostTotal"] == 3 * 2
 
     trained = _trained_steps(run)
-    assert [step for step, _ in trained] == list(range(1, 61)), "each step once, in order"
-    attempts = [attempt for _, attempt in trained]
-    assert attempts == sorted(attempts), "no step of an old attempt after a newer one began"
+    assert [step for step, _ in trained] == list(range(1, 26)), "each step once, in order"
+    assert [attempt for _, attempt in trained] == [1] * 5 + [2] * 5 + [3] * 5 + [4] * 10, (
+        "nothing lost is told as trained"
+    )
 
 
 def test_operator_killed_and_upgraded_during_a_run(
     new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, references: Mapping[str, str]
 ) -> None:
-    run = new_run(stub_manifest("unbothered", steps=120))
+    run = new_run(stub_manifest("unbothered", steps=1000))
     run.apply()
     run.wait_step(5)
     before = run.identities()
 
     cluster.kubectl("delete", "pod", "-n", deploy.SYSTEM, "--all", "--grace-period=0", "--force", "--wait=false")
-    # Other default images and pull policy: this operator would render every child differently.
-    other = {**references, "trainer": "localhost/next-trainer:2", "inference": "localhost/next-inference:2"}
-    deploy.install(
-        cluster, other, watch=["team-a"], values={"imagePullPolicy": "Never", "podAnnotations.upgraded": "yes"}
-    )
+    # The addresses of a run's pods are in all that is rendered; images would not do: the manifest names its own.
+    changed = {"clusterDomain": "next.local", "podAnnotations.upgraded": "yes"}
+    deploy.install(cluster, references, watch=["team-a"], values=changed)
     try:
         step = run.step()
         run.wait_step(step + 10)
         assert run.identities() == before
-        final = run.wait_phase("Complete")
-        assert final["attempt"] == 1
-        assert final["restarts"] == 0
+        assert run.condition("ConfigurationValid")["reason"] == "Valid", "nobody has edited it"
+        status = run.status()
+        assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 1, 0)
     finally:
         deploy.install(cluster, references, watch=["team-a"])
 

@@ -201,6 +201,25 @@ async def test_cancelling_closes_the_connection(engine: tuple[str, dict[str, Any
             await state["closed"].wait()
 
 
+async def test_an_engine_that_is_given_up_under_a_request_is_unavailable(engine: tuple[str, dict[str, Any]]) -> None:
+    """Its pod is gone, and so is its client; who still holds a replica of it hears of an engine's failure, not of aiohttp's."""
+    url, state = engine
+    state["answers"]["/inference/v1/generate"] = (200, "hang")
+    client = EngineClient(url, "the-key")
+    task = asyncio.create_task(generation(client))
+    async with asyncio.timeout(5):
+        await state["hanging"].wait()
+        await asyncio.gather(client.close(), client.close())
+        with pytest.raises(EngineUnavailableError):
+            await task
+        with pytest.raises(EngineUnavailableError, match="is closed"):
+            await client.status()
+        unused = EngineClient(url, "the-key")
+        await unused.close()
+        with pytest.raises(EngineUnavailableError, match="is closed"):
+            await unused.status()
+
+
 def test_the_client_imports_neither_vllm_nor_torch() -> None:
     code = "import sys, rlrun.inference.client; print([m for m in ('vllm', 'torch', 'fastapi') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

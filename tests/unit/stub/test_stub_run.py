@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import statistics
 import time
@@ -55,6 +56,37 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
         assert [version.step for version in run.paths.versions_on_disk()] == [20, 25, 28, 29, 30]
         assert not list(run.paths.root.rglob("*.tmp"))
         assert "Traceback" not in run.state()
+
+
+def test_supervised_fine_tuning_ends_with_its_data_and_resumes_in_the_middle(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    rows.write_text(f"{json.dumps({'messages': chat})}\n" * 44)
+    held_out.write_text(f"{json.dumps({'messages': chat})}\n" * 3)
+    data = {
+        "sources": [{"path": str(rows)}],
+        "batch_size": 4,
+        "epochs": 1,
+        "validation": {"path": str(held_out), "interval": 4},
+    }
+    with stub_run(tmp_path, task="SFT", orchestrator={"data": data}) as run:
+        run.script(trainer={"stepSeconds": 0.02, "faults": [{"attempt": 1, "step": 7, "action": "sigkill"}]})
+        assert run.wait(run.start("model")) == exit_codes.OK
+        orchestrator = run.start("orchestrator")
+        assert run.wait(run.start("trainer")) == -signal.SIGKILL, run.state()
+        orchestrator.send_signal(signal.SIGTERM)
+        run.wait(orchestrator)
+        finish(run, attempt=2)
+        lines = run.metrics()
+        assert [(line["step"], line["attempt"]) for line in lines if line["step"]] == [
+            *((step, 1) for step in range(1, 6)),
+            *((step, 2) for step in range(6, 12)),
+        ], "44 rows are 11 steps of 4, though maxSteps is 30"
+        losses = {line["step"]: line["validation/loss"] for line in lines if "validation/loss" in line}
+        assert list(losses) == [0, 4, 8, 11], "before the first step, every fourth, and after the last"
+        assert sorted(losses.values(), reverse=True) == list(losses.values())
+        found = read_attempt(run.paths.attempt_file(2)).owned(complete_checkpoints(run.paths))
+        assert [checkpoint.step for checkpoint in found] == [10, 11]
 
 
 def test_after_a_kill_the_next_attempt_goes_on_from_the_checkpoint(tmp_path: Path) -> None:

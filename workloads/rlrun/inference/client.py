@@ -102,6 +102,7 @@ class EngineClient:
         self._control_timeout = control_timeout
         self._connect_timeout = connect_timeout
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._adapters: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
@@ -113,10 +114,10 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; requests in flight are aborted in the engine."""
+        """Close all connections for good; requests in flight are aborted in the engine, later ones find it unavailable."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def generate(
         self,
@@ -221,6 +222,8 @@ class EngineClient:
             raise EngineError(f"{self.base_url}{path} answered {status} without JSON", status) from None
 
     async def _request(self, method: str, path: str, timeout: float, body: Mapping[str, Any] | None) -> tuple[int, str]:
+        if self._closed:
+            raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed")
         if self._session is None:
             # No limit: the dispatcher decides how many requests are in flight, a second queue here would hide them.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
@@ -233,6 +236,12 @@ class EngineClient:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
+        except (
+            RuntimeError
+        ) as error:  # aiohttp's word where the session was closed under a request that it was about to repeat
+            if not self._closed:
+                raise
+            raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed") from error
 
 
 def parse_completions(answer: Any, n: int, adapter: Adapter | None = None) -> list[Completion]:

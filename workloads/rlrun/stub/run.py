@@ -17,12 +17,12 @@ from loguru import logger
 
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.batch import Batch
+from rlrun.protocol.batch import Batch, Validation
 from rlrun.protocol.durable import fsync_tree
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.protocol.paths import RunPaths
-from rlrun.stub.metrics import step_metrics
+from rlrun.stub.metrics import step_metrics, validation_metrics
 from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_adapter, write_model, write_policy
 from rlrun.stub.script import Script
 from rlrun.trainer import versions
@@ -66,6 +66,8 @@ class Run:
         self.feed = LiveFeed(channel)
         self.leaving = threading.Event()
         """Set when the run is to end where it is, without a checkpoint."""
+        self.ends = False
+        """A batch has said that it is the last one: the data is exhausted."""
         self.policy = self._load(model)
         self.completer = Completer(
             self.paths, self.attempt, config.checkpoint, with_orchestrator=True, on_complete=self._completed
@@ -99,12 +101,12 @@ class Run:
         """
         self.channel.begin(self.attempt.base_step)
         self._publish()
-        while self.policy.step < self.config.max_steps:
+        while self.policy.step < self.config.max_steps and not self.ends:
             if not self._step(self.policy.step + 1):
                 self._say("it leaves" if self.leaving.is_set() else "the orchestrator says that all is done")
                 break
         else:
-            self._say(f"all {self.config.max_steps} steps are trained")
+            self._say(f"all {self.policy.step} steps are trained")
         if not self.leaving.is_set():
             self._finish()
 
@@ -115,23 +117,36 @@ class Run:
         if path is None:
             return False
         times = {"time/wait_for_batch": time.perf_counter() - began}
+        batch = self._read(path, step, self.number)
+        self.ends = batch.last
+        held_out = batch.validation
+        if held_out is not None and held_out.before:
+            self.channel.emit("validated", step - 1, metrics=self._validate(held_out))
         self.channel.phase("training")
-        batch = read_checked(
-            path, step=step, vocabulary=self.vocabulary, seq_len=self.config.seq_len, attempt=self.number
-        )
         with _timed(times, "time/forward_backward"):
             self._before_step(step)
             time.sleep(self.script.trainer.step_seconds)
             self.policy = self.policy.trained(self.script.policy)
+        measured = self._validate(held_out) if held_out is not None and held_out.after else {}
+        last, config = self.ends or step == self.config.max_steps, self.config.checkpoint
+        due = config.enabled and (step % config.interval == 0 or last)
         with _timed(times, "time/broadcast_weights"):
-            self._publish()
-        config = self.config.checkpoint
-        due = config.enabled and (step % config.interval == 0 or step == self.config.max_steps)
+            if self.config.task == "RL" or due or last:
+                self._publish()
         with _timed(times, "time/save_ckpt"):
             saved = self._save(step) if due else None
         times["time/step"] = time.perf_counter() - began
-        self._report(step, batch, times, saved)
+        self._report(step, batch, times | measured, saved)
         return True
+
+    def _read(self, path: Path, step: int, written_by: int | None) -> Batch:
+        return read_checked(
+            path, step=step, vocabulary=self.vocabulary, seq_len=self.config.seq_len, attempt=written_by
+        )
+
+    def _validate(self, validation: Validation) -> dict[str, float]:
+        self.channel.phase("validating")
+        return validation_metrics(self._read(Path(validation.path), 0, None), self.policy)
 
     def _next_batch(self, step: int) -> Path | None:
         while not self.feed.ended() and not self.leaving.is_set():

@@ -24,7 +24,7 @@ def test_from_creation_to_complete_without_engines() -> None:
     assert [a.manifest["metadata"]["name"] for a in first.apply if a.manifest["kind"] == "Service"] == ["run-trainer"]
     kube.start()
     assert kube.told == [("Normal", "AttemptStarted"), ("Normal", "Training")]
-    assert "1 trainer pods and the orchestrator" in " ".join(kube.messages)
+    assert "1 trainer pod and the orchestrator" in " ".join(kube.messages)
     assert "InferenceAvailable" not in kinds(kube)
     assert (kube.status["inferenceReady"], kube.status["launchedAttempt"]) == ("0/0", 1)
     assert kube.condition("Scheduled")["status"] == "True"

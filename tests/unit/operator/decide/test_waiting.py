@@ -21,6 +21,7 @@ NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "
 
 def node(name: str, product: str | None = "NVIDIA-H200", gpus: int = 8, taint: str | None = None) -> dict[str, Any]:
     labels = {"nvidia.com/gpu.product": product} if product else {}
+    labels |= {"kubernetes.io/hostname": name, "nvidia.com/gpu.clique": "1"}
     taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
     return {
         "metadata": {"name": name, "labels": labels},
@@ -209,6 +210,13 @@ def test_what_else_keeps_a_pod_from_nodes_is_told_with_its_fix(
     kube.nodes = [node("a"), node("b")] if reads_nodes else None
     seen = [word for word in words if reads_nodes or "qualify" not in word]
     check(kube, "Scheduled", "Unschedulable", f"{role} needs", *seen, f"the scheduler says: {HEAD}{text.rstrip('.')}")
+
+
+def test_a_topology_label_that_no_node_has() -> None:
+    kube = Kube({"placement": {"topology": {"required": "rack"}}})
+    unscheduled(kube, HEAD + "2 node(s) didn't match pod affinity rules.")
+    kube.nodes = [node("a"), node("b")]
+    check(kube, "Scheduled", "Unschedulable", "no such node has the label rack", "placement.topology")
 
 
 def test_what_can_never_be_scheduled_is_told_before_what_only_waits() -> None:

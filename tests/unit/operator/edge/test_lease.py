@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from kubernetes.client import Configuration
 
 from rlrun_operator.client import Client
+from rlrun_operator.connection import Connection
+from rlrun_operator.decide import decide
 from rlrun_operator.lease import DURATION_SECONDS, RENEW_SECONDS, Leader, LeadershipLostError, NotLeadingError
+from rlrun_operator.process import Operator
+from rlrun_operator.resources import CLAIM
+from rlrun_operator.settings import OperatorSettings
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/rlrun-operator"
@@ -86,6 +92,21 @@ async def test_a_frozen_process_does_not_write_when_it_thaws() -> None:
         clock[0] += RENEW_SECONDS  # no step ran meanwhile
         with pytest.raises(NotLeadingError):
             candidate.leader.check()
+
+
+async def test_an_operator_that_does_not_lead_reads_and_cannot_write() -> None:
+    """Preconditions keep it from writing over what it has not seen, but not from making a child again."""
+    api = FakeApi()
+    async with serving(api) as client:
+        operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
+        claim = {"apiVersion": "v1", "kind": CLAIM.kind, "metadata": {"name": "c", "namespace": "ns"}}
+        try:
+            with pytest.raises(NotLeadingError):
+                await operator._client.create(claim)
+            assert await operator._client.get(CLAIM, "ns", "c") is None
+        finally:
+            await operator._session.close()
+    assert api.writes() == []
 
 
 async def test_a_leader_that_was_replaced_ends() -> None:

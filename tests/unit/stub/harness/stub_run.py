@@ -76,8 +76,13 @@ class StubRun:
                 "metrics_port": free_port(),
             },
         }
-        for role in document:
-            document[role] = shared | document[role] | changes.get(role, {})
+        if changes.get("task") == "SFT":
+            document["inference"] = None
+            document["orchestrator"]["environments"] = []
+            shared["task"] = "SFT"
+        for role, block in document.items():
+            if block is not None:
+                document[role] = shared | block | changes.get(role, {})
         return RunConfig.model_validate(document)
 
     def script(self, **script: Any) -> None:

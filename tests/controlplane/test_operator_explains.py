@@ -1,0 +1,158 @@
+"""Why a run waits, told from the true words of scheduler, controllers and API server: the role, what is in the way, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.installation import judged_operator
+from tests.controlplane.world import CORE, World
+
+LABEL = {"explains": "yes"}
+HERE = {"nodeSelector": LABEL}
+"""Where a role's pods go: other tests of this control plane may have nodes, too."""
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Two nodes."""
+    names = cluster.add_fake_nodes(2, gpus=8, labels=LABEL, prefix="explain")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces."""
+    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
+        yield operator
+
+
+@pytest.fixture
+def world(cluster: Cluster, operator: OperatorProcess, namespace: str) -> World:
+    """A namespace of this test, under the operator."""
+    return World(cluster, namespace)
+
+
+def check_told(world: World, condition: str, reason: str, *words: str) -> None:
+    """The condition of run `a` says so, and so does the run's own message."""
+
+    def complete(status: dict[str, Any]) -> bool:
+        return status.get("reason") == reason and all(word in status.get("message", "") for word in words)
+
+    status = wait_for(lambda: world.status("a"), complete, f"{reason}: {', '.join(words)}", timeout=45)
+    found = world.condition("a", condition)
+    assert (found["status"], found["reason"], found["message"]) == ("False", reason, status["message"])
+    assert status["phase"] == "Starting", "it goes on by itself once that is mended"
+
+
+def memory(amount: str) -> dict[str, Any]:
+    return {"resources": {"requests": {"memory": amount}}}
+
+
+def test_a_quota_that_leaves_no_room_for_the_orchestrator(world: World) -> None:
+    quota = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "2Gi"}}}
+    world.kube("POST", world.path(CORE, "resourcequotas"), quota)
+    wait_for(
+        lambda: world.kube("GET", world.path(CORE, "resourcequotas", "small")),
+        lambda found: bool(found["status"].get("hard")),
+        "the quota counts",
+    )
+    world.create(
+        "a",
+        trainer=memory("128Mi"),
+        inference=memory("128Mi"),
+        orchestrator={"batchSize": 16, **memory("4Gi")},
+    )
+    words = ("orchestrator: the quota does not allow its pods", "requested: requests.memory=4Gi", "have it raised")
+    check_told(world, "Scheduled", "QuotaExceeded", *words)
+    world.kube("PATCH", world.path(CORE, "resourcequotas", "small"), {"spec": {"hard": {"requests.memory": "8Gi"}}})
+    wait_for(
+        lambda: world.status("a"), lambda s: (s.get("orchestrator") or {}).get("ready") == 1, "it runs", timeout=60
+    )
+
+
+@pytest.mark.parametrize("role", ["trainer", "inference"])
+def test_pod_security_that_refuses_the_pods_of_a_controller(world: World, cluster: Cluster, role: str) -> None:
+    """A StatefulSet or Deployment is accepted whatever its pods ask for: only its controller hears the refusal."""
+    cluster.kubectl("label", "namespace", world.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    world.create("a", **{role: {"podTemplate": {"spec": {"hostNetwork": True}}}})
+    words = (f"{role}: its pods are refused", 'violates PodSecurity "restricted:latest"', "hostNetwork=true")
+    check_told(world, "Scheduled", "PodsRefused", *words, f"change what {role}.podTemplate adds")
+
+
+def test_a_claim_for_one_pod_that_another_pod_uses(world: World) -> None:
+    claim = {
+        "metadata": {"name": "single"},
+        "spec": {
+            "accessModes": ["ReadWriteOncePod"],
+            "storageClassName": "shared",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    world.kube("POST", world.path(CORE, "persistentvolumeclaims"), claim)
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "single"}}
+    user = {
+        "metadata": {"name": "user"},
+        "spec": {
+            "nodeSelector": LABEL,
+            "containers": [{"name": "main", "image": "none"}],
+            "volumes": [volume],
+        },
+    }
+    world.kube("POST", world.path(CORE, "pods"), user)
+    wait_for(
+        lambda: world.kube("GET", world.path(CORE, "pods", "user")),
+        lambda pod: pod["status"]["phase"] == "Running",
+        "another pod uses the claim",
+    )
+    world.create("a", storage={"claimName": "single"}, trainer=HERE)
+    words = ("trainer needs 1 pod", "claim single has access mode ReadWriteOncePod", "storage.claimName")
+    check_told(world, "Scheduled", "Unschedulable", *words)
+
+
+@pytest.mark.parametrize("key", ["kubernetes.io/hostname", "zone"], ids=["too few nodes", "a label that no node has"])
+def test_a_spread_that_is_not_possible(world: World, key: str) -> None:
+    spread = {"maxSkew": 1, "minDomains": 3, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
+    spread["labelSelector"] = {"matchLabels": {"rlrun.io/role": "inference"}}  # type: ignore[assignment]
+    world.create(
+        "a", inference={"replicas": 3, **HERE, "podTemplate": {"spec": {"topologySpreadConstraints": [spread]}}}
+    )
+    words = ("inference needs 3 pods", "topologySpreadConstraints of inference.podTemplate", "ScheduleAnyway")
+    check_told(world, "Scheduled", "Unschedulable", *words)
+
+
+def test_more_engines_than_nodes_for_one_each(world: World) -> None:
+    world.create("a", inference={"replicas": 3, **HERE}, placement={"spreadInference": "Required"})
+    words = ("inference needs 3 pods", "each has to be on a node of its own", "lower inference.replicas")
+    check_told(world, "Scheduled", "Unschedulable", *words)
+
+
+def test_a_topology_that_no_nodes_have(world: World) -> None:
+    world.create("a", trainer={"replicas": 2, **HERE}, placement={"topology": {"required": "nvidia.com/gpu.clique"}})
+    words = ("trainer needs 2 pods", "no such node has the label nvidia.com/gpu.clique", "correct placement.topology")
+    check_told(world, "Scheduled", "Unschedulable", *words)
+
+
+def test_a_topology_in_which_there_is_not_enough_room(world: World) -> None:
+    trainer = {"replicas": 2, "gpusPerReplica": 5, **HERE}
+    world.create("a", trainer=trainer, placement={"topology": {"required": "kubernetes.io/hostname"}})
+    words = ("trainer needs 2 pods with 5 nvidia.com/gpu each", "by the label kubernetes.io/hostname")
+    check_told(world, "Scheduled", "Unschedulable", *words, "set placement.topology.preferred instead")
+
+
+def test_a_taint_that_is_not_tolerated(world: World, cluster: Cluster) -> None:
+    (name,) = cluster.add_fake_nodes(1, gpus=8, labels={"dedicated": "team-b"}, prefix="tainted")
+    cluster.kubectl("taint", "node", name, "team=b:NoSchedule")
+    try:
+        world.create("a", trainer={"nodeSelector": {"dedicated": "team-b"}})
+        words = ("1 node qualifies, but for the taint team=b", "add a toleration to trainer.tolerations")
+        check_told(world, "Scheduled", "Unschedulable", *words)
+    finally:
+        cluster.kubectl("delete", "node", name)
