@@ -38,6 +38,14 @@ class EnvironmentConfig(Config):
     """Advantage and filters of this environment alone."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Longest time for one episode including its score, in seconds; then the rollout is rejected and counted."""
+    reward_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    """Longest time for one score, in seconds."""
+    start_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
+    """Longest time for loading the environment, in seconds."""
+    memory_gib: Annotated[float, Field(gt=0, le=65536)] = 8.0
+    """Memory of the environment's processes together; above it they are restarted."""
+    python: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Interpreter of a virtual environment that holds the environment's packages; default: the orchestrator's."""
 
     @property
     def label(self) -> str:
