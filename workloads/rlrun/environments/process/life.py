@@ -8,17 +8,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from rlrun.environments.episode import EpisodeError, ErrorKind
 from rlrun.environments.process import worker
+from rlrun.environments.process.bootstrap import python_command
 from rlrun.environments.process.kill import MARK_VARIABLE, kill_all, usage
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.wire import Document, Lines, WireError
@@ -33,18 +32,6 @@ GRACE_SECONDS = 10.0
 """The process ends an episode at its deadline; this much later it is given up from here."""
 CLOSE_SECONDS = 1.0
 """Between the end of the connection and that of the process."""
-_START = """
-import sys
-import importlib.util as u
-folder, *rest = sys.argv[1:]
-spec = u.spec_from_file_location("rlrun", folder + "/__init__.py", submodule_search_locations=[folder])
-sys.modules["rlrun"] = package = u.module_from_spec(spec)
-spec.loader.exec_module(package)
-from rlrun.environments.process.worker import main
-main(rest)
-"""
-"""Imports this very package by its folder, so that another Python with other packages can run it, too."""
-
 DeathKind = Literal["crash", "hang", "memory"]
 
 
@@ -187,13 +174,12 @@ class Life:
         return ready
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
-        folder = Path(worker.__file__).parents[2]
         arguments = [str(descriptor), str(os.getpid()), str(self.limits.memory_bytes)]
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         reading, writing = os.pipe()
         try:
             process = subprocess.Popen(
-                [self.command.python or sys.executable, "-c", _START, str(folder), *arguments],
+                python_command(worker.__name__, arguments, python=self.command.python),
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
