@@ -29,7 +29,7 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.processes import processes_with
 
 MEMORY = 200 * 1024**2
-LIMITS = Limits(start_seconds=30, memory_bytes=MEMORY, hang_seconds=2.0, look_seconds=0.1)
+LIMITS = Limits(start_seconds=30, memory_bytes=MEMORY, hang_seconds=3.0, look_seconds=0.1)
 MODULE = "misbehaving:misbehaving"
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
 from misbehaving import ASYNC, DEEDS  # noqa: E402

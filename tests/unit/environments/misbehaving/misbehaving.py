@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlrun.environments import Episode, Score, SingleTurnEnvironment, Split, Task
@@ -41,13 +42,6 @@ def computes() -> None:
         sum(range(1000))
 
 
-def leaks() -> None:
-    hoard = []
-    while True:
-        hoard.append(bytearray(b"x" * 4_000_000))
-        time.sleep(0.005)
-
-
 def swallows_memory() -> None:
     bytearray(600_000_000)
 
@@ -56,19 +50,20 @@ def multiplies() -> None:
     for _ in range(30):
         if os.fork() == 0:
             time.sleep(60)
-    time.sleep(60)
+            os._exit(0)
 
 
 def garbles() -> None:
     for descriptor in range(3, 200):
         with contextlib.suppress(OSError):
             os.write(descriptor, b"\x00garbage\n")
-    time.sleep(60)
 
 
 def hangs_up() -> None:
-    os.closerange(3, 200)
-    time.sleep(60)
+    for descriptor in range(3, 200):
+        with contextlib.suppress(OSError):
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
+                os.close(descriptor)
 
 
 def prints() -> None:
@@ -90,15 +85,20 @@ def lets_children_go() -> None:
 
 DEEDS: dict[str, Callable[[], None]] = {
     deed.__name__: deed
-    for deed in (raises, exits, exits_politely, dies, crashes, computes, leaks, swallows_memory, multiplies, garbles)
+    for deed in (raises, exits, exits_politely, dies, crashes, computes, swallows_memory, multiplies, garbles)
 } | {deed.__name__: deed for deed in (hangs_up, prints, lets_children_go)}
-ASYNC = ("waits", "ignores", "gives_up", "no_json", "scores_slowly", "slow", "good")
+ENDED = ("multiplies", "garbles", "hangs_up")
+"""Whose process is ended for what it has done."""
+ASYNC = ("leaks", "waits", "ignores", "gives_up", "no_json", "scores_slowly", "slow", "good")
 
 
 class Misbehaving(SingleTurnEnvironment):
     """The id of a task is what it does."""
 
     id = "misbehaving"
+
+    def __init__(self) -> None:
+        self.hoard: list[bytearray] = []
 
     def tasks(self, split: Split) -> Sequence[Task]:
         names = (*DEEDS, *ASYNC) if split == "train" else ("good",)
@@ -107,8 +107,12 @@ class Misbehaving(SingleTurnEnvironment):
     async def run(self, task: Task, model: Any) -> Episode:
         if task.id in DEEDS:
             DEEDS[task.id]()
-        elif task.id == "waits":
+        if task.id in ("waits", *ENDED):
             await asyncio.Event().wait()
+        elif task.id == "leaks":
+            while True:
+                self.hoard.append(bytearray(b"x" * 4_000_000))
+                await asyncio.sleep(0.005)
         elif task.id == "ignores":
             while True:
                 with contextlib.suppress(asyncio.CancelledError):
