@@ -23,8 +23,7 @@ class EnvironmentConfig(Config):
     """One environment that makes tasks, runs episodes and scores them."""
 
     id: Annotated[str, Field(min_length=1, max_length=253)]
-    """A shipped environment (`reverse-text`, `arithmetic`, `calculator`, `gsm8k`, `dataset`), `verifiers:<name>` or
-    `package.module:function`."""
+    """A shipped environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """How metrics and traces call it; default: its id. Two environments with the same id need different names."""
     args: dict[str, JsonValue] = Field(default_factory=dict)
