@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import FailureRecord
+from rlrun.api.status import FailureRecord, SharedWithStatus
 from rlrun_operator import build, failures, progress, reasons, report
 from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, replicas
 from rlrun_operator.conditions import Say, is_true
@@ -41,6 +41,9 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     """Make what `attempt` needs and does not have yet."""
     if case.strangers:
         return _wait_for_strangers(case)
+    waits = _wait_for_host(case, attempt)
+    if waits is not None:
+        return waits
     made = build.workloads(case.context(spec, attempt)).made
     recorded = case.past.attempt == attempt
     meant = case.past.spec_hash if recorded else case.spec_hash
@@ -57,7 +60,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return follow(case, attempt, updates=updates, apply=applies, wake_in=None if updates else LOOK_AGAIN_SECONDS)
     needs = build.prerequisites(case.context(spec, attempt))
     create = [child for child in needs.create if not _exists(case, child)]
-    if case.past.launched_attempt == 0:
+    if case.past.launched_attempt == 0 and case.host is None:
         create.append(build.api_key_secret(case.context(spec, attempt), case.fresh_key))
     updates |= {
         "attempt": attempt,
@@ -69,6 +72,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         "checkpoint": case.past.checkpoint.model_copy(update={"resumed_from_step": None}),
         "progress": _progress_of_before(case, spec),
     }
+    if case.host is not None:
+        updates["shared_with"] = SharedWithStatus(run=case.host.name, attempt=case.host.attempt)
     return follow(
         case,
         attempt,
@@ -153,7 +158,8 @@ def restart(case: Case) -> Decision:
 def run_over(case: Case, message: str) -> dict[str, Say]:
     """Conditions of a run that has ended."""
     engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
-    kinds = (reasons.PODS_READY, *engines, reasons.PROGRESSING)
+    host = (reasons.HOST_AVAILABLE,) if case.host_name is not None else ()
+    kinds = (reasons.PODS_READY, *engines, *host, reasons.PROGRESSING)
     return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
 
 
@@ -169,13 +175,16 @@ def _restarting(
 ) -> Decision:
     attempt = case.past.attempt
     heard = progress.read_lease(case.observed.lease, attempt)
-    said = {
+    said: dict[str, Say | None] = {
         reasons.RESTARTING: Say("True", reason, message),
         reasons.CONFIGURATION_VALID: configuration(case, pending=True),
         reasons.PODS_READY: Say("False", reasons.PODS_ENDING, "the ended attempt's pods are being removed"),
         reasons.PROGRESSING: Say("False", reasons.RESTARTING, "the run restarts"),
+        reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
         **of_inference(case, attempt),
     }
+    if case.host_available is not None:
+        said[reasons.HOST_AVAILABLE] = case.host_available
     if is_true(case.past.conditions, reasons.FAILED):
         said[reasons.FAILED] = Say("False", reasons.NOT_FAILED, "the run has not failed")
     fields: dict[str, Any] = {
@@ -203,6 +212,30 @@ def _wait_for_strangers(case: Case) -> Decision:
     }
     new = report.status(case, said, updates, training=False)
     return finish(case, new, wake_in=LOOK_AGAIN_SECONDS)
+
+
+def _wait_for_host(case: Case, attempt: int) -> Decision | None:
+    """What a guest does that its host cannot take; None: it can, or `attempt` has begun and `decide` sees to it."""
+    say = case.host_available
+    if say is None or say.status == "True" or (case.orchestrator(attempt) is not None and case.host is not None):
+        return None
+    if case.attempt:
+        begun = case.past.attempt == attempt
+        return _restarting(
+            case,
+            f"the next attempt waits for the host: {say.message}",
+            say.reason,
+            wake_in=0.0 if begun else None,
+            attempt=case.attempt,
+            launched_attempt=case.attempt,
+        )
+    said = {reasons.HOST_AVAILABLE: say, reasons.CONFIGURATION_VALID: configuration(case, pending=False)}
+    updates = {
+        "storage": storage_status(case),
+        "progress": case.past.progress.model_copy(update={"total_steps": case.total_steps}),
+        "shared_with": report.shared_with(case),
+    }
+    return finish(case, report.status(case, said, updates, training=False))
 
 
 def _begin_again(case: Case, attempt: int) -> Decision:

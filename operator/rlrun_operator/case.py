@@ -12,12 +12,15 @@ from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
-from rlrun_operator.build import RunContext
+from rlrun_operator import hosts
+from rlrun_operator.build import Host, RunContext
+from rlrun_operator.conditions import Say
 from rlrun_operator.diagnose import Wanted
 from rlrun_operator.judge import Judgement, judge
-from rlrun_operator.names import SPEC_HASH_ANNOTATION, Names, Ref, attempt_of
+from rlrun_operator.names import HOST_ANNOTATION, SPEC_HASH_ANNOTATION, Names, Ref, attempt_of
 from rlrun_operator.pods import Pod, read_pods
 from rlrun_operator.settings import RenderSettings
+from rlrun_operator.sharing import holds_slot, host_name
 from rlrun_operator.state import Manifest, Observed
 from rlrun_operator.times import seconds_of
 
@@ -82,7 +85,38 @@ class Case:
             spec=spec,
             attempt=attempt,
             settings=self.settings,
+            host=self.host,
         )
+
+    @cached_property
+    def host_name(self) -> str | None:
+        """The run whose trainer and engines this one uses; None: its own."""
+        return host_name(self.observed.run)
+
+    @cached_property
+    def host(self) -> Host | None:
+        """What a guest's children are rendered from."""
+        return hosts.known_host(self.observed.host) if self.host_name is not None else None
+
+    @cached_property
+    def host_available(self) -> Say | None:
+        """HostAvailable, which only a guest has."""
+        if self.host_name is None or self.spec is None:
+            return None
+        return hosts.available(self.observed.run, self.spec, self.observed.host, self.observed.guests)
+
+    @cached_property
+    def joined_guests(self) -> list[str]:
+        """Runs that this run's trainer and engines work for, beside its own."""
+        if self.host_name is not None:
+            return []
+        return sorted(str(guest["metadata"]["name"]) for guest in self.observed.guests if holds_slot(guest))
+
+    def host_mark(self, attempt: int) -> str | None:
+        """The life of the host that the guest's `attempt` was made for."""
+        pod = self.orchestrator(attempt)
+        found = (pod.manifest["metadata"].get("annotations") or {}).get(HOST_ANNOTATION) if pod is not None else None
+        return str(found) if found is not None else None
 
     @cached_property
     def _pods(self) -> tuple[list[Pod], list[Pod]]:
@@ -150,6 +184,10 @@ class Case:
     def wanted(self) -> Wanted:
         """From the specification; what only a new attempt can change, and everything while it is invalid, from what runs."""
         spec = self.spec
+        if self.host_name is not None:
+            before = self.past.storage.claim_name if self.past.storage is not None else self.names.claim
+            claim = self.host.claim if self.host is not None else before
+            return Wanted(trainers=0, engines=0, engines_needed=0, claim=claim, own_claim=False)
         if spec is not None:
             own = spec.storage.claim_name is None
             running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
@@ -172,8 +210,8 @@ class Case:
 
     @cached_property
     def serves(self) -> bool:
-        """Whether the run has engines: supervised fine-tuning has none."""
-        return (self.observed.run.get("spec") or {}).get("task") != "SFT"
+        """Whether the run has engines of its own: supervised fine-tuning has none, a guest uses its host's."""
+        return self.host_name is None and (self.observed.run.get("spec") or {}).get("task") != "SFT"
 
     @cached_property
     def total_steps(self) -> int:

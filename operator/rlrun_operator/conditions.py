@@ -51,7 +51,7 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if is_true(conditions, reasons.FAILED):
         return "Failed"
     completing = find(conditions, reasons.COMPLETE)
-    if completing is not None and completing.reason == reasons.COMPLETING:
+    if completing is not None and completing.reason in reasons.ENDING:
         return "Completing"
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"
@@ -61,8 +61,10 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
 
 
-def write(past: Sequence[Condition], said: Mapping[str, Say], *, generation: int | None, now: float) -> list[Condition]:
-    """All conditions in their fixed order: what is said anew replaces the past, what is not said stays.
+def write(
+    past: Sequence[Condition], said: Mapping[str, Say | None], *, generation: int | None, now: float
+) -> list[Condition]:
+    """All conditions in their fixed order: what is said anew replaces the past, what is not said stays, and None takes away.
 
     `lastTransitionTime` moves only when the status does.
     """
@@ -70,7 +72,7 @@ def write(past: Sequence[Condition], said: Mapping[str, Say], *, generation: int
     for kind in reasons.CONDITION_TYPES:
         old, new = find(past, kind), said.get(kind)
         if new is None:
-            result += [old] if old is not None else []
+            result += [old] if old is not None and kind not in said else []
             continue
         when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(now)
         result.append(
@@ -91,6 +93,7 @@ _MATTERS = (
     (reasons.COMPLETE, "True"),
     (reasons.COMPLETE, "False"),
     (reasons.CONFIGURATION_VALID, "False"),
+    (reasons.HOST_AVAILABLE, "False"),
     (reasons.RESTARTING, "True"),
     (reasons.STORAGE_READY, "False"),
     (reasons.SCHEDULED, "False"),

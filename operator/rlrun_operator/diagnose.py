@@ -118,7 +118,8 @@ def pods_ready(scene: Scene, patient: bool) -> Say:
     done = [pod for pod in trainers if pod.ready or (pod.exit is not None and pod.exit.code == 0)]
     up = [pod for pod in orchestrators if pod.ready]
     if len(done) >= scene.wanted.trainers and up:
-        return Say("True", reasons.ALL_READY, "the trainer's pods and the orchestrator are ready")
+        who = "the trainer's pods and the orchestrator are" if scene.wanted.trainers else "the orchestrator is"
+        return Say("True", reasons.ALL_READY, f"{who} ready")
     if not patient:
         for role, pods in (("trainer", trainers), ("orchestrator", orchestrators)):
             for pod in pods:

@@ -190,7 +190,7 @@ def _exit_cause(pod: Pod, end: Exit) -> Cause:
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
         return _cause(pod, "disruption", reasons.NODE_LOST, "the node restarted", end.at, end)
     said = end.message or f"ended with exit code {end.code}, without a message"
-    if end.code == exit_codes.ATTEMPT_TAKEN and pod.role == "trainer":
+    if end.code == exit_codes.ATTEMPT_TAKEN and pod.role in ("trainer", "orchestrator"):  # the latter: a guest's
         return _cause(pod, "taken", reasons.NUMBER_TAKEN, said, end.at, end)
     if end.code in PERMANENT:
         return _cause(pod, "permanent", _BY_CODE.get(end.code, reasons.PERMANENT_ERROR), said, end.at, end)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlrun.api.status import RLRunStatus, StorageStatus
-from rlrun_operator import build, diagnose, progress, reasons, report
+from rlrun_operator import build, diagnose, hosts, progress, reasons, report
 from rlrun_operator.case import Case, is_ending, replicas
 from rlrun_operator.conditions import Say, is_true, since
 from rlrun_operator.diagnose import Scene
@@ -48,6 +48,8 @@ def follow(
     said[reasons.PROGRESSING] = _progressing(case, heard, waits)
     said |= _checkpoints(case, heard)
     said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
+    if case.host_available is not None:
+        said[reasons.HOST_AVAILABLE] = case.host_available
     if is_true(case.past.conditions, reasons.FAILED):  # by a specification that has been mended since
         said[reasons.FAILED] = Say("False", reasons.NOT_FAILED, "the run has not failed")
     fields: dict[str, Any] = {
@@ -110,6 +112,8 @@ def configuration(case: Case, *, pending: bool) -> Say:
     if case.spec is None:
         still = f"; attempt {case.past.attempt} goes on with the specification that it began with" if pending else ""
         return Say("False", reasons.INVALID_CONFIGURATION, case.problems + still)
+    if case.host is not None and (problem := hosts.storage_problem(case.spec, case.host)) is not None:
+        return Say("False", reasons.INVALID_CONFIGURATION, problem)
     if pending and case.past.spec_hash is not None and case.spec_hash != case.past.spec_hash:
         return Say(
             "True",
@@ -132,7 +136,7 @@ def of_inference(case: Case, attempt: int) -> dict[str, Say]:
 
 def storage_status(case: Case) -> StorageStatus | None:
     """The run's volume."""
-    if case.spec is None:
+    if case.spec is None or (case.host_name is not None and case.host is None):
         return case.past.storage
     volume = ((case.claim or {}).get("spec") or {}).get("volumeName")
     folder = case.context(case.spec, case.past.attempt).folder
@@ -252,9 +256,14 @@ def _scales(case: Case) -> list[Scale]:
     return result
 
 
+def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
+    """What keeps the engines of a run whose attempt is over serving its guests."""
+    return [s for s in _scales(case) if s.ref == case.inference_ref], _lost_deployment(case, False)
+
+
 def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
     """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
-    if in_hand or case.spec is None or case.deployment is not None:
+    if in_hand or case.spec is None or not case.serves or case.deployment is not None:
         return []
     made = build.workloads(case.context(case.spec, case.past.attempt)).inference
     return [] if made is None else [Apply(made, expect_absent=True)]

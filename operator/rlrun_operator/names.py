@@ -24,6 +24,8 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
 """On workloads: the spec that they were rendered from (`build.spec_hash`). Same attempt and hash: not rendered again, so that another
 version of the operator touches nothing."""
+HOST_ANNOTATION = f"{GROUP}/host"
+"""On a guest's orchestrator pod: uid and attempt of the host that it was made for (`host_mark`)."""
 POOL_LABEL = f"{GROUP}/pool"
 """Of nodes: `spec.placement.pool`."""
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -73,6 +75,11 @@ class Names:
         return f"{self.run}-api-server"
 
     @property
+    def host_access(self) -> str:
+        """NetworkPolicy of a guest that lets its orchestrator reach the host's trainer and engines."""
+        return f"{self.run}-host-access"
+
+    @property
     def claim(self) -> str:
         """PersistentVolumeClaim made from `storage.claimTemplate`."""
         return f"{self.run}-data"
@@ -104,6 +111,11 @@ def labels(run: str, role: Role | None = None, attempt: int | None = None) -> di
     if attempt is not None:
         result[ATTEMPT_LABEL] = str(attempt)
     return result
+
+
+def host_mark(uid: str, attempt: int) -> str:
+    """Value of `HOST_ANNOTATION`: one life of a host's trainer."""
+    return f"{uid}/{attempt}"
 
 
 def attempt_of(metadata: Mapping[str, object]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rlrun_operator.client import ApiError, Client
 from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, POD, RLRUN, STATEFUL_SET
+from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Manifest, Observed
 from rlrun_operator.store import Key, Store, claim_name
 
@@ -32,7 +33,9 @@ def observe(store: Store, key: Key, *, rejection: str | None = None) -> Observed
     namespace, name = key
     found = store.children(key)
     children = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in _CHILDREN}
-    claim = claim_name(run)
+    shares = host_name(run)
+    host = store.get(RLRUN.kind, namespace, shares) if shares is not None else None
+    claim = claim_of(host) if host is not None else claim_name(run)
     brought = store.get(CLAIM.kind, namespace, claim) if claim else None
     if brought is not None:
         children[Ref(CLAIM.kind, brought["metadata"]["name"])] = brought
@@ -45,7 +48,14 @@ def observe(store: Store, key: Key, *, rejection: str | None = None) -> Observed
         lease=store.get(LEASE.kind, namespace, lease),
         lease_changed_at=store.lease_changed_at(namespace, lease),
         rejection=rejection,
+        host=host,
+        guests=tuple(store.guests((namespace, shares or name))),
     )
+
+
+def claim_of(run: Manifest) -> str:
+    """Name of the claim that a run uses."""
+    return claim_name(run) or Names(str(run["metadata"]["name"])).claim
 
 
 class LookUps:

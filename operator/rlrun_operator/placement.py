@@ -59,13 +59,14 @@ def tolerations(spec: RLRunSpec, role: Role) -> list[dict[str, Any]]:
     return own + [t.model_dump(by_alias=True, exclude_none=True) for t in block(spec, role).tolerations]
 
 
-def affinity(spec: RLRunSpec, run: str, role: Role) -> dict[str, Any]:
+def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None) -> dict[str, Any]:
     """The role's affinity: the block's own, and what topology, spread and a volume for one node add to it.
 
     Args:
         spec: the run's specification.
         run: the run's name.
         role: the role.
+        beside: run whose trainer's node this pod has to share: a guest's host with a volume for one node.
     """
     result = block(spec, role).affinity.model_dump(by_alias=True, exclude_none=True)
     topology = spec.placement.topology
@@ -76,7 +77,9 @@ def affinity(spec: RLRunSpec, run: str, role: Role) -> dict[str, Any]:
         if topology.preferred:
             term = _term(run, near, topology.preferred)
             _add(result, "podAffinity", _PREFERRED, {"weight": PREFERRED_WEIGHT, "podAffinityTerm": term})
-    if one_node(spec):
+    if beside is not None:
+        _add(result, "podAffinity", _REQUIRED, _term(beside, ("trainer",), HOSTNAME))
+    elif one_node(spec):
         # The trainer goes first: were the orchestrator to choose the node, it would choose one without GPUs. The
         # trainer of a later attempt follows the engines, which have stayed with the volume.
         first: tuple[Role, ...] = ("trainer", "inference") if role == "trainer" else ("trainer",)

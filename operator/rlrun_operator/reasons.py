@@ -7,6 +7,7 @@ from __future__ import annotations
 
 # Condition types
 CONFIGURATION_VALID = "ConfigurationValid"
+HOST_AVAILABLE = "HostAvailable"
 STORAGE_READY = "StorageReady"
 SCHEDULED = "Scheduled"
 PODS_READY = "PodsReady"
@@ -23,6 +24,7 @@ STALLED = "Stalled"
 
 CONDITION_TYPES = {
     CONFIGURATION_VALID: "The specification can be run.",
+    HOST_AVAILABLE: "Guests only: the run that `trainer.sharedWith` names can train this one.",
     STORAGE_READY: "The run's claim is bound to a volume.",
     SCHEDULED: "Every pod of the run has a node.",
     PODS_READY: "The trainer's pods and the orchestrator are ready.",
@@ -30,7 +32,7 @@ CONDITION_TYPES = {
     PROGRESSING: "Steps are trained. Unknown: not (or no longer) known.",
     CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
     RESTARTING: "An attempt has ended and the next one has not begun.",
-    COMPLETE: "All steps are trained. False with reason Completing: the pods are being removed.",
+    COMPLETE: "All steps are trained. False with reason Completing: the pods are being removed; GuestsJoined: they stay for other runs.",
     FAILED: "The run has ended without all its steps.",
     RECONCILING: "The operator is bringing the run to training steps (kstatus).",
     STALLED: "Nothing goes on without a person (kstatus).",
@@ -41,6 +43,16 @@ VALID = "Valid"
 FIELDS_IGNORED = "FieldsIgnored"
 CHANGE_PENDING = "ChangePending"
 INVALID_CONFIGURATION = "InvalidConfiguration"
+HOST_READY = "HostReady"
+HOST_NOT_FOUND = "HostNotFound"
+HOST_IS_GUEST = "HostIsGuest"
+HOST_NOT_SHARED = "HostNotShared"
+HOST_INCOMPATIBLE = "HostIncompatible"
+HOST_SLOTS_TAKEN = "HostSlotsTaken"
+HOST_NOT_READY = "HostNotReady"
+HOST_RESTARTING = "HostRestarting"
+HOST_COMPLETE = "HostComplete"
+HOST_FAILED = "HostFailed"
 CLAIM_BOUND = "ClaimBound"
 CLAIM_PENDING = "ClaimPending"
 CLAIM_WAITING = "ClaimWaiting"
@@ -71,6 +83,7 @@ NOT_RESTARTING = "NotRestarting"
 PODS_ENDING = "PodsEnding"
 BACK_OFF = "BackOff"
 COMPLETING = "Completing"
+GUESTS_JOINED = "GuestsJoined"
 COMPLETED = "Completed"
 NOT_FAILED = "NotFailed"
 RUN_OVER = "RunOver"
@@ -82,6 +95,16 @@ CONDITION_REASONS = {
     FIELDS_IGNORED: "The specification has fields of a newer release; this operator does not know them.",
     CHANGE_PENDING: "The specification was edited; the change takes effect when the next attempt begins.",
     INVALID_CONFIGURATION: "The specification, or a pod made from it, is refused; the message names field, value and fix.",
+    HOST_READY: "The host's trainer is ready.",
+    HOST_NOT_FOUND: "There is no run of the name in `trainer.sharedWith`, or it is being deleted.",
+    HOST_IS_GUEST: "The host is itself a guest; a trainer is shared by its owner alone.",
+    HOST_NOT_SHARED: "The host trains no adapters, or has one slot, its own.",
+    HOST_INCOMPATIBLE: "Host and guest differ in what one trainer, its engines and its volume have once; the message names the field.",
+    HOST_SLOTS_TAKEN: "As many runs use the host's trainer as `trainer.lora.slots` allows.",
+    HOST_NOT_READY: "Not all pods of the host's trainer are ready.",
+    HOST_RESTARTING: "The host restarts; its guests then begin their next attempts, which do not count.",
+    HOST_COMPLETE: "The host has trained all its steps and takes no more guests.",
+    HOST_FAILED: "The host has failed.",
     CLAIM_BOUND: "The claim has its volume.",
     CLAIM_PENDING: "The claim gets no volume; the message says why.",
     CLAIM_WAITING: "The claim's volume is being made, or waits for the first pod's node.",
@@ -113,6 +136,7 @@ CONDITION_REASONS = {
     PODS_ENDING: "The ended attempt's pods are being removed.",
     BACK_OFF: "The next attempt begins at `status.nextRetryTime`.",
     COMPLETING: "All steps are trained; the pods with GPUs are being removed.",
+    GUESTS_JOINED: "All steps are trained; trainer and engines stay for the runs that share them.",
     COMPLETED: "All steps are trained.",
     NOT_FAILED: "The run has not failed.",
     RUN_OVER: "The run has ended; its pods are removed, but for the orchestrator's finished one.",
@@ -120,8 +144,15 @@ CONDITION_REASONS = {
     MAX_RESTARTS_EXCEEDED: "One more failure than `failurePolicy.maxRestarts`.",
 }
 
-PROBLEMS = frozenset(
+ENDING = frozenset({COMPLETING, GUESTS_JOINED})
+"""Of Complete while it is False: the phase is Completing."""
+HOST_NEEDS_A_PERSON = frozenset(
+    {HOST_NOT_FOUND, HOST_IS_GUEST, HOST_NOT_SHARED, HOST_INCOMPATIBLE, HOST_COMPLETE, HOST_FAILED}
+)
+"""Of HostAvailable: what does not pass by itself."""
+PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
     {
+        HOST_SLOTS_TAKEN,
         CLAIM_PENDING,
         CLAIM_NOT_FOUND,
         CLAIM_LOST,
@@ -183,6 +214,8 @@ POD_REPLACED = "PodReplaced"
 POD_EVICTED = "PodEvicted"
 NODE_LOST = "NodeLost"
 SPEC_CHANGED = "SpecChanged"
+HOST_RESTARTED = "HostRestarted"
+HOST_GONE = "HostGone"
 
 FAILURE_REASONS = {
     OUT_OF_MEMORY: "The container used more memory than its limit. Counts.",
@@ -199,4 +232,6 @@ FAILURE_REASONS = {
     POD_EVICTED: "The pod was evicted or preempted. Does not count.",
     NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
     SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
+    HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",
+    HOST_GONE: "A guest's host was deleted, or is over. Does not count.",
 }

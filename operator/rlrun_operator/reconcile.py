@@ -183,7 +183,7 @@ class Reconciler:
             written = await self._client.merge(RLRUN, *key, patch, subresource="status")
         except ApiError as error:
             if error.status == 404:
-                self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"])
+                self._wake_others(key, self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"]))
             elif error.status == 409:
                 await self._refresh(key)
             else:
@@ -192,7 +192,7 @@ class Reconciler:
             return
         memory.written_at = self._clock()
         memory.sent = (decision.status, written.get("status") or {})
-        self._store.put({**written, "kind": RLRUN.kind}, self._now())
+        self._wake_others(key, self._store.put({**written, "kind": RLRUN.kind}, self._now()))
         self._metrics.status_written(key, old, decision.status, self._clock())
         await self._post(run, decision.events)
 
@@ -200,7 +200,12 @@ class Reconciler:
         """Somebody changed the run while this pass was under way; read it rather than wait for the watch."""
         live = await self._client.get(RLRUN, *key)
         if live is not None:
-            self._store.put({**live, "kind": RLRUN.kind}, self._now())
+            self._wake_others(key, self._store.put({**live, "kind": RLRUN.kind}, self._now()))
+
+    def _wake_others(self, key: Key, changed: set[Key]) -> None:
+        """Runs that share a trainer with this one: the watch brings no news of what the store knows already."""
+        for other in changed - {key}:
+            self._again(other, 0.0)
 
     async def _post(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
         for event in events:

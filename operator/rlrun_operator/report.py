@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlrun.api.status import RLRunStatus, RoleStatus
+from rlrun.api.status import RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun_operator import reasons
-from rlrun_operator.case import Case
+from rlrun_operator.case import Case, read_status
 from rlrun_operator.conditions import Say, find, foremost, is_true, phase, write
 from rlrun_operator.judge import shorten
 from rlrun_operator.progress import Report
@@ -19,7 +19,7 @@ _AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "o
 _MERE_PROGRESS = ("progress", "checkpoint", "steps")
 
 
-def status(case: Case, said: Mapping[str, Say], updates: Mapping[str, Any], *, training: bool) -> RLRunStatus:
+def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any], *, training: bool) -> RLRunStatus:
     """The new status.
 
     Args:
@@ -40,6 +40,7 @@ def status(case: Case, said: Mapping[str, Say], updates: Mapping[str, Any], *, t
             "phase": phase(conditions),
             "reason": first.reason if first else None,
             "message": first.message if first else None,
+            "guests": case.joined_guests or None,
             **updates,
         }
     )
@@ -54,11 +55,14 @@ def status(case: Case, said: Mapping[str, Say], updates: Mapping[str, Any], *, t
 
 def _kstatus(conditions: list[Any], training: bool) -> dict[str, Say]:
     failed, valid = find(conditions, reasons.FAILED), find(conditions, reasons.CONFIGURATION_VALID)
+    host = find(conditions, reasons.HOST_AVAILABLE)
     stuck = (
         failed
         if is_true(conditions, reasons.FAILED)
         else valid
         if valid is not None and valid.status == "False"
+        else host
+        if host is not None and host.reason in reasons.HOST_NEEDS_A_PERSON
         else None
     )
     first = foremost(conditions)
@@ -79,20 +83,39 @@ def document(new: RLRunStatus) -> dict[str, Any]:
     return result
 
 
-def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False) -> dict[str, RoleStatus]:
-    """Desired and ready pods of each role; `over`: none is desired any more."""
+def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False) -> dict[str, Any]:
+    """Desired and ready pods of each role, a guest's trainer and engines being its host's; `over`: none is desired any more."""
     wanted, pods = case.wanted, case.pods_of_attempt(attempt)
     ready = {
         role: sum(1 for p in pods if p.role == role and p.ready) for role in ("trainer", "inference", "orchestrator")
     }
     version = report.policy_version if report is not None else case.past.inference.weight_version
+    orchestrator = RoleStatus(desired=0 if over else 1, ready=ready["orchestrator"])
+    if case.host_name is not None:
+        hosts = read_status((case.observed.host or {}).get("status") or {})
+        return {
+            "trainer": RoleStatus() if over else hosts.trainer,
+            "inference": (RoleStatus() if over else hosts.inference).model_copy(update={"weight_version": version}),
+            "orchestrator": orchestrator,
+            "shared_with": shared_with(case),
+        }
     return {
         "trainer": RoleStatus(desired=0 if over else wanted.trainers, ready=ready["trainer"]),
         "inference": RoleStatus(
             desired=0 if over else wanted.engines, ready=ready["inference"], weight_version=version
         ),
-        "orchestrator": RoleStatus(desired=0 if over else 1, ready=ready["orchestrator"]),
+        "orchestrator": orchestrator,
     }
+
+
+def shared_with(case: Case) -> SharedWithStatus | None:
+    """A guest's host, and the life of it that the current attempt belongs to."""
+    if case.host_name is None:
+        return None
+    mark, before = case.host_mark(case.attempt), case.past.shared_with
+    if mark is None and before is not None and before.run == case.host_name:
+        return before
+    return SharedWithStatus(run=case.host_name, attempt=int(mark.rpartition("/")[2]) if mark is not None else None)
 
 
 def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
@@ -119,6 +142,8 @@ def _events(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     if new.attempt > old.attempt:
         engines = f", {new.inference.desired} engines" if new.inference.desired else ""
         what = f"{new.trainer.desired} trainer pods{engines} and the orchestrator"
+        if new.shared_with is not None:
+            what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
         yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
     yield from _of_configuration(old, new)
     yield from _of_inference(old, new)
@@ -174,7 +199,7 @@ def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     elif was and not now:
         yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
     before, after = old.inference.desired, new.inference.desired
-    if before and after != before:
+    if before and after != before and new.shared_with is None:
         yield EventRecord("Normal", reasons.INFERENCE_SCALED, f"inference.replicas: {before} to {after} engines")
 
 

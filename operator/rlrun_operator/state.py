@@ -34,6 +34,10 @@ class Observed:
     """The cluster's nodes; None: not allowed to read them, or not looked up."""
     rejection: str | None = None
     """Why the API server refused this spec's children (dry-run, quota or admission); None: it did not."""
+    host: Manifest | None = None
+    """The RLRun that `trainer.sharedWith` names, if there is one."""
+    guests: tuple[Manifest, ...] = ()
+    """The RLRuns whose `trainer.sharedWith` names this run; for a guest: those that name its host, itself included."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of
 from rlrun_operator.resources import CLAIM, LEASE, POD, RLRUN
+from rlrun_operator.sharing import host_name, told
 from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Manifest
 
@@ -30,6 +31,7 @@ class Store:
         self._objects: dict[Ident, Manifest] = {}
         self._of_run: dict[Key, set[Ident]] = {}
         self._users: dict[Ident, set[Key]] = {}
+        self._guests: dict[Key, set[Key]] = {}
         self._lease_changed: dict[Ident, float] = {}
         self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
@@ -55,9 +57,11 @@ class Store:
         if ident[0] == LEASE.kind and (known is None or _renewal(known) != _renewal(slim)):
             self._lease_changed[ident] = now
         self._objects[ident] = slim
+        shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
             self._remember_claim((ident[1], ident[2]), known, slim)
-        keys = self._keys(ident, slim)
+            shares = self._remember_host((ident[1], ident[2]), known, slim)
+        keys = self._keys(ident, slim) | shares
         if known is not None:
             if _same(slim, known):
                 return set()
@@ -88,6 +92,7 @@ class Store:
         if kind == RLRUN.kind:
             self._remember_claim((namespace, name), known, None)
             self._gone.pop((namespace, name), None)
+            keys |= self._remember_host((namespace, name), known, None)
         elif kind == POD.kind:
             self._remember_gone(known)
         self._disown(ident, known)
@@ -132,6 +137,10 @@ class Store:
         """
         return list(self._gone.get(key, ()))
 
+    def guests(self, host: Key) -> list[Manifest]:
+        """The runs whose `trainer.sharedWith` names this one, by name, whether it exists or not."""
+        return [self._objects[(RLRUN.kind, *key)] for key in sorted(self._guests.get(host, ()))]
+
     def lease_changed_at(self, namespace: str, name: str) -> float | None:
         """When a renewal of this Lease was seen last, in seconds since the epoch."""
         return self._lease_changed.get((LEASE.kind, namespace, name))
@@ -170,6 +179,25 @@ class Store:
         number, known = attempt_of(pod["metadata"]) or 0, self._gone.get(owner, [])
         newest = max([number, *(attempt_of(other["metadata"]) or 0 for other in known)])
         self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
+
+    def _remember_host(self, key: Key, old: Manifest | None, new: Manifest | None) -> set[Key]:
+        """Keep who is whose guest.
+
+        Returns:
+            runs that share a trainer with this one, where something changed that they read.
+        """
+        changed = old is None or new is None or told(old) != told(new)
+        hosts = {(key[0], name) for run in (old, new) if (name := host_name(run)) is not None}
+        if old is not None and (name := host_name(old)) is not None:
+            guests = self._guests.get((key[0], name), set())
+            guests.discard(key)
+            if not guests:
+                self._guests.pop((key[0], name), None)
+        if new is not None and (name := host_name(new)) is not None:
+            self._guests.setdefault((key[0], name), set()).add(key)
+        if not changed:
+            return set()
+        return set().union(hosts, self._guests.get(key, ()), *(self._guests.get(host, ()) for host in hosts)) - {key}
 
     def _remember_claim(self, key: Key, old: Manifest | None, new: Manifest | None) -> None:
         before, after = claim_name(old), claim_name(new)

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.controlplane.corpus import MALFORMED, Malformed
 from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.world import APPS, CORE, World
+from tests.controlplane.world import APPS, CORE, RUNS, World
 
 GPU = "nvidia.com/gpu"
 PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H200"}
@@ -280,3 +280,68 @@ def test_describe_says_what_is_wrong_in_words(world: World, cluster: Cluster) ->
     assert "disk=ssd" in text
     assert re.search(r"Warning\s+Unschedulable", text)
     assert json.loads(cluster.kubectl("get", "rlr", "a", "-n", world.namespace, "-o", "json"))["status"]["message"]
+
+
+HOST = {"trainer": {"lora": {"slots": 2}}, "failurePolicy": {"backoff": {"initialSeconds": 0.1, "maxSeconds": 0.2}}}
+GUEST = {"trainer": {"sharedWith": "host", "lora": {"rank": 8}}}
+
+
+def start_guest(world: World) -> None:
+    """Create a guest of the running host, and let it train."""
+    world.create("guest", **GUEST)
+    world.wait_phase("guest", "Starting")
+    wait_for(lambda: world.pods("guest"), lambda pods: len(pods) == 1, "the guest's orchestrator exists")
+    world.renew("guest", 1)
+    world.wait_phase("guest", "Running")
+
+
+def test_a_guest_lives_with_its_host(world: World, cluster: Cluster) -> None:
+    world.create("guest", **GUEST)
+    status = world.wait_told("guest", "there is no RLRun of this name")
+    assert (status["phase"], status["reason"]) == ("Pending", "HostNotFound")
+    world.start("host", **HOST)
+    status = world.wait_phase("guest", "Starting")
+    assert status["sharedWith"] == {"run": "host", "attempt": 1}
+    assert status["storage"]["claimName"] == "host-data"
+    made = {kind.partition("/")[0] for kind in world.versions("guest")}
+    assert not made & {"statefulsets", "deployments", "services", "secrets", "persistentvolumeclaims"}
+    world.renew("guest", 3)
+    world.wait_phase("guest", "Running")
+    line = cluster.kubectl("get", "rlr", "guest", "-n", world.namespace)
+    assert re.search(r"guest\s+Running\s+3/100\s+\S+\s+1/1\s+1/1", line), line
+
+    world.end_container("host-trainer-0", 137)
+    world.wait_phase("host", "Starting", attempt=2)
+    status = world.wait_phase("guest", "Starting", attempt=2)
+    assert (status["restarts"], status["restartsCountedTowardsMax"]) == (1, 0)
+    assert (status["lastFailure"]["reason"], status["sharedWith"]["attempt"]) == ("HostRestarted", 2)
+    world.renew("host", 100, attempt=2)
+    world.wait_phase("host", "Running")
+
+    world.end_pod("host-orchestrator-2", 0)
+    status = world.wait_phase("host", "Completing")
+    assert (status["reason"], status["guests"]) == ("GuestsJoined", ["guest"])
+    assert "that share them: guest" in status["message"]
+    assert world.kube.get(world.path(APPS, "statefulsets", "host-trainer"))
+    world.renew("guest", 100, attempt=2)
+    world.end_pod("guest-orchestrator-2", 0)
+    world.wait_phase("guest", "Complete")
+    world.wait_phase("host", "Complete")
+    assert world.kube.items(world.path(APPS, "statefulsets")) == []
+
+
+def test_deleting_a_guest_touches_nothing_of_its_host_and_deleting_the_host_is_told(world: World) -> None:
+    world.start("host", **HOST)
+    start_guest(world)
+    before = world.versions("host", leave_out=("leases",))
+    world.delete("rlruns", "guest", RUNS)
+    wait_for(lambda: world.versions("guest"), lambda left: not left, "nothing of the guest is left")
+    wait_for(lambda: world.status("host"), lambda status: "guests" not in status, "the host has forgotten it")
+    assert world.versions("host", leave_out=("leases",)) == before
+    start_guest(world)
+    world.delete("rlruns", "host", RUNS)
+    status = world.wait_phase("guest", "Restarting")
+    assert "trainer.sharedWith (host)" in status["message"]
+    wait_for(lambda: world.pods("guest"), lambda pods: not pods, "the guest's orchestrator is gone")
+    assert world.condition("guest", "HostAvailable")["reason"] == "HostNotFound"
+    assert world.status("guest")["restartsCountedTowardsMax"] == 0

@@ -189,16 +189,16 @@ class Run:
 
     def write_config(self, *, ranks: int = 1, **options: Any) -> Path:
         """`run.json` of a run with small steps and a checkpoint every two of them."""
-        self.port = free_port()
+        self.port = options.pop("port", None) or free_port()
         source = options.pop("model", self.model)
         common: dict[str, Any] = {
-            "name": "test",
+            "name": options.pop("name", "test"),
             "uid": "uid",
             "output_dir": str(self.paths.root),
             "model": ModelConfig(path=str(source), dtype="float32"),
             "max_steps": options.pop("max_steps", STEPS),
             "seq_len": 32,
-            "seed": 0,
+            "seed": options.pop("seed", 0),
         }
         algorithm = options.pop("algorithm", AlgorithmConfig())
         checkpoint = CheckpointConfig(**({"interval": 2, "keep_last": 10} | options.pop("checkpoint", {})))
@@ -287,15 +287,17 @@ def make_run(tmp_path: Path, model: Path, zygote: Zygote) -> Iterator[Callable[[
 class Orchestrator:
     """The orchestrator's end of the channel, one call at a time."""
 
-    def __init__(self, run: Run, attempt: int) -> None:
-        self.run, self.attempt = run, attempt
+    def __init__(self, run: Run, attempt: int, prefix: str = "") -> None:
+        self.run, self.attempt, self.prefix = run, attempt, prefix
         self.events: list[protocol.Event] = []
 
     def call(self, method: str, route: str, document: dict[str, Any] | None = None, *, key: str = KEY) -> Any:
         """One request; the answer's JSON."""
         data = json.dumps(document).encode() if document is not None else None
         headers = {"Authorization": f"Bearer {key}"}
-        request = Request(f"http://127.0.0.1:{self.run.port}{route}", data=data, method=method, headers=headers)
+        request = Request(
+            f"http://127.0.0.1:{self.run.port}{self.prefix}{route}", data=data, method=method, headers=headers
+        )
         with urlopen(request, timeout=30) as response:
             return json.loads(response.read())
 

@@ -16,7 +16,8 @@ import sys
 import time
 
 import rlrun.trainer.__main__ as trainer
-import rlrun.trainer.main  # the imports that take seconds
+import rlrun.trainer.main  # noqa: F401  the imports that take seconds
+from rlrun.trainer.slot import Slot
 
 _POLL_SECONDS = 0.02
 
@@ -41,20 +42,19 @@ def start(request: dict[str, object]) -> int:
 
 def signal_in(phase: str, step: str) -> None:
     """Send SIGTERM to this rank, once, as soon as it is in `phase` of `step`."""
-    trainer_type = rlrun.trainer.main._Trainer
-    enter, sent = trainer_type._phase, []
+    enter, sent = Slot.phase, []
 
-    def entered(self: rlrun.trainer.main._Trainer, now: str) -> None:
+    def entered(self: Slot, now: str) -> None:
         enter(self, now)  # type: ignore[arg-type]
         # A step is counted once it is trained: the phases before that belong to the next one.
         of_step = self.progress.step + (now in ("waiting_for_batch", "training"))
         if (now, of_step) == (phase, int(step)) and not sent:
             sent.append(now)
             os.kill(os.getpid(), signal.SIGTERM)
-            while not self.stop.asked:
+            while not self._agree.__self__.stop.asked:  # type: ignore[attr-defined]
                 time.sleep(0.01)
 
-    trainer_type._phase = entered  # type: ignore[method-assign]
+    Slot.phase = entered  # type: ignore[method-assign]
 
 
 def main() -> None:

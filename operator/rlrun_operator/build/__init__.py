@@ -4,11 +4,12 @@
 from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`.
 """
 
-from rlrun_operator.build.context import RunContext, config, spec_hash
+from rlrun_operator.build.context import Host, RunContext, config, spec_hash
 from rlrun_operator.build.objects import Prerequisites, api_key_secret, prerequisites
 from rlrun_operator.build.workloads import Workloads, workloads
 
 __all__ = [
+    "Host",
     "Prerequisites",
     "RunContext",
     "Workloads",

@@ -88,7 +88,7 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
         "RLRUN_ATTEMPT": str(attempt),
         "HOME": HOME,
         "USER": "rlrun",  # caches are named after it, and an image of another kind may not know our user
-        "HF_HOME": f"{ctx.spec.storage.mount_path}/{HUB_FOLDER}",
+        "HF_HOME": f"{ctx.storage.mount_path}/{HUB_FOLDER}",
     }
     if role == "trainer":
         values |= {
@@ -109,14 +109,14 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     ours: list[dict[str, Any]] = [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-        {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.names.secret(ctx.uid), "key": API_KEY}}},
+        {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.key_secret, "key": API_KEY}}},
     ]
     own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
     return list({variable["name"]: variable for variable in [*ours, *own]}.values())
 
 
 def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
-    storage = ctx.spec.storage
+    storage = ctx.storage
     data = {"name": DATA, "mountPath": storage.mount_path}
     if storage.sub_path is not None:
         data["subPath"] = storage.sub_path

@@ -10,6 +10,7 @@ from typing import Any
 from rlrun.api.life import FailurePolicySpec
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.storage import StorageSpec
 from rlrun.config.run import RunConfig
 from rlrun.protocol import endpoints
 from rlrun_operator.names import GROUP, KIND, VERSION, Names, Role, labels
@@ -17,6 +18,22 @@ from rlrun_operator.settings import RenderSettings
 
 ALL_ADDRESSES = "0.0.0.0"
 """Roles in pods listen on every address."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The run whose trainer and engines a guest uses (`trainer.sharedWith`)."""
+
+    name: str
+    uid: str
+    spec: RLRunSpec
+    attempt: int
+    """Of the host: each of its restarts begins a new attempt of its guests."""
+
+    @property
+    def claim(self) -> str:
+        """Name of the PersistentVolumeClaim that host and guests share."""
+        return self.spec.storage.claim_name or Names(self.name).claim
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,8 @@ class RunContext:
     spec: RLRunSpec
     attempt: int
     settings: RenderSettings
+    host: Host | None = None
+    """None: the run has a trainer of its own."""
 
     @property
     def names(self) -> Names:
@@ -42,24 +61,39 @@ class RunContext:
         return spec_hash(self.spec)
 
     @property
+    def storage(self) -> StorageSpec:
+        """How the volume is mounted: a guest's folder lies beside its host's."""
+        return self.host.spec.storage if self.host is not None else self.spec.storage
+
+    @property
     def claim(self) -> str:
         """Name of the PersistentVolumeClaim that the roles share."""
-        return self.spec.storage.claim_name or self.names.claim
+        return self.host.claim if self.host is not None else self.spec.storage.claim_name or self.names.claim
 
     @property
     def folder(self) -> str:
         """The run's folder as its pods see it."""
-        return f"{self.spec.storage.mount_path}/{self.name}"
+        return f"{self.storage.mount_path}/{self.name}"
+
+    @property
+    def serving(self) -> Names:
+        """Names of the run that has the trainer and the engines: a guest's host, or the run itself."""
+        return Names(self.host.name) if self.host is not None else self.names
+
+    @property
+    def key_secret(self) -> str:
+        """Name of the Secret with the key of trainer and engines."""
+        return self.serving.secret(self.host.uid if self.host is not None else self.uid)
 
     @property
     def first_trainer(self) -> str:
         """DNS name of the trainer's first pod."""
-        return f"{self.names.trainer_pod(0)}.{self.names.trainer}.{self._domain}"
+        return f"{self.serving.trainer_pod(0)}.{self.serving.trainer}.{self._domain}"
 
     @property
     def engines(self) -> str:
         """DNS name that stands for all engines."""
-        return f"{self.names.inference}.{self._domain}"
+        return f"{self.serving.inference}.{self._domain}"
 
     @property
     def _domain(self) -> str:
@@ -90,8 +124,9 @@ def config(ctx: RunContext) -> RunConfig:
         "trainer_url": f"http://{ctx.first_trainer}:{endpoints.TRAINER_PORT}",
     }
     engine = resolved.inference
-    if engine is not None:
+    if ctx.spec.task == "RL":
         orchestrator["inference_service"] = f"http://{ctx.engines}:{endpoints.ENGINE_PORT}"
+    if engine is not None:
         engine = engine.model_copy(update={"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT})
     return resolved.model_copy(
         update={

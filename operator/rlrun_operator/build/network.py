@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.protocol import endpoints
-from rlrun_operator.build.context import RunContext, metadata
+from rlrun_operator.build.context import Host, RunContext, metadata
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.state import Manifest
 
@@ -18,9 +18,11 @@ HUB_PORT = 443
 def services(ctx: RunContext) -> list[Manifest]:
     """Headless Services: names of the trainer's pods, and one name for all engines, where there are any.
 
-    Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the weights that the
-    orchestrator hands over to it.
+    A guest has none. Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the
+    weights that the orchestrator hands over to it.
     """
+    if ctx.host is not None:
+        return []
     trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
     found = [_headless(ctx, ctx.names.trainer, "trainer", trainer)]
     if ctx.spec.task == "RL":
@@ -53,10 +55,11 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
     """
     policy = ctx.spec.network_policy
     if policy.mode == "None":
-        return []
+        return _host_access(ctx)
     own: dict[str, Any] = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name}}}
+    peers = [own] if ctx.host is None else [own, {"podSelector": _serving(ctx.host)}]
     egress: list[Any] = [
-        {"to": [own]},
+        {"to": peers},
         {"ports": [{"protocol": protocol, "port": DNS_PORT} for protocol in ("UDP", "TCP")]},
     ]
     if ctx.spec.model.name is not None or _data_of_the_hub(ctx):
@@ -64,6 +67,7 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
     egress += policy.extra_egress
     api = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "orchestrator"}}}
     return [
+        *_host_access(ctx),
         _policy(
             metadata(ctx, ctx.names.account),
             {**own, "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [own]}], "egress": egress},
@@ -73,6 +77,26 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
             {**api, "policyTypes": ["Egress"], "egress": [_tcp(*API_SERVER_PORTS)]},
         ),
     ]
+
+
+def _host_access(ctx: RunContext) -> list[Manifest]:
+    """A guest's own policy for its host's pods: it goes with the guest, and needs no change of what the host has.
+
+    Not where the host has no policies: a first one would close its pods to everybody else.
+    """
+    host = ctx.host
+    if host is None or host.spec.network_policy.mode == "None":
+        return []
+    guest = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "orchestrator"}}}
+    ports = {"ports": [_tcp_port(port) for port in (endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)]}
+    spec = {"podSelector": _serving(host), "policyTypes": ["Ingress"], "ingress": [{"from": [guest], **ports}]}
+    return [_policy(metadata(ctx, ctx.names.host_access, "orchestrator"), spec)]
+
+
+def _serving(host: Host) -> dict[str, Any]:
+    """A host's pods that its guests talk to."""
+    among = {"key": ROLE_LABEL, "operator": "In", "values": ["trainer", "inference"]}
+    return {"matchLabels": {RUN_LABEL: host.name}, "matchExpressions": [among]}
 
 
 def _data_of_the_hub(ctx: RunContext) -> bool:
@@ -87,4 +111,8 @@ def _policy(meta: dict[str, Any], spec: dict[str, Any]) -> Manifest:
 
 
 def _tcp(*ports: int) -> dict[str, Any]:
-    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    return {"ports": [_tcp_port(port) for port in ports]}
+
+
+def _tcp_port(port: int) -> dict[str, Any]:
+    return {"protocol": "TCP", "port": port}

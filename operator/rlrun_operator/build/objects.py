@@ -34,7 +34,7 @@ def prerequisites(ctx: RunContext) -> Prerequisites:
 
 
 def api_key_secret(ctx: RunContext, key: str) -> Manifest:
-    """The Secret with the key that all roles share. Created once; the operator has no right to read it back.
+    """The Secret with the key that all roles share, those of guests too. Created once; the operator has no right to read it back.
 
     Args:
         ctx: the run.
@@ -43,7 +43,7 @@ def api_key_secret(ctx: RunContext, key: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(ctx, ctx.names.secret(ctx.uid)),
+        "metadata": metadata(ctx, ctx.key_secret),
         "type": "Opaque",
         "immutable": True,
         "stringData": {API_KEY: key},
@@ -52,7 +52,7 @@ def api_key_secret(ctx: RunContext, key: str) -> Manifest:
 
 def _claim(ctx: RunContext) -> list[Manifest]:
     template = ctx.spec.storage.claim_template
-    if template is None:
+    if template is None or ctx.host is not None:
         return []
     spec: dict[str, Any] = {
         "accessModes": list(template.access_modes),

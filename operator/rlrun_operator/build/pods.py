@@ -73,13 +73,18 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
     optional = {
         "nodeSelector": placement.node_selector(ctx.spec, role),
         "tolerations": placement.tolerations(ctx.spec, role),
-        "affinity": placement.affinity(ctx.spec, ctx.name, role),
+        "affinity": placement.affinity(ctx.spec, ctx.name, role, beside=_beside(ctx)),
         "topologySpreadConstraints": placement.topology_spread(ctx.spec, ctx.name, role),
         "imagePullSecrets": [{"name": secret.name} for secret in own.image_pull_secrets],
         "priorityClassName": own.priority_class_name,
         "runtimeClassName": own.runtime_class_name,
     }
     return spec | {field: value for field, value in optional.items() if value}
+
+
+def _beside(ctx: RunContext) -> str | None:
+    """The host, where its claim can be mounted on one node only."""
+    return ctx.host.name if ctx.host is not None and placement.one_node(ctx.host.spec) else None
 
 
 def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rlrun_operator.build.context import RunContext, metadata
 from rlrun_operator.build.pods import pod_template
-from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPEC_HASH_ANNOTATION, Role
+from rlrun_operator.names import HOST_ANNOTATION, ROLE_LABEL, RUN_LABEL, SPEC_HASH_ANNOTATION, Role, host_mark
 from rlrun_operator.state import Manifest
 
 NO_DEADLINE_SECONDS = 2**31 - 1
@@ -18,9 +18,10 @@ KEPT_REVISIONS = 1
 class Workloads(NamedTuple):
     """What runs an attempt."""
 
-    trainer: Manifest
+    trainer: Manifest | None
+    """None: a guest is trained by its host's."""
     inference: Manifest | None
-    """None: supervised fine-tuning runs no engines."""
+    """None: supervised fine-tuning runs no engines, a guest uses its host's."""
     orchestrator: Manifest
 
     @property
@@ -35,9 +36,10 @@ def workloads(ctx: RunContext) -> Workloads:
     The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
     or the operator's rendering has changed.
     """
+    own = ctx.host is None
     return Workloads(
-        trainer=_stateful_set(ctx),
-        inference=_deployment(ctx) if ctx.spec.task == "RL" else None,
+        trainer=_stateful_set(ctx) if own else None,
+        inference=_deployment(ctx) if own and ctx.spec.task == "RL" else None,
         orchestrator=_pod(ctx),
     )
 
@@ -83,7 +85,10 @@ def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str,
 
 def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
     """What a later look at the object needs to know whether it is of this attempt and this specification."""
-    return metadata(ctx, name, role, ctx.attempt) | {"annotations": {SPEC_HASH_ANNOTATION: ctx.spec_hash}}
+    annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
+    if ctx.host is not None:
+        annotations[HOST_ANNOTATION] = host_mark(ctx.host.uid, ctx.host.attempt)
+    return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}
 
 
 def _selector(ctx: RunContext, role: Role) -> dict[str, Any]:

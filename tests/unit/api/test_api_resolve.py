@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rlrun.api.resolve import resolve
@@ -71,6 +72,10 @@ def test_the_engine_is_told_of_the_trainers_adapters() -> None:
     assert config.trainer.lora is not None
     assert config.inference.lora == config.trainer.lora
     assert settings_from_config(config.inference, api_key="12345678").max_lora_rank == 6
+    assert settings_from_config(config.inference, api_key="12345678").weights_dir.endswith("/weights")
+    several = resolved(trainer={"lora": {"slots": 3}}).inference
+    engine = settings_from_config(several, api_key="12345678")
+    assert (engine.lora_runs, engine.weights_dir) == (3, str(Path(several.output_dir).parent))
     full = resolved(trainer={"lora": {"rank": 6, "modules_to_save": ["lm_head"]}})
     assert settings_from_config(full.inference, api_key="12345678").max_lora_rank is None, "whole weights are served"
     assert settings_from_config(resolved().inference, api_key="12345678").max_lora_rank is None

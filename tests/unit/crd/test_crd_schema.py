@@ -77,6 +77,8 @@ def test_only_what_is_free_by_design_is_left_unchecked() -> None:
     roles |= {
         f"{role}.affinity.{k}.{term}" for role in ROLES for k in ("podAffinity", "podAntiAffinity") for term in terms
     }
+    preferred, fields = terms[1], "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchFields[]"
+    roles |= {f"{role}.affinity.nodeAffinity.{term}" for role in ROLES for term in (preferred, fields)}
     options = {f"algorithm.{part}.options" for part in ("loss", "advantage")}
     options.add("environments[].algorithm.advantage.options")
     assert free == roles | options | {"environments[].args", "networkPolicy.extraEgress[]", "model.tiny.warmupArgs"}

@@ -55,7 +55,7 @@ def write_adapter(folder: Path, tensors: dict[str, Any] = TENSORS, rank: int = 2
 class Bench:
     """A hand-over, its engine, the names that the server takes, and the requests in flight."""
 
-    def __init__(self, root: Path, timeout: float = 30) -> None:
+    def __init__(self, root: Path, *, runs: int = 1, timeout: float = 30) -> None:
         self.root, self.engine = root, FakeEngine()
         self.registry: dict[str, Any] = {}
         self.in_use: set[str] = set()
@@ -66,6 +66,7 @@ class Bench:
             in_use=lambda: set(self.in_use),
             make_request=lambda name, number, path: (name, number, path),
             max_rank=4,
+            runs=runs,
             base_model="base",
             weights_dir=str(root),
             expected=EXPECTED,
@@ -110,6 +111,35 @@ async def test_what_requests_need_stays(bench: Bench) -> None:
     await bench.load(7)
     assert sorted(bench.registry) == ["run-v5", "run-v6", "run-v7"]
     assert sorted(bench.engine.held.values()) == ["run-v5", "run-v6", "run-v7"]
+
+
+async def test_each_run_has_versions_and_adapters_of_its_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, runs=2)
+    for run in ("host", "guest"):
+        (tmp_path / run / "weights").mkdir(parents=True)
+    for version in range(1, 5):
+        assert (await bench.load(version, f"host/weights/v{version}")).model == f"host-v{version}"
+    assert (await bench.load(1, "guest/weights/v1")).model == "guest-v1", "older than the host's, and its newest"
+    bench.in_use.add("host-v3")
+    for version in range(2, 6):
+        await bench.load(version, f"guest/weights/v{version}")
+    assert sorted(bench.registry) == ["guest-v3", "guest-v4", "guest-v5", "host-v2", "host-v3", "host-v4"]
+    with pytest.raises(HandoverError, match="version 4 is older than 5"):
+        await bench.load(4, "guest/weights/v4")
+    assert (await bench.load(4, "host/weights/v4")).changed is False
+
+
+async def test_runs_that_have_left_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOADED_LORAS", 2)
+    bench = Bench(tmp_path, runs=2)
+    for run in ("a", "b", "c", "d", "e"):
+        (tmp_path / run / "weights").mkdir(parents=True)
+    for run in ("a", "b", "c", "d"):
+        await bench.load(1, f"{run}/weights/v1")
+    await bench.load(2, "a/weights/v2")
+    assert "a-v1" in bench.registry
+    await bench.load(1, "e/weights/v1")
+    assert sorted(bench.engine.held.values()) == ["a-v1", "a-v2", "d-v1", "e-v1"], "b and c were quiet for longest"
 
 
 async def test_a_version_waits_when_requests_need_all_that_fit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +207,13 @@ def test_the_engine_is_started_for_the_rank(rank: int, flag: int) -> None:
     assert "--enable-lora" in arguments
     assert f"--max-lora-rank={flag}" in arguments
     assert "--enable-lora" not in vllm_arguments(settings())
+
+
+def test_the_engine_is_started_for_the_adapters_of_all_runs() -> None:
+    for runs, at_once, remembered in ((1, 4, 32), (3, 12, 96)):
+        arguments = vllm_arguments(settings(max_lora_rank=8, lora_runs=runs))
+        assert f"--max-loras={at_once}" in arguments
+        assert f"--max-cpu-loras={remembered}" in arguments
 
 
 def test_a_rank_that_vllm_does_not_take_is_refused() -> None:

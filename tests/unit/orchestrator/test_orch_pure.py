@@ -19,9 +19,10 @@ from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
 from rlrun.orchestrator.filters import Rules
 from rlrun.orchestrator.ledger import Ledger, LedgerError
 from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
+from rlrun.orchestrator.order import permuted, share_out
 from rlrun.orchestrator.records import MetricsFile, read_lines, spans
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
-from rlrun.orchestrator.sampler import Sampler, permuted, share_out
+from rlrun.orchestrator.sampler import Sampler, Source
 from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, too_old
 
 
@@ -85,23 +86,23 @@ def test_an_epoch_visits_every_task_once(size: int, key: str) -> None:
 
 
 def test_the_sampler_covers_its_tasks_in_another_order_each_epoch_and_seed() -> None:
-    sampler = Sampler(3, ("a",), (1.0,), (50,))
+    sampler = Sampler(3, [Source("a", 50)])
     epochs = [[sampler.draw(50 * epoch + i).task for i in range(50)] for epoch in range(3)]
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert sampler.draw(120).epoch == 2
-    assert [Sampler(4, ("a",), (1.0,), (50,)).draw(i).task for i in range(50)] != epochs[0]
+    assert [Sampler(4, [Source("a", 50)]).draw(i).task for i in range(50)] != epochs[0]
 
 
 def test_a_huge_task_list_costs_nothing() -> None:
-    sampler = Sampler(3, ("a", "b"), (1.0, 2.0), (10**12, 7))
+    sampler = Sampler(3, [Source("a", 10**12), Source("b", 7, 2.0)])
     assert 0 <= sampler.draw(10**9).task < 10**12
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(1, 200))
 def test_environments_take_turns_by_their_ratios(ratios: list[float], groups: int) -> None:
-    sampler = Sampler(0, tuple(map(str, range(len(ratios)))), tuple(ratios), (1000,) * len(ratios))
+    sampler = Sampler(0, [Source(str(i), 1000, ratio) for i, ratio in enumerate(ratios)])
     counts = Counter(sampler.draw(g).environment for g in range(groups))
     for index, ratio in enumerate(ratios):
         assert abs(counts[index] - groups * ratio / sum(ratios)) <= len(ratios)
@@ -144,6 +145,17 @@ def test_a_restored_ledger_dispatches_open_groups_first_and_skips_readmitted_one
         restored.readmit([0])
     with pytest.raises(LedgerError, match=r"\[2\]"):
         restored.readmit([2])
+
+
+def test_what_an_earlier_attempt_dropped_is_not_sampled_again() -> None:
+    ledger = Ledger()
+    for _ in range(3):
+        ledger.take()
+    ledger.accept([0])
+    restored = Ledger.restore(ledger.state())
+    restored.readmit([2, 4], {0: "masked", 1: "too_easy", 6: "error"})
+    assert [restored.take() for _ in range(3)] == [3, 5, 7]
+    assert dict(restored.counters) == {"accepted": 3, "dropped/too_easy": 1, "dropped/error": 1}
 
 
 def test_a_batch_is_exact_with_one_group_size_and_takes_those_that_finished_first() -> None:
@@ -269,6 +281,8 @@ def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -
     found = evaluation_metrics(answers)
     assert found["eval/e/reward/mean"] == 0.75
     assert found["eval/e/errors"] == 1
+    assert found["eval/e/pass@1"] == 0.75
+    assert "eval/e/pass@2" not in found  # one task has only one answer
 
 
 def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | None = None) -> MetricsFile:

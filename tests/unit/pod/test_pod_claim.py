@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pod_harness import run_config
+from pod_harness import Pod, run_config
 
 from rlrun.config.run import RunConfig
 from rlrun.pod.claim import claim_folder, has_begun
@@ -100,3 +100,24 @@ def test_only_attempts_of_this_very_run_count(root: Path) -> None:
     paths.attempt_file(2).write_text("{}")
     with pytest.raises(RoleError, match=r"0002\.json is no attempt's file"):
         has_begun(paths, "uid-2")
+
+
+GUEST = {"trainer": {"sharedWith": "host", "lora": {}}, "checkpoint": {"resume": {"policy": "Never"}}}
+
+
+def start_guest(tmp_path: Path, root: Path, attempt: int) -> tuple[int, str]:
+    """Exit code and termination message of a guest's orchestrator, whose role ends at once."""
+    pod = Pod(tmp_path, f"demo-orchestrator-{attempt}", run_config(root, **GUEST), "127.0.0.1", "127.0.0.1")
+    code, _, _ = pod.run("orchestrator", "print('asks for a slot')", RLRUN_ATTEMPT=str(attempt))
+    return code, pod.message
+
+
+def test_a_guests_orchestrator_claims_the_folder_as_no_trainer_pod_does(tmp_path: Path, root: Path) -> None:
+    assert start_guest(tmp_path, root, 1) == (0, "")
+    assert recorded(root)["shared_with"] == "host"
+    assert recorded(root)["checkpoint"]["resume"]["policy"] == "Never"
+    write_attempt(RunPaths(root), first_attempt(world_size=1, config_hash="c", uid="uid-1"))
+    assert start_guest(tmp_path, root, 2) == (0, "")
+    assert recorded(root)["checkpoint"]["resume"]["policy"] == "Latest", "a restart goes on from its checkpoint"
+    code, message = start_guest(tmp_path, root, 1)
+    assert (code, "the next is 2" in message) == (exit_codes.ATTEMPT_TAKEN, True), message

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, read_batch, write_batch
+from rlrun.protocol.batch import Batch, BatchError, Dropped, Sample, Validation, read_batch, write_batch
 
 
 def sample(length: int = 4, **changes: Any) -> Sample:
@@ -60,6 +60,13 @@ def test_what_is_known_of_the_end_of_the_data_and_of_validation_goes_along(tmp_p
     write_batch(tmp_path / "last", replace(batch(), total_steps=7, last=True, validation=around))
     read = read_batch(tmp_path / "last")
     assert (read.total_steps, read.last, read.validation) == (7, True, around)
+
+
+def test_groups_that_were_given_up_go_along(tmp_path: Path) -> None:
+    dropped = (Dropped(3, "too_easy", 1.0, 9), Dropped(8, "error", None, 10))
+    write_batch(tmp_path / "b", replace(batch(), dropped=dropped, tasks=((4, 17), (5, 0))))
+    read = read_batch(tmp_path / "b")
+    assert (read.dropped, read.tasks) == (dropped, ((4, 17), (5, 0)))
 
 
 def test_some_samples_only(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def batch_path(step: int) -> Path:
 
 @pytest.fixture
 def channel() -> Iterator[Channel]:
-    channel = Channel(attempt=3, api_key=KEY, host="127.0.0.1", port=0, batch_path=batch_path)
+    channel = Channel.listen(attempt=3, api_key=KEY, host="127.0.0.1", port=0, batch_path=batch_path)
     yield channel
     channel.close()
 
@@ -156,5 +156,5 @@ async def test_shutdown(channel: Channel, client: aiohttp.ClientSession) -> None
 
 def test_a_port_in_use_is_told(channel: Channel) -> None:
     with pytest.raises(RoleError, match=f"127.0.0.1:{channel.port}") as caught:
-        Channel(attempt=1, api_key=KEY, host="127.0.0.1", port=channel.port, batch_path=batch_path)
+        Channel.listen(attempt=1, api_key=KEY, host="127.0.0.1", port=channel.port, batch_path=batch_path)
     assert caught.value.code == exit_codes.UNAVAILABLE

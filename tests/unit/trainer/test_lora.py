@@ -21,6 +21,7 @@ from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer import export, lora, publish
+from rlrun.trainer.adapters import Adapters
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
@@ -262,3 +263,67 @@ def test_an_exported_checkpoint_is_the_model_with_its_updates(
     assert changed == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")} | set(full)
     with pytest.raises(RoleError, match="is of another model than"):
         export.export_checkpoint(tmp_path / "checkpoint", tmp_path / "no", config, str(source), step=3)
+
+
+def test_runs_keep_their_bits_while_others_train(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    def trained(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            train_step(
+                model,
+                optimizer,
+                make_batch([9, 7]),
+                [(0, 1)],
+                group=solo,
+                loss=Objective("aipo"),
+                lr=1e-2,
+                max_grad_norm=1.0,
+            )
+
+    runs = {"one": CONFIG, "two": CONFIG.model_copy(update={"alpha": 2.0})}
+    expected = {}
+    for seed, (name, config) in enumerate(runs.items()):
+        alone = adapt(make_model(), solo, config, seed)
+        trained(alone, make_optimizer(alone, OptimizerConfig(), solo.device), 4)
+        expected[name] = parameters(alone)
+    model = adapt(make_model(), solo)
+    adapters, optimizers = Adapters(model), {}
+    for seed, (name, config) in enumerate(runs.items()):
+        adapters.hold(name, config)
+        lora.initialise(model, seed)
+        optimizers[name] = make_optimizer(model, OptimizerConfig(), solo.device)
+    for name, count in (("one", 1), ("two", 3), ("one", 3), ("two", 1)):
+        adapters.hold(name, runs[name])
+        trained(model, optimizers[name], count)
+    for name, config in runs.items():
+        adapters.hold(name, config)
+        assert all(torch.equal(tensor, expected[name][key]) for key, tensor in parameters(model).items()), name
+
+
+def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
+    tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
+) -> None:
+    narrow = CONFIG.model_copy(update={"rank": 3})
+    alone = adapt(make_model(), solo, narrow, seed=5)
+    model = adapt(make_model(), solo)
+    Adapters(model).hold("narrow", narrow)
+    lora.initialise(model, 5)
+    for one in (alone, model):
+        train(one, solo, make_batch([9, 7]))
+    for number, one in enumerate((alone, model)):
+        publish.publish_adapter(
+            one,
+            RunPaths(tmp_path).version(number, 1),
+            config=lora.adapter_config(one, narrow, "base"),
+            dtype="float32",
+            group=solo,
+        )
+    expected, found = (load_file(RunPaths(tmp_path).version(n, 1) / "adapter_model.safetensors") for n in (0, 1))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].shape == tensor.shape
+        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-5)
+    for layer in lora.adapted(model).values():
+        assert not local_part(layer.lora_A)[3:].any()
+        assert not local_part(layer.lora_B)[:, 3:].any()

@@ -56,9 +56,10 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
     trainer = _computing(spec.trainer, TrainerSpec) | {
         "micro_batch_tokens": spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
     }
+    serves = spec.task == "RL" and spec.trainer.shared_with is None
     return RunConfig(
         trainer=TrainerConfig(**trainer, **common, algorithm=algorithm, checkpoint=spec.checkpoint),
-        inference=InferenceConfig(**inference, **common, lora=spec.trainer.lora) if spec.task == "RL" else None,
+        inference=InferenceConfig(**inference, **common, lora=spec.trainer.lora) if serves else None,
         orchestrator=OrchestratorConfig(
             **_computing(spec.orchestrator, OrchestratorSpec),
             **common,
@@ -69,6 +70,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             evaluation=spec.evaluation,
             checkpoint=spec.checkpoint,
             weight_sync=spec.weight_sync,
+            shared_with=spec.trainer.shared_with,
         ),
     )
 

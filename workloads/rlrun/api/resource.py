@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rlrun.api.life import FailurePolicySpec, NetworkPolicySpec
 from rlrun.api.placement import PlacementSpec
-from rlrun.api.pods import InferenceBlock, OrchestratorBlock, TrainerBlock
+from rlrun.api.pods import InferenceBlock, OrchestratorBlock, PodFields, TrainerBlock
 from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
@@ -72,6 +73,25 @@ class RLRunSpec(Config):
     """What failures cost."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """What the pods may talk to."""
+
+    @model_validator(mode="after")
+    def _parts_of_a_guest(self) -> Self:
+        """The pods of a guest are its orchestrator alone."""
+        if self.trainer.shared_with is None:
+            return self
+        blocks: tuple[tuple[str, Config, Iterable[str]], ...] = (
+            ("inference", self.inference, InferenceBlock.model_fields),
+            ("trainer", self.trainer, PodFields.model_fields),
+        )
+        for block, given, names in blocks:
+            for name in names:
+                info = type(given).model_fields[name]
+                value = getattr(given, name)
+                if value != info.get_default(call_default_factory=True):
+                    raise ValueError(
+                        f"{block}.{info.alias} ({value}) is the host's, with trainer.sharedWith; remove it"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _parts_of_the_task(self) -> Self:

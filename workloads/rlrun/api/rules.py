@@ -32,6 +32,7 @@ from rlrun.config.learning import (
     OptimizerConfig,
 )
 from rlrun.config.model import ModelConfig
+from rlrun.config.rollout import CurriculumConfig
 from rlrun.config.schema import Shape, fields, spelled
 
 
@@ -240,6 +241,27 @@ _TRAINER = (
         ".parallelism",
     ),
     Rule(
+        "!has(self.sharedWith) || has(self.lora)",
+        "sharedWith ({self.sharedWith}) needs lora: runs share a trainer by their adapters; set lora",
+        ".sharedWith",
+    ),
+    Rule(
+        "!has(self.lora) || !has(self.lora.modulesToSave) || size(self.lora.modulesToSave) == 0 || "
+        "(!has(self.sharedWith) && self.lora.slots == 1)",
+        "lora.modulesToSave trains whole modules, which runs cannot share; remove it, or sharedWith and lora.slots",
+        ".lora",
+    ),
+    Rule(
+        "!has(self.sharedWith) || (self.replicas == 1 && !has(self.processesPerReplica) && self.gpusPerReplica == 0 && "
+        "self.parallelism.dpReplicate == 1 && !has(self.parallelism.dpShard) && self.parallelism.tp == 1 && "
+        "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.activationCheckpointing == 'none' && "
+        "self.attention == 'auto' && !self.compile && self.computeDtype == 'auto' && !self.cpuOffload && "
+        "(!has(self.lora) || self.lora.slots == 1))",
+        "sharedWith ({self.sharedWith}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
+        "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype and cpuOffload",
+        ".sharedWith",
+    ),
+    Rule(
         "!self.compile || self.activationCheckpointing != 'selective'",
         "compile (true) hides from activationCheckpointing (selective) what it selects; "
         "set activationCheckpointing: full or remove compile",
@@ -319,6 +341,12 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "!has(self.fromRun) || self.policy != 'Step'",
             "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them",
             ".fromRun",
+        ),
+    ),
+    CurriculumConfig: (
+        Rule(
+            "!has(self.easy) || !has(self.hard) || self.hard.threshold < self.easy.threshold",
+            "hard.threshold ({self.hard.threshold}) must be below easy.threshold ({self.easy.threshold}); lower it",
         ),
     ),
     SourceConfig: _PLACE,

@@ -114,6 +114,15 @@ class StorageStatus(Config):
     """The bound PersistentVolume."""
 
 
+class SharedWithStatus(Config):
+    """The run whose trainer and engines this one uses."""
+
+    run: str
+    """Its name."""
+    attempt: int | None = None
+    """Its attempt that the current one of this run belongs to."""
+
+
 class RLRunStatus(Config):
     """The truth about a run."""
 
@@ -122,8 +131,8 @@ class RLRunStatus(Config):
     phase: Phase | None = None
     """Where the run is in its life."""
     conditions: list[Condition] = Field(default_factory=list)
-    """ConfigurationValid, StorageReady, Scheduled, PodsReady, InferenceAvailable, Progressing, CheckpointHealthy, Restarting, Complete,
-    Failed, and kstatus' Reconciling and Stalled."""
+    """ConfigurationValid, HostAvailable (guests), StorageReady, Scheduled, PodsReady, InferenceAvailable, Progressing, CheckpointHealthy,
+    Restarting, Complete, Failed, and kstatus' Reconciling and Stalled."""
     reason: str | None = None
     """Reason of the condition that matters most now."""
     message: str | None = None
@@ -151,7 +160,7 @@ class RLRunStatus(Config):
     trainer: RoleStatus = RoleStatus()
     """The trainer's pods."""
     inference: RoleStatus = RoleStatus()
-    """The engines."""
+    """The engines; a guest's are its host's, as its trainer is."""
     orchestrator: RoleStatus = RoleStatus()
     """The orchestrator's pod."""
     trainer_ready: str | None = None
@@ -168,3 +177,7 @@ class RLRunStatus(Config):
     """The last five, newest last."""
     storage: StorageStatus | None = None
     """The run's volume."""
+    shared_with: SharedWithStatus | None = None
+    """The host of a guest (`trainer.sharedWith`)."""
+    guests: list[str] | None = None
+    """Runs that have begun with this run's trainer and are not over."""

@@ -23,7 +23,7 @@ class _Objective(Config):
     name: Annotated[str, Field(min_length=1, max_length=253)]
     """A known name, or `package.module:function` for one of your own in the image."""
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Options of this name, in the spelling of the reference page (`delta`, `eps_high`, ...)."""
+    """Its options, spelled as in the reference (`delta`, `eps_high`, ...)."""
 
 
 class LossConfig(_Objective):
@@ -48,19 +48,19 @@ class FilterConfig(Config):
     """What is not trained on, and what long answers cost. Rewards in metrics stay as the environment gave them."""
 
     zero_variance: bool = False
-    """Drop groups whose rewards are all equal (they carry no gradient) and sample others instead (dynamic sampling)."""
+    """Drop groups of equal rewards, which carry no gradient, and sample others (dynamic sampling)."""
     overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Lower the reward by up to this within the last `overlongBuffer` of `maxTokens` (DAPO's soft penalty); 0: off."""
+    """Most that the last `overlongBuffer` of `maxTokens` takes off the reward (DAPO's soft penalty); 0: off."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share of `maxTokens` over which the penalty rises."""
     overlong_mask: bool = False
     """Do not train on rollouts that were cut off."""
     repetition_mask: bool = False
-    """Do not train on rollouts that repeat themselves: `repetitionWindow` tokens in a row, each above probability 0.99."""
+    """Do not train on repetition: `repetitionWindow` tokens in a row, each above probability 0.99."""
     repetition_window: Annotated[int, Field(ge=2, le=1_048_576)] = 512
     """Also for the metric `batch/repetition`."""
     gibberish_mask: bool = False
-    """Do not train on rollouts with a rare token (id above 100000) that was sampled below e^-2 of uniform probability."""
+    """Do not train on rollouts with a token of id above 100000 that was sampled below e^-2 of uniform probability."""
 
 
 class RegularizerConfig(Config):

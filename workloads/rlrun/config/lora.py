@@ -25,6 +25,9 @@ class LoRAConfig(Config):
     modules_to_save: Annotated[list[Pattern], Field(max_length=64)] = Field(default_factory=list)
     """Modules that are trained in full, such as `lm_head`. vLLM takes no such adapter: whole merged weights are published."""
 
+    slots: Annotated[int, Field(ge=1, le=64)] = 1
+    """Runs whose adapters the trainer holds, this one included; more than 1: others may share it (`sharedWith`)."""
+
     @property
     def served_as_adapter(self) -> bool:
         """Whether the engine is given the adapter alone; else whole weights with the update in them."""

@@ -36,6 +36,8 @@ class TrainerSpec(Config):
     """The learning rate's schedule."""
     lora: LoRAConfig | None = None
     """Train adapters; default: all weights."""
+    shared_with: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    """Another run (the host) whose trainer and engines this run uses; default: its own. Needs `lora`, of at most the host's rank."""
     parallelism: ParallelismConfig = ParallelismConfig()
     """How the ranks share model and data."""
     activation_checkpointing: ActivationCheckpointing = "none"
@@ -69,12 +71,44 @@ class TrainerSpec(Config):
             raise ValueError(
                 f"parallelism.tp ({self.parallelism.tp}) does not divide adapters; set tp: 1 or remove lora"
             )
+        if self.shared_with is not None and self.lora is None:
+            raise ValueError(
+                f"sharedWith ({self.shared_with}) needs lora: runs share a trainer by their adapters; set lora"
+            )
+        if (
+            self.lora is not None
+            and self.lora.modules_to_save
+            and (self.shared_with is not None or self.lora.slots > 1)
+        ):
+            raise ValueError(
+                "lora.modulesToSave trains whole modules, which runs cannot share; remove it, or sharedWith and lora.slots"
+            )
+        if self.shared_with is not None and self._says_what_the_host_says():
+            raise ValueError(
+                f"sharedWith ({self.shared_with}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
+                "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype and cpuOffload"
+            )
         if self.compile and self.activation_checkpointing == "selective":
             raise ValueError(
                 "compile (true) hides from activationCheckpointing (selective) what it selects; "
                 "set activationCheckpointing: full or remove compile"
             )
         return self
+
+    def _says_what_the_host_says(self) -> bool:
+        of_host = (
+            self.replicas == 1,
+            self.processes_per_replica is None,
+            self.gpus_per_replica == 0,
+            self.parallelism == ParallelismConfig(),
+            self.activation_checkpointing == "none",
+            self.attention == "auto",
+            not self.compile,
+            self.compute_dtype == "auto",
+            not self.cpu_offload,
+            self.lora is None or self.lora.slots == 1,
+        )
+        return not all(of_host)
 
     @property
     def ranks_per_replica(self) -> int:
@@ -183,7 +217,9 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     weight_sync: WeightSyncConfig
     """Deadlines of the hand-over."""
     trainer_url: str = "http://127.0.0.1:29600"
-    """Where rank 0's channel listens."""
+    """Where rank 0's channel listens; the host's, with `sharedWith`."""
+    shared_with: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    """The run whose trainer and engines this one uses; default: its own."""
     inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
     """The engines."""
     inference_service: Annotated[str, Field(min_length=1)] | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.learning import EnvironmentAlgorithm
@@ -19,6 +19,38 @@ class SamplingConfig(Config):
     """Longest reply of the model in one turn, in tokens."""
 
 
+class PoolConfig(Config):
+    """Tasks that the policy finds easy or hard, by the mean reward of their last group."""
+
+    threshold: float
+    """Mean reward of the last group."""
+    fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of draws."""
+    train: bool = True
+    """Or sample others instead."""
+
+
+class CurriculumConfig(Config):
+    """Which tasks are drawn when."""
+
+    shuffle: bool = True
+    """A new order per epoch."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Steps until all tasks are open, the first first."""
+    easy: PoolConfig | None = None
+    """Tasks of this reward or more."""
+    hard: PoolConfig | None = None
+    """Tasks of this reward or less."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.easy is not None and self.hard is not None and self.hard.threshold >= self.easy.threshold:
+            raise ValueError(
+                f"hard.threshold ({self.hard.threshold}) must be below easy.threshold ({self.easy.threshold}); lower it"
+            )
+        return self
+
+
 class EnvironmentConfig(Config):
     """One environment that makes tasks, runs episodes and scores them."""
 
@@ -30,6 +62,8 @@ class EnvironmentConfig(Config):
     """Arguments of the environment; each names its own in its documentation."""
     ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share of groups relative to the other environments' ratios."""
+    curriculum: CurriculumConfig | None = None
+    """Which tasks are drawn when."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rollouts per task; their rewards are compared with each other."""
     sampling: SamplingConfig | None = None

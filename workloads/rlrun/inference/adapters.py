@@ -7,6 +7,8 @@ the one they want, and one in flight keeps its own to the end. Invariants:
   adapter's keys or weights.
 - An adapter is unloaded only when no request needs it. vLLM forgets the least recently used one when it has too many and reads it from disk
   again in the middle of a step, where a folder that retention has deleted ends the engine; so a version is refused before that.
+- Adapters of several runs (`trainer.sharedWith`) are beside each other as versions of one are. Each run has versions of its own, and a
+  load for one run unloads none of another's, unless the engine is full of those of runs that have left.
 - The engine's own label stays what it is after the start, which is no version: what the bare model answers is never trained on.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +35,12 @@ class LoRAEngine(Engine, Protocol):
     async def remove_lora(self, lora_id: int) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    number: int
+    run: str
+
+
 class AdapterHandover(Handover):
     """The one writer of the engine's adapters."""
 
@@ -44,6 +53,7 @@ class AdapterHandover(Handover):
         in_use: Callable[[], set[str]],
         make_request: Callable[[str, int, str], Any],
         max_rank: int,
+        runs: int = 1,
         base_model: str,
         weights_dir: str,
         expected: Shapes | None,
@@ -53,11 +63,12 @@ class AdapterHandover(Handover):
         """As `Handover`, and:
 
         Args:
-            served_name: of the model; adapters are named after it and their folder.
+            served_name: of the model; adapters of its run are named after it and their folder.
             registry: the names that vLLM's server accepts, each with its request object.
             in_use: names that requests in flight have.
             make_request: vLLM's request object from name, number and path.
             max_rank: highest rank that the engine takes.
+            runs: how many runs have adapters here at the same time. With more than one, `weights_dir` is the folder of all runs' folders.
         """
         super().__init__(
             engine,
@@ -70,9 +81,13 @@ class AdapterHandover(Handover):
         self._loras = engine
         self._served_name, self._max_rank = served_name, max_rank
         self._registry, self._in_use, self._make_request = registry, in_use, make_request
-        self._loaded: dict[str, int] = {}
-        """Number of every adapter that the engine may hold, by name, in the order of loading."""
-        self._previous: str | None = None
+        self._runs = runs
+        self._loaded: dict[str, _Loaded] = {}
+        """Every adapter that the engine may hold, by name, in the order of loading."""
+        self._newest: dict[str, Served] = {}
+        """What each run serves."""
+        self._previous: dict[str, str | None] = {}
+        """The adapter before, of each run."""
         self._count = 0
 
     async def reload_base(self, version: int, *, force: bool = False) -> Outcome:
@@ -82,19 +97,35 @@ class AdapterHandover(Handover):
     def _check(self, path: str) -> Path:
         return check_adapter(path, self._weights_dir, self._expected, self._max_rank)
 
+    def _run_of(self, source: str) -> str:
+        if self._runs == 1:
+            return self._served_name
+        return Path(source).relative_to(Path(self._weights_dir).resolve()).parts[0]
+
+    def _held(self, source: str) -> Served | None:
+        return self._newest.get(self._run_of(source))
+
     async def _load(self, source: str, version: int, *, keep_cache: bool) -> Outcome:
-        began = time.monotonic()
-        await self._unload_unused()
-        if len(self._loaded) >= MAX_LOADED_LORAS:
+        began, run = time.monotonic(), self._run_of(source)
+        await self._unload_unused(run)
+        if len(self._loaded) >= MAX_LOADED_LORAS * self._runs:
+            for left in [
+                other for other in self._newest if other != run
+            ]:  # the one whose last hand-over is longest ago first
+                self._forget(left)
+                await self._unload_unused(left)
+                if len(self._loaded) < MAX_LOADED_LORAS * self._runs:
+                    break
+        mine = sum(loaded.run == run for loaded in self._loaded.values())
+        if mine >= MAX_LOADED_LORAS:
             raise HandoverError(
-                503,
-                f"requests in flight need {len(self._loaded)} adapters; version {version} has to wait for one of them",
+                503, f"requests in flight need {mine} adapters; version {version} has to wait for one of them"
             )
         self._count += 1
-        name = f"{self._served_name}-{Path(source).name}"
+        name = f"{run}-{Path(source).name}"
         if name in self._registry:
             name = f"{name}-{self._count}"
-        self._loaded[name] = self._count
+        self._loaded[name] = _Loaded(self._count, run)
         request = self._make_request(name, self._count, source)
         try:
             async with asyncio.timeout(self._timeout):
@@ -103,19 +134,26 @@ class AdapterHandover(Handover):
             reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
             raise HandoverError(500, f"update to version {version} failed while loading {source}: {reason}") from None
         self._registry[name] = request
-        self._previous = self.served.model if self.served is not None else None
-        self.served = Served(version, source, name)
+        before = self._newest.pop(run, None)  # and in again, as the latest
+        self._previous[run] = before.model if before is not None else None
+        self.served = self._newest[run] = Served(version, source, name)
         seconds = round(time.monotonic() - began, 4)
         return Outcome(version, changed=True, seconds={"load": seconds, "total": seconds}, model=name)
 
-    async def _unload_unused(self) -> None:
-        """Unload all but the newest, what requests in flight need, and the one before: a request may be on its way to it."""
-        kept = {self._previous, self.served.model if self.served is not None else None, *self._in_use()}
-        for name in [name for name in self._loaded if name not in kept]:
+    def _forget(self, run: str) -> None:
+        self._newest.pop(run)
+        self._previous.pop(run)
+
+    async def _unload_unused(self, run: str) -> None:
+        """Unload of one run all but the newest, what requests in flight need, and the one before: a request may be on its way to it."""
+        newest = self._newest.get(run)
+        kept = {self._previous.get(run), newest.model if newest is not None else None, *self._in_use()}
+        mine = [name for name, loaded in self._loaded.items() if loaded.run == run]
+        for name in [name for name in mine if name not in kept]:
             self._registry.pop(name, None)
             try:
                 async with asyncio.timeout(self._timeout):
-                    await self._loras.remove_lora(self._loaded[name])
+                    await self._loras.remove_lora(self._loaded[name].number)
             except Exception as error:
                 logger.warning("adapter {} could not be unloaded: {}", name, last_line(error))
                 continue

@@ -8,9 +8,9 @@ KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than the client keeps them, so that it never writes to one that is being closed."""
 
 MAX_LORAS = 4
-"""Adapters in one engine step: requests of this many versions are computed together, those of others wait."""
+"""Adapters of each run in one engine step: requests of this many versions are computed together, those of others wait."""
 MAX_LOADED_LORAS = 32
-"""Adapters that an engine remembers. One that requests in flight need must not be forgotten, see `adapters`."""
+"""Adapters of each run that an engine remembers. One that requests in flight need must not be forgotten, see `adapters`."""
 
 
 def vllm_arguments(settings: InferenceSettings) -> list[str]:
@@ -41,8 +41,8 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         arguments += [
             "--enable-lora",
             f"--max-lora-rank={rank}",
-            f"--max-loras={MAX_LORAS}",
-            f"--max-cpu-loras={MAX_LOADED_LORAS}",
+            f"--max-loras={MAX_LORAS * settings.lora_runs}",
+            f"--max-cpu-loras={MAX_LOADED_LORAS * settings.lora_runs}",
         ]
     if settings.max_model_len is not None:
         arguments.append(f"--max-model-len={settings.max_model_len}")

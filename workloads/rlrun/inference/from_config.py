@@ -13,6 +13,8 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
     """The settings of the engine that serves this run; raises `SettingsError` for values that cannot work."""
     paths, model = RunPaths(Path(config.output_dir)), config.model
     arguments = list(config.extra_args)
+    lora = config.lora if config.lora is not None and config.lora.served_as_adapter else None
+    runs = lora.slots if lora is not None else 1
     if model.revision is not None:
         arguments.append(f"--revision={model.revision}")
     if model.trust_remote_code:
@@ -20,7 +22,7 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
     return InferenceSettings(
         model_path=model.source(paths.model),
         served_model_name=config.name,
-        weights_dir=str(paths.weights),
+        weights_dir=str(paths.weights if runs == 1 else paths.root.parent),
         api_key=api_key,
         host=config.host,
         port=config.port,
@@ -31,7 +33,8 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_gib=config.cpu_kv_cache_gib,
         seed=config.seed,
-        max_lora_rank=config.lora.rank if config.lora is not None and config.lora.served_as_adapter else None,
+        max_lora_rank=lora.rank if lora is not None else None,
+        lora_runs=runs,
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         extra_args=tuple(arguments),
     )

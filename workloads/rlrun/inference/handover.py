@@ -129,6 +129,10 @@ class Handover:
         """The resolved folder; raises `FolderError` for one that cannot be loaded."""
         return check_weights(path, self._weights_dir, self._expected)
 
+    def _held(self, source: str) -> Served | None:
+        """What weights from `source` would follow."""
+        return self.served
+
     async def _exclusive(self, resolve: Callable[[], Awaitable[str]], version: int, force: bool) -> Outcome:
         """Run one update at a time, to its end even if the caller goes away."""
         task = asyncio.create_task(self._locked(resolve, version, force))
@@ -139,7 +143,7 @@ class Handover:
     async def _locked(self, resolve: Callable[[], Awaitable[str]], version: int, force: bool) -> Outcome:
         async with self._lock:
             source = await resolve()
-            held = self.served if self.fault is None else None
+            held = self._held(source) if self.fault is None else None
             if held is not None and (held.version, held.path) == (version, source) and not force:
                 return Outcome(version, changed=False, model=held.model)
             if held is not None and version < held.version and not force:

@@ -180,6 +180,7 @@ def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shap
         in_use=in_use,
         make_request=LoRARequest,
         max_rank=settings.max_lora_rank,
+        runs=settings.lora_runs,
         **common,
     )
 

@@ -84,6 +84,8 @@ class InferenceSettings:
     """No compilation and no CUDA graphs: a quicker start and a slower engine."""
     max_lora_rank: int | None = None
     """Serve adapters (PEFT folders) of up to this rank on the unchanged model; None: whole weights are handed over."""
+    lora_runs: int = 1
+    """Runs whose adapters are served at the same time; with more than one, `weights_dir` is the folder of all runs' folders."""
     update_timeout: float = 600.0
     """Deadline of one weight update, without waiting for another one."""
     heartbeat_interval: float = 2.0
@@ -103,7 +105,7 @@ class InferenceSettings:
             raise SettingsError(f"port: {self.port} is not between 1 and 65535")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SettingsError(f"gpuMemoryUtilization: {self.gpu_memory_utilization} is not in (0, 1]")
-        for name in ("tensor_parallel", "data_parallel", "max_num_seqs", "kv_cache_gib", "cpu_threads"):
+        for name in ("tensor_parallel", "data_parallel", "max_num_seqs", "kv_cache_gib", "cpu_threads", "lora_runs"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: {getattr(self, name)} is less than 1")
         if self.max_lora_rank is not None and not 0 < self.max_lora_rank <= LORA_RANKS[-1]:

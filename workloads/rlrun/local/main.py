@@ -25,6 +25,7 @@ from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_data, check_folder, check_model, check_ports, free_port, gpus
+from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor, last_lines
 from rlrun.local.view import View, duration
@@ -132,12 +133,21 @@ def _run(
     check_environments(config)
     check_model(config)
     check_data(config)
+    host = config.trainer.shared_with
+    if host is not None:
+        _refuse_options_of_the_host(options, host)
     ports = _choose_ports(options, config)
     check_ports(ports)
-    try:
-        trainer_gpus, inference_gpus = split_gpus(config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids)
-    except ValueError as error:
-        raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+    endpoints = None if host is None else endpoints_of(root, host)
+    trainer_gpus: list[int] = []
+    inference_gpus: list[int] = []
+    if host is None:
+        try:
+            trainer_gpus, inference_gpus = split_gpus(
+                config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids
+            )
+        except ValueError as error:
+            raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
     if options.replay and spec.task == "SFT":
         raise PreflightError(
             "--replay is for task RL: supervised fine-tuning makes the same batches from its data again"
@@ -150,14 +160,18 @@ def _run(
         check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
     replay = str(Path(options.replay).absolute()) if options.replay else None
     configs = with_endpoints(config, ports, replay)
+    if endpoints is not None:
+        configs = [joined(one, endpoints) for one in configs]
     files = [paths.run_json if i == 0 else paths.run_json.with_stem(f"run.{i}") for i in range(len(configs))]
     for file, document in zip(files, configs, strict=True):
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
     attempt = next_number(paths)
-    _prepare_model(config, files[0], paths, attempt, console)
+    if host is None:
+        _prepare_model(config, files[0], paths, attempt, console)
     if interrupted:
         return _INTERRUPTED
-    api_key, launch_id = secrets.token_urlsafe(32), uuid.uuid4().hex
+    launch_id = uuid.uuid4().hex
+    api_key = secrets.token_urlsafe(32) if endpoints is None else endpoints.api_key
     supervisor = Supervisor(launch_id)
     specs = processes(
         configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=ports,
@@ -172,16 +186,19 @@ def _run(
     )
     try:
         supervisor.start(specs)
+        if shares(config):
+            offer(paths, ports, api_key)
         view = View(
             console, name=name, max_steps=spec.max_steps, metrics=paths.metrics,
             url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key, plain=plain,
         )  # fmt: skip
         with view:
-            failed = _watch(supervisor, view, interrupted)
+            failed = _watch(supervisor, view, interrupted, shared=shares(config))
             view.update("")
         if failed:
             explain(failed, root)
     finally:
+        withdraw(paths)
         asked = len(interrupted)
         if interrupted:
             console.print(
@@ -209,15 +226,19 @@ def _run(
     return exit_codes.OK
 
 
-def _watch(supervisor: Supervisor, view: View, interrupted: list[int]) -> Running | None:
-    """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None)."""
+def _watch(supervisor: Supervisor, view: View, interrupted: list[int], *, shared: bool) -> Running | None:
+    """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None).
+
+    A trainer that other runs share ends when the last of them has left it.
+    """
     began = time.monotonic()
     while not interrupted:
         ended = supervisor.exited()
-        if any(r.spec.role == "orchestrator" and r.process.returncode == 0 for r in ended):
+        done = {r.spec.role for r in ended if r.process.returncode == 0} - {"inference"}
+        if done >= ({"orchestrator", "trainer"} if shared else {"orchestrator"}):
             return None
         # The trainer may end with 0 before the orchestrator, when that told it to; an engine never may.
-        failed = [r for r in ended if not (r.spec.role == "trainer" and r.process.returncode == 0)]
+        failed = [r for r in ended if r.process.returncode != 0 or r.spec.role == "inference"]
         if failed:
             return first_cause(failed)
         view.update(f"roles starting since {duration(time.monotonic() - began)}")
@@ -225,8 +246,18 @@ def _watch(supervisor: Supervisor, view: View, interrupted: list[int]) -> Runnin
     return None
 
 
+def _refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:
+    """A guest starts neither trainer nor engines."""
+    for name in ("trainer_port", "inference_port", "trainer_gpu_ids", "inference_gpu_ids"):
+        if getattr(options, name) is not None:
+            raise PreflightError(
+                f"--{name.replace('_', '-')} is an affair of {host}, whose trainer and engines this run uses "
+                "(spec.trainer.sharedWith); leave it out"
+            )
+
+
 def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
-    replicas = 0 if config.inference is None else config.inference.replicas
+    replicas = 0 if config.inference is None or config.trainer.shared_with is not None else config.inference.replicas
     chosen = options.inference_port or [free_port() for _ in range(replicas)]
     if len(chosen) != replicas:
         wanted = f"spec.inference.replicas is {replicas}" if replicas else "task SFT runs no engine; leave it out"

@@ -62,7 +62,7 @@ def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[
     trainer = config.trainer.model_copy(update={"port": ports.trainer})
     placed = config.model_copy(update={"trainer": trainer, "orchestrator": orchestrator})
     inference = config.inference
-    if inference is None:
+    if inference is None or config.trainer.shared_with is not None:
         return [placed]
     return [
         placed.model_copy(update={"inference": inference.model_copy(update={"port": port})}) for port in ports.inference
@@ -139,12 +139,15 @@ def processes(
 
     engines = []
     per_engine = 0 if config.inference is None else config.inference.gpus_per_replica
-    for i, file in enumerate(files if config.inference is not None else ()):
+    own = config.inference is not None and config.trainer.shared_with is None
+    for i, file in enumerate(files if own else ()):
         name = f"inference-{i}" if len(files) > 1 else "inference"
         command = [sys.executable, "-m", "rlrun.inference", "--config", str(file)]
         engines.append(process("inference", name, command, inference_gpus[i * per_engine : (i + 1) * per_engine]))
     trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
     orchestrator = [sys.executable, "-m", "rlrun.orchestrator", "--config", str(files[0])]
+    if config.trainer.shared_with is not None:  # all else is the host's
+        return [process("orchestrator", "orchestrator", orchestrator, ())]
     return [
         *engines,
         process("trainer", "trainer", trainer, trainer_gpus),

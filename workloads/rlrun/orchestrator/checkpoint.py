@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Snapshot:
     ledger: LedgerState
     unwritten: tuple[dict[str, Any], ...] = field(default=())
     """Lines of steps up to this one that wait for an evaluation before they go to `metrics.jsonl`."""
+    sampler: dict[str, Any] = field(default_factory=dict)
+    """`Sampler.state`."""
 
 
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
@@ -53,7 +55,7 @@ def read_snapshot(checkpoint: Path) -> Snapshot:
             raise ValueError("it is of another format")
         ledger = document["ledger"]
         state = LedgerState(int(ledger["next_group"]), tuple(ledger["open_groups"]), dict(ledger["counters"]))
-        return Snapshot(int(document["step"]), state, tuple(document["unwritten"]))
+        return Snapshot(int(document["step"]), state, tuple(document["unwritten"]), dict(document.get("sampler", {})))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RoleError(
             f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",
@@ -108,7 +110,7 @@ def readmissible(paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_p
                 batch = read_batch(artifact.path)
                 refusal = _refusal(batch, writers[artifact.attempt], attempt, max_off_policy_steps)
                 if refusal is None:
-                    ledger.readmit({sample.group for sample in batch.samples})
+                    ledger.readmit({s.group for s in batch.samples}, {d.group: d.reason for d in batch.dropped})
                     break
             except (BatchError, LedgerError) as error:
                 refusal = str(error)
@@ -116,7 +118,7 @@ def readmissible(paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_p
         else:
             return
         logger.info(f"{artifact.path.name} of attempt {artifact.attempt} is taken over")
-        yield Batch(step, attempt.attempt, batch.samples)
+        yield replace(batch, attempt=attempt.attempt)
 
 
 def remove_covered_batches(paths: RunPaths, attempt: Attempt) -> list[int]:

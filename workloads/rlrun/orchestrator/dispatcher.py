@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,10 +27,14 @@ from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.staleness import capacity, too_old
 from rlrun.orchestrator.tokens import ChatTokens
 from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Dropped
 from rlrun.protocol.failures import RoleError
 
 MAX_RETRIES = 2
 """Rollouts of a group that failed are played again this often; then the group is dropped and another takes its place."""
+
+MAX_FILTERED_BATCHES = 64
+"""The run fails when as many rollouts as so many batches hold are filtered in a row."""
 
 
 class GroupGivenUpError(Exception):
@@ -106,6 +111,7 @@ class Dispatcher:
         rules: what is trained on, by the environment's label.
         accepted: rollouts that are in batches or in the buffer, see `staleness.capacity`.
         finished: gets each finished group.
+        next_step: the step whose batch is made next.
         signal: notified after each change.
     """
 
@@ -122,6 +128,7 @@ class Dispatcher:
         rules: Mapping[str, Rules],
         accepted: Callable[[], int],
         finished: Callable[[FinishedGroup], None],
+        next_step: Callable[[], int],
         signal: Signal,
     ) -> None:
         self._config, self._arenas, self._player = config, arenas, player
@@ -129,7 +136,10 @@ class Dispatcher:
         self._accepted, self._finished, self._signal = accepted, finished, signal
         self._budget = ErrorBudget(config.max_error_ratio, config.batch_size)
         self._flights: dict[int, _Flight] = {}
-        self._rules = rules
+        self._rules, self._next_step = rules, next_step
+        self._filtered: Counter[str] = Counter()
+        """Rollouts that were filtered since the last group that was not, by reason."""
+        self._dropped: list[Dropped] = []
 
     @property
     def running(self) -> int:
@@ -170,6 +180,11 @@ class Dispatcher:
                 self._flights[number] = flight
                 flight.task = tasks.create_task(self._fly(flight))
 
+    def take_dropped(self) -> tuple[Dropped, ...]:
+        """The groups that were given up since the last call."""
+        found, self._dropped = tuple(self._dropped), []
+        return found
+
     def cancel_too_old(self, step: int) -> None:
         """Cancel groups in flight that no batch from `step` on may hold; their tasks are dispatched again."""
         limit = self._config.algorithm.max_off_policy_steps
@@ -197,16 +212,30 @@ class Dispatcher:
             elif outcome == "engine":
                 self._ledger.again(number, "engine")
             elif outcome == "error":
-                self._ledger.drop(number, "error")
+                self._drop(number, "error", None)
             elif outcome is not None:
                 self._settle(outcome)
             self._signal.notify()
 
     def _settle(self, group: FinishedGroup) -> None:
         if reason := reason_to_drop(group, self._rules[group.environment]):
-            self._ledger.drop(group.number, reason)
+            self._drop(group.number, reason, group.mean_reward)
+            self._filtered[reason] += len(group.rollouts)
+            if self._filtered.total() >= MAX_FILTERED_BATCHES * self._config.batch_size:
+                found = ", ".join(f"{reason}: {count}" for reason, count in sorted(self._filtered.items()))
+                raise RoleError(
+                    f"the last {self._filtered.total()} rollouts were all filtered ({found}), so no batch can be made; loosen "
+                    "algorithm.filters or the curriculum, raise groupSize, or choose other tasks",
+                    exit_codes.DATA,
+                )
         else:
+            self._filtered.clear()
             self._finished(group)
+
+    def _drop(self, number: int, reason: str, mean: float | None) -> None:
+        self._ledger.drop(number, reason)
+        self._dropped.append(Dropped(number, reason, mean, self._ledger.next_group))
+        self._sampler.drop(self._next_step(), number, mean)
 
     async def _play_group(self, flight: _Flight) -> FinishedGroup:
         draw = self._sampler.draw(flight.number)

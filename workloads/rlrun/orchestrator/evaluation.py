@@ -19,6 +19,7 @@ from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import RolloutError
 from rlrun.orchestrator.dispatcher import Player
 from rlrun.orchestrator.engines import EnginePool, Session
+from rlrun.orchestrator.estimates import passes
 from rlrun.orchestrator.rollouts import Rollout
 from rlrun.orchestrator.tokens import ChatTokens
 
@@ -46,8 +47,8 @@ def evaluation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
     """Metrics of one evaluation.
 
     Returns:
-        Per environment `eval/<env>/reward/mean`: the mean over tasks of each task's mean over its samples (avg@k), and the number of
-        failed answers, of truncated ones, and the mean reply length in tokens.
+        Per environment `eval/<env>/reward/mean`: the mean over tasks of each task's mean over its samples (avg@k), `pass@k` for
+        k = 1, 2, 4, ..., the number of failed answers, the share of truncated ones, and the mean reply length in tokens.
     """
     metrics: dict[str, float] = {}
     for label in dict.fromkeys(answer.environment for answer in answers):
@@ -62,6 +63,7 @@ def evaluation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
         if not rollouts:
             continue
         metrics[f"{prefix}/reward/mean"] = _mean([_mean(rewards) for rewards in tasks.values()])
+        metrics |= {f"{prefix}/pass@{k}": value for k, value in passes(list(tasks.values())).items()}
         metrics[f"{prefix}/completion_length/mean"] = _mean([float(r.loss_tokens) for r in rollouts])
         metrics[f"{prefix}/truncated"] = _mean([float(r.truncated) for r in rollouts])
         for name in sorted({name for r in rollouts for name in r.metrics}):

@@ -10,6 +10,8 @@ import numpy as np
 
 from rlrun.config.learning import AdvantageConfig, FilterConfig
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import CurriculumConfig
+from rlrun.orchestrator.pools import pool_of
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout, run_lengths
 
 REPETITION_PROBABILITY = 0.99
@@ -30,6 +32,8 @@ class Rules:
     """Longest reply; the overlong penalty of a rollout is that of its longest one."""
     vocabulary: int
     """Tokens of the tokenizer."""
+    curriculum: CurriculumConfig | None = None
+    """Says how easy or hard a group may be."""
 
 
 def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]:
@@ -41,6 +45,7 @@ def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]
             filters=environment.algorithm.filters or run.effective_filters,
             max_tokens=(environment.sampling or config.sampling).max_tokens,
             vocabulary=vocabulary,
+            curriculum=environment.curriculum,
         )
         for environment in config.environments
     }
@@ -91,11 +96,22 @@ def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
 
 def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
     """Why a group is not trained on at all, so that another takes its place; None if it is."""
+    if (reason := _outside(group.mean_reward, rules.curriculum)) is not None:
+        return reason
     if rules.filters.zero_variance and group.zero_variance:
         return "zero_variance"
     if not any(is_trained_on(rollout, rules) for rollout in group.rollouts):
         return "masked"
     return None
+
+
+def _outside(mean: float, curriculum: CurriculumConfig | None) -> str | None:
+    """The online difficulty filter: `too_easy` or `too_hard` for a pool that is not trained on."""
+    pool = None if curriculum is None else pool_of(mean, curriculum)
+    if curriculum is None or pool is None:
+        return None
+    config = curriculum.easy if pool == "easy" else curriculum.hard
+    return None if config is None or config.train else f"too_{pool}"
 
 
 def filter_metrics(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> dict[str, float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 FORMAT_VERSION = 1
 
@@ -70,16 +71,19 @@ class Ledger:
             self._out.remove(group)
             self.counters["accepted"] += 1
 
-    def readmit(self, groups: Iterable[int]) -> None:
-        """Groups of a batch that an earlier attempt made.
+    def readmit(self, groups: Iterable[int], dropped: Mapping[int, str] = MappingProxyType({})) -> None:
+        """Groups of a batch that an earlier attempt made, and those that it gave up before, with the reasons.
 
         Raises:
-            LedgerError: one of them was trained or dropped before; nothing is changed.
+            LedgerError: one of the batch was trained or dropped before; nothing is changed.
         """
         wanted = set(groups)
         if taken := sorted(g for g in wanted if g < self.next_group and g not in self._again):
             raise LedgerError(f"groups {taken} are already in an earlier batch")
-        end = max([self.next_group, *(group + 1 for group in wanted)])
-        self._again = sorted({*self._again, *range(self.next_group, end)} - wanted)
+        end = max([self.next_group, *(group + 1 for group in [*wanted, *dropped])])
+        unsettled = {*self._again, *range(self.next_group, end)} - wanted
+        given_up = unsettled & set(dropped)
+        self._again = sorted(unsettled - given_up)
         self.next_group = end
         self.counters["accepted"] += len(wanted)
+        self.counters.update(f"dropped/{dropped[group]}" for group in given_up)

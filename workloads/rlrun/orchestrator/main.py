@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from loguru import logger
@@ -27,14 +28,15 @@ from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.pipeline import Pipeline
 from rlrun.orchestrator.progress import Progress, ProgressServer
+from rlrun.orchestrator.shared import Connection
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
-from rlrun.orchestrator.trainer_client import TrainerClient
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import model_folder
 
 OpenEnvironments = Callable[
     [Sequence[EnvironmentConfig], Path, Background], AbstractAsyncContextManager[Sequence[Arena]]
@@ -47,7 +49,7 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
     Raises:
         RoleError: there is none, or its chat template is of no use.
     """
-    source = config.model.source(RunPaths(Path(config.output_dir)).model)
+    source = config.model.source(model_folder(Path(config.output_dir), config.shared_with))
     try:
         return ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
     except (TemplateError, OSError, ValueError) as error:
@@ -89,10 +91,12 @@ async def run(
         update = config.weight_sync.timeout_seconds
         return EngineClient(url, api_key, generate_timeout=longest, update_timeout=update)
 
+    connection = Connection(config, api_key, attempt=attempt)
+
     def look() -> Progress:
         if pipeline is not None:
             return pipeline.progress()
-        waiting = f"the trainer at {config.trainer_url} since {time.monotonic() - began:.1f} s"
+        waiting = f"{connection.waiting} since {time.monotonic() - began:.1f} s"
         return Progress(None, config.max_steps, None, None, None, None, {}, None, None, waiting, None, 0, 0)
 
     lease = lease_from_environment(attempt=attempt, look=look)
@@ -103,9 +107,7 @@ async def run(
             background(lease.run())
         logs = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
         arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
-        trainer = TrainerClient(config.trainer_url, api_key, attempt=attempt)
-        stack.push_async_callback(trainer.close)
-        await trainer.wait_until_begun()
+        trainer = await stack.enter_async_context(connection)
         chat = await asyncio.to_thread(load_chat, config)
         pool = EnginePool([], signals)
         stack.push_async_callback(_close_clients, pool)
@@ -124,7 +126,7 @@ async def run(
             signal=signals,
         )
         if stop is not None:
-            stop.act = pipeline.stop
+            stop.act = partial(_stop, pipeline, connection)
         if not await pipeline.run():
             logger.info("stopped by a signal")
             return TERMINATED
@@ -132,6 +134,11 @@ async def run(
             await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
         await trainer.shutdown()
     return exit_codes.OK
+
+
+def _stop(pipeline: Pipeline, connection: Connection) -> None:
+    pipeline.stop()
+    connection.leave()
 
 
 async def _close_clients(pool: EnginePool) -> None:

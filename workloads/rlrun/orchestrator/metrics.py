@@ -54,6 +54,14 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     return metrics
 
 
+def group_means(batch: Batch) -> dict[int, float]:
+    """Mean reward of each group of a batch, in order of their numbers."""
+    rewards: dict[int, dict[int, float]] = {}
+    for sample in batch.samples:
+        rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
+    return {group: sum(found.values()) / len(found) for group, found in sorted(rewards.items())}
+
+
 def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
     """What only the live groups of a batch tell: truncation, time, and the environments' own metrics as `env/<env>/<name>`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -76,7 +84,8 @@ def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
     """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error, all
     together and as `errors/<env>/<kind>`."""
-    names = {"dropped/error", "dropped/masked", "dropped/zero_variance", "cancelled/age", "cancelled/engine", "errors"}
+    reasons = ("error", "masked", "too_easy", "too_hard", "zero_variance")
+    names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
     names |= {name for name in now if name.startswith("errors/")}
     return {
         name if name.startswith("errors") else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))

@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from loguru import logger
@@ -32,7 +33,7 @@ from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, due, evaluation_metrics, trace_line
 from rlrun.orchestrator.filters import filter_metrics, rules_of
 from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
+from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_means, group_metrics
 from rlrun.orchestrator.progress import Progress, StepClock
 from rlrun.orchestrator.records import MetricsFile, write_jsonl, write_trace
 from rlrun.orchestrator.replay import Recording
@@ -45,7 +46,7 @@ from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.batch import Batch, BatchError, write_batch
+from rlrun.protocol.batch import Batch, BatchError, Dropped, write_batch
 from rlrun.protocol.channel import Event
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.paths import RunPaths
@@ -107,12 +108,9 @@ class Pipeline:
             if config.replay
             else None
         )
-        sampler = Sampler(
-            config.seed,
-            tuple(arena.config.label for arena in arenas),
-            tuple(arena.config.ratio for arena in arenas),
-            tuple(len(arena.tasks) for arena in arenas),
-        )
+        self._sampler = Sampler.of(config, [len(arena.tasks) for arena in arenas])
+        if not self._sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
+            logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
         self._rules = rules_of(config, vocabulary=chat.vocabulary)
         self._dispatcher = Dispatcher(
             config,
@@ -120,11 +118,12 @@ class Pipeline:
             player,
             pool,
             chat,
-            sampler=sampler,
+            sampler=self._sampler,
             ledger=self._ledger,
             rules=self._rules,
             accepted=self._accepted,
             finished=self._finish_group,
+            next_step=lambda: self._made + 1,
             signal=signal,
         )
         self._finished = False
@@ -217,7 +216,7 @@ class Pipeline:
         if snapshot is None or event.path is None:
             logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
             return
-        whole = Snapshot(snapshot.step, snapshot.ledger, self._metrics.unwritten(event.step))
+        whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step))
         with storage_errors(Path(event.path)):
             await asyncio.to_thread(checkpoint.write_snapshot, Path(event.path), whole)
         await self.trainer.checkpoint_saved(event.step)
@@ -260,9 +259,12 @@ class Pipeline:
         began, step = time.monotonic(), self._made + 1
         self._buffer = [group for group in self._buffer if group not in groups]
         self._ledger.accept(group.number for group in groups)
+        tasks = tuple((group.number, self._sampler.draw(group.number).task) for group in groups)
+        self._sampler.accept(step, {group.number: group.mean_reward for group in groups})
         self._take_step(step)
         self._expire(step + 1)
-        batch = await asyncio.to_thread(self._write, groups, step)
+        dropped = self._dispatcher.take_dropped()
+        batch = await asyncio.to_thread(self._write, groups, step, dropped, tasks)
         counters = dict(self._ledger.counters)
         metrics = batch_metrics(batch) | group_metrics(groups) | filter_metrics(groups, self._rules)
         metrics |= counter_metrics(counters, self._counted)
@@ -272,12 +274,13 @@ class Pipeline:
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
         metrics["time/update_weights"] = self._sync.seconds
+        metrics |= self._sampler.metrics()
         self._counted = counters
         await self._announce(batch, metrics)
 
     def _take_step(self, step: int) -> None:
         self._made = step
-        self._snapshots[step] = Snapshot(step, self._ledger.state())
+        self._snapshots[step] = Snapshot(step, self._ledger.state(), sampler=self._sampler.state())
         self._signal.notify()
 
     def _expire(self, step: int) -> None:
@@ -288,11 +291,18 @@ class Pipeline:
             self._ledger.again(group.number, "age")
         self._dispatcher.cancel_too_old(step)
 
-    def _write(self, groups: Sequence[FinishedGroup], step: int) -> Batch:
+    def _write(
+        self,
+        groups: Sequence[FinishedGroup],
+        step: int,
+        dropped: tuple[Dropped, ...],
+        tasks: tuple[tuple[int, int], ...],
+    ) -> Batch:
         try:
             batch = assemble(groups, step=step, attempt=self.attempt.attempt, rules=self._rules)
         except ValueError as error:
             raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
+        batch = replace(batch, dropped=dropped, tasks=tasks)
         self._write_batch(batch)
         with storage_errors(self._paths.traces):
             write_trace(self._paths.trace(step), batch, groups)
@@ -318,6 +328,7 @@ class Pipeline:
             max_off_policy_steps=self.config.algorithm.max_off_policy_steps,
         )
         while self._made < self.config.max_steps and (batch := next(found, None)) is not None:
+            self._sampler.readmit(batch, group_means(batch))
             self._take_step(batch.step)
             await asyncio.to_thread(self._write_batch, batch)
             await self._announce(batch, batch_metrics(batch) | {"batch/readmitted": 1.0})

@@ -61,6 +61,11 @@ class FinishedGroup:
     rollouts: tuple[Rollout, ...]
 
     @property
+    def mean_reward(self) -> float:
+        """As the environment gave the rewards: how hard the task is for the policy."""
+        return sum(rollout.reward for rollout in self.rollouts) / len(self.rollouts)
+
+    @property
     def zero_variance(self) -> bool:
         """Whether all rewards are equal, so that group-relative advantages are all 0."""
         return len({rollout.reward for rollout in self.rollouts}) < 2

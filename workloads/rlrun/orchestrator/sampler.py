@@ -1,22 +1,31 @@
-"""Which task a group plays: a pure function of the run's seed and the group's number, so that the sampler has no state to lose.
+"""Which task a group plays. Without a curriculum it is a pure function of the run's seed and the group's number.
 
 Environments take turns by their ratios, as evenly as whole groups allow. Within an environment each epoch visits all tasks once, in an
 order that is computed for one position at a time: the task list may be lazy and huge.
+
+A curriculum (`rlrun.orchestrator.pools`) also looks at rewards. So that the order does not depend on which message came first, tasks are
+drawn in order of the groups' numbers, and a group that is meant for step n sees the rewards of the batches up to n-1-k, the last one
+that must be made before the group may be dispatched: a restart that trains the same rollouts draws the same tasks.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
-_ROUNDS = 4
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import CurriculumConfig
+from rlrun.orchestrator.order import permuted, share_out
+from rlrun.orchestrator.pools import TaskPools
+from rlrun.orchestrator.staleness import newest_seen
+from rlrun.protocol.batch import Batch
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What group `number` plays."""
+    """What a group plays."""
 
     environment: int
     """Index of the environment."""
@@ -26,68 +35,179 @@ class Draw:
     """How often the environment's tasks have all been visited before."""
 
 
-def share_out(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
-    """The environment of group `number`, and how many groups of that environment came before.
+@dataclass(frozen=True)
+class Source:
+    """One environment as the sampler sees it."""
 
-    The weights are halved like a tree; at each fork the left side has got `floor(number·share)` of the first `number` groups, so
-    that both answers follow from `number` alone.
-    """
-    low, high = 0, len(weights)
-    while high - low > 1:
-        middle = (low + high) // 2
-        left = sum(weights[low:middle], Fraction(0))
-        share = left / (left + sum(weights[middle:high], Fraction(0)))
-        before, after = int(number * share), int((number + 1) * share)
-        if after > before:
-            number, high = before, middle
-        else:
-            number, low = number - before, middle
-    return low, number
-
-
-def _mix(key: bytes, value: int) -> int:
-    digest = hashlib.blake2b(value.to_bytes(8, "little"), key=key, digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def permuted(position: int, size: int, key: str) -> int:
-    """Where `position` goes in a pseudo-random permutation of `range(size)`.
-
-    A Feistel network over the next even number of bits; results outside the range are permuted again ("cycle walking",
-    Black & Rogaway 2002), fewer than four times on average.
-    """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    keys = [hashlib.blake2b(f"{key}/{i}".encode(), digest_size=16).digest() for i in range(_ROUNDS)]
-    value = position
-    while True:
-        left, right = value >> half, value & mask
-        for round_key in keys:
-            left, right = right, left ^ (_mix(round_key, right) & mask)
-        value = (left << half) | right
-        if value < size:
-            return value
+    label: str
+    size: int
+    """Tasks in its train split."""
+    ratio: float = 1.0
+    """Share of groups, any positive number."""
+    group_size: int = 1
+    """Rollouts per group."""
+    curriculum: CurriculumConfig | None = None
 
 
 @dataclass(frozen=True)
+class _Outcome:
+    """A group that is closed, until the sampler may know of it."""
+
+    step: int
+    """Of the batch that it is in, or that was made next."""
+    group: int
+    environment: int
+    task: int
+    mean: float
+
+
+@dataclass
 class Sampler:
     """Tasks of all groups of a run.
 
     Args:
         seed: the run's seed.
-        labels: names of the environments.
-        ratios: shares of groups, any positive numbers.
-        sizes: number of tasks in each train split.
+        sources: the environments.
+        batch_size: rollouts per step.
+        max_async_level: k.
     """
 
     seed: int
-    labels: tuple[str, ...]
-    ratios: tuple[float, ...]
-    sizes: tuple[int, ...]
+    sources: Sequence[Source]
+    batch_size: int = 1
+    max_async_level: int = 0
+    _next: int = 0
+    """The lowest number that was never drawn; only counted where a source has a curriculum, like all that follows."""
+    _rollouts: int = 0
+    """Of all groups drawn, but for those that were dropped: they say which step a group is meant for."""
+    _open: dict[int, Draw] = field(default_factory=dict)
+    """Draws of groups that are not closed, and of those that a restart may still ask for."""
+    _outcomes: list[_Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ratios = [Fraction(str(source.ratio)) for source in self.sources]
+        self._pools = {
+            index: TaskPools(source.curriculum, source.size, f"{self.seed}/{source.label}")
+            for index, source in enumerate(self.sources)
+            if source.curriculum is not None
+        }
+
+    @classmethod
+    def of(cls, config: OrchestratorConfig, sizes: Sequence[int]) -> Sampler:
+        """That of a run; `sizes` are the numbers of tasks of its environments."""
+        sources = [
+            Source(own.label, size, own.ratio, own.group_size, own.curriculum)
+            for own, size in zip(config.environments, sizes, strict=True)
+        ]
+        return cls(config.seed, sources, config.batch_size, config.algorithm.max_async_level)
 
     def draw(self, group: int) -> Draw:
-        """What group `group` (from 0) plays."""
-        environment, index = share_out(group, [Fraction(str(ratio)) for ratio in self.ratios])
-        epoch, position = divmod(index, self.sizes[environment])
-        key = f"{self.seed}/{self.labels[environment]}/{epoch}"
-        return Draw(environment, permuted(position, self.sizes[environment], key), epoch)
+        """What group `group` (from 0) plays; the same whenever it is asked for until the group is closed."""
+        if not self._pools:
+            environment, index = share_out(group, self._ratios)
+            return self._shuffled(environment, index)
+        self._draw_before(group + 1)
+        if group not in self._open:
+            self._assign(group)
+        return self._open[group]
+
+    def accept(self, step: int, means: Mapping[int, float]) -> None:
+        """Groups are in the batch of `step`; each with the mean reward of its rollouts."""
+        for group, mean in means.items():
+            self._close(step, group, mean)
+
+    def drop(self, step: int, group: int, mean: float | None) -> None:
+        """A group is given up before the batch of `step` is made; without a mean reward nothing is known of its task."""
+        if draw := self._close(step, group, mean):
+            self._rollouts -= self.sources[draw.environment].group_size
+
+    def readmit(self, batch: Batch, means: Mapping[int, float]) -> None:
+        """A batch that an earlier attempt made, and what it gave up before; tasks are drawn again as they were then.
+
+        Where that gives another task than the batch is of, its rewards tell nothing.
+        """
+        for one in batch.dropped:
+            self._draw_before(one.next_group)
+            self.drop(batch.step, one.group, one.mean_reward)
+        played = dict(batch.tasks)
+        for group, mean in means.items():
+            self._close(batch.step, group, mean if self.draw(group).task == played.get(group) else None)
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes of the pools: `pools/<environment>/easy`, `normal` and `hard`."""
+        return {
+            f"pools/{self.sources[index].label}/{name}": float(size)
+            for index, pools in self._pools.items()
+            for name, size in pools.sizes().items()
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: JSON; empty without a curriculum."""
+        if not self._pools:
+            return {}
+        return {
+            "sources": self._signature(),
+            "next": self._next,
+            "rollouts": self._rollouts,
+            "open": [[group, draw.environment, draw.task, draw.epoch] for group, draw in sorted(self._open.items())],
+            "outcomes": [[o.step, o.group, o.environment, o.task, o.mean] for o in self._outcomes],
+            "pools": {self.sources[index].label: pools.state() for index, pools in self._pools.items()},
+        }
+
+    def restore(self, state: dict[str, Any], *, step: int, next_group: int) -> bool:
+        """Continue from a checkpoint.
+
+        Args:
+            state: of a sampler of the same environments.
+            step: of the checkpoint.
+            next_group: the lowest number that was never dispatched.
+
+        Returns:
+            False if the state is of other environments or of none, so that the pools start empty.
+        """
+        self._next, self._rollouts = next_group, step * self.batch_size
+        if not self._pools or state.get("sources") != self._signature():
+            return not self._pools or next_group == 0
+        self._next, self._rollouts = state["next"], state["rollouts"]
+        self._open = {group: Draw(environment, task, epoch) for group, environment, task, epoch in state["open"]}
+        self._outcomes = [_Outcome(*outcome) for outcome in state["outcomes"]]
+        for index, pools in self._pools.items():
+            pools.restore(state["pools"][self.sources[index].label])
+        return True
+
+    def _signature(self) -> list[list[Any]]:
+        return [[source.label, source.size, source.curriculum is not None] for source in self.sources]
+
+    def _shuffled(self, environment: int, index: int) -> Draw:
+        source = self.sources[environment]
+        epoch, position = divmod(index, source.size)
+        return Draw(environment, permuted(position, source.size, f"{self.seed}/{source.label}/{epoch}"), epoch)
+
+    def _draw_before(self, group: int) -> None:
+        while self._pools and self._next < group:
+            self._assign(self._next)
+            self._next += 1
+
+    def _assign(self, group: int) -> None:
+        environment, index = share_out(group, self._ratios)
+        step = self._rollouts // self.batch_size + 1
+        self._learn(newest_seen(step, self.max_async_level))
+        self._rollouts += self.sources[environment].group_size
+        pools = self._pools.get(environment)
+        self._open[group] = (
+            self._shuffled(environment, index) if pools is None else Draw(environment, *pools.draw(step))
+        )
+
+    def _learn(self, step: int) -> None:
+        """Take in the outcomes up to a batch, in an order that does not depend on which group ended first."""
+        seen = sorted((o for o in self._outcomes if o.step <= step), key=lambda o: (o.step, o.group))
+        if seen:
+            self._outcomes = [o for o in self._outcomes if o.step > step]
+        for outcome in seen:
+            self._pools[outcome.environment].observe(outcome.task, outcome.mean)
+
+    def _close(self, step: int, group: int, mean: float | None) -> Draw | None:
+        draw = self._open.pop(group, None)
+        if draw is not None and mean is not None and draw.environment in self._pools:
+            self._outcomes.append(_Outcome(step, group, draw.environment, draw.task, mean))
+        return draw

@@ -37,3 +37,8 @@ def too_old(dispatch_version: int, *, step: int, max_off_policy_steps: int) -> b
 def rebased(step: int, batch_size: int) -> int:
     """Rollouts accepted up to and including `step`: where accounting starts after a resume, and again after each batch."""
     return step * batch_size
+
+
+def newest_seen(step: int, max_async_level: int) -> int:
+    """The newest batch that is certain to be made when groups for `step` are dispatched: the one that trains version `step-1-k`."""
+    return step - 1 - max_async_level

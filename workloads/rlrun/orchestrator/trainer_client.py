@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import aiohttp
@@ -40,10 +40,18 @@ class TrainerClient:
         base_url: where rank 0 listens.
         api_key: the run's key.
         attempt: the attempt that trainer and orchestrator belong to.
+        lost: says why the trainer does not train the run any more, where it may go on without the run.
     """
 
-    def __init__(self, base_url: str, api_key: str, *, attempt: int) -> None:
-        self._base, self._attempt = base_url.rstrip("/"), attempt
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        attempt: int,
+        lost: Callable[[], Awaitable[RoleError]] | None = None,
+    ) -> None:
+        self._base, self._attempt, self._lost = base_url.rstrip("/"), attempt, lost
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
         self.state: TrainerState | None = None
@@ -115,7 +123,7 @@ class TrainerClient:
         """Tell the trainer that all is done; it may be gone before it answers."""
         try:
             await self._request("POST", channel.SHUTDOWN, None)
-        except _NO_ANSWER:
+        except (*_NO_ANSWER, TrainerGoneError):
             return
 
     async def _patiently(
@@ -151,6 +159,10 @@ class TrainerClient:
                     f"the trainer at {self._base} refuses the key: RLRUN_API_KEY must be the same for all roles",
                     exit_codes.CONFIGURATION,
                 )
+            if response.status == channel.GONE and self._lost is not None:
+                if self.ending:
+                    raise TrainerGoneError
+                raise await self._lost()
             if response.status >= 400:
                 raise RoleError(f"the trainer at {self._base} refused {method} {path}: {text.strip()[:500]}")
             try:

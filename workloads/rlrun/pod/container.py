@@ -72,6 +72,8 @@ class Container:
             else:
                 if command == "inference":
                     self._wait_for_model()
+                if command == "orchestrator" and self._config.orchestrator.shared_with is not None:
+                    self._claim_for_guest()
                 code = self._start(role, restart=False)
             if code != exit_codes.OK:
                 self._tell(code, folder, shared=role != "inference" and not told_before)
@@ -109,6 +111,14 @@ class Container:
             return False
         except OSError as error:
             raise RoleError(f"cannot read {self._paths.root}: {error.strerror}", exit_codes.STORAGE) from error
+
+    # ---- the orchestrator
+
+    def _claim_for_guest(self) -> None:
+        """A guest has no trainer pod to do it: the host's trainer reads the guest's `run.json` when it asks for a slot."""
+        restart = has_begun(self._paths, self._config.trainer.uid)
+        claim_folder(self._paths, config_in_pod(self._config, restart=restart), say=self._output.say)
+        check_number(self._paths, self._pod.attempt)
 
     # ---- the trainer
 

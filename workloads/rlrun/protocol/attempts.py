@@ -11,6 +11,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import create_json
@@ -122,11 +123,17 @@ def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
 
 def read_attempt(path: Path) -> Attempt:
     """Read one attempt file."""
-    document = json.loads(path.read_text())
-    document["lineage"] = tuple(Segment(**segment) for segment in document["lineage"])
-    if document.get("origin") is not None:
-        document["origin"] = Origin(**document["origin"])
-    return Attempt(**document)
+    return attempt_of(json.loads(path.read_text()))
+
+
+def attempt_of(document: dict[str, Any]) -> Attempt:
+    """The attempt that `asdict` made a document of."""
+    origin = document.get("origin")
+    parts = {
+        "lineage": tuple(Segment(**segment) for segment in document["lineage"]),
+        "origin": None if origin is None else Origin(**origin),
+    }
+    return Attempt(**document | parts)
 
 
 def check_number(paths: RunPaths, attempt: int) -> None:

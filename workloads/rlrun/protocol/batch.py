@@ -116,6 +116,18 @@ class Validation:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A group that was given up: a run that takes a batch over gives it up too, instead of sampling it again."""
+
+    group: int
+    reason: str
+    mean_reward: float | None
+    """None when it failed."""
+    next_group: int
+    """The lowest number that was not dispatched then."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """All samples of one step."""
 
@@ -128,6 +140,10 @@ class Batch:
     """Whether the data ends with this step."""
     validation: Validation | None = None
     """What to measure around the step."""
+    dropped: tuple[Dropped, ...] = ()
+    """Groups that were given up since the batch before, in that order."""
+    tasks: tuple[tuple[int, int], ...] = ()
+    """Number of each group and index of its task in the environment's list; empty in supervised fine-tuning."""
 
     @property
     def tokens(self) -> int:
@@ -180,6 +196,10 @@ def write_batch(path: Path, batch: Batch) -> None:
         document["last"] = True
     if batch.validation is not None:
         document["validation"] = asdict(batch.validation)
+    if batch.dropped:
+        document["dropped"] = [asdict(dropped) for dropped in batch.dropped]
+    if batch.tasks:
+        document["tasks"] = batch.tasks
     with new_folder(path) as folder:
         (folder / "samples.safetensors").write_bytes(save(columns))
         (folder / "batch.json").write_text(json.dumps(document))
@@ -202,6 +222,8 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
             raise BatchError(f"it has format {document['format_version']}, this version reads {FORMAT_VERSION}")
         entries = document["samples"]
         validation = Validation(**document["validation"]) if "validation" in document else None
+        dropped = tuple(Dropped(**entry) for entry in document.get("dropped", []))
+        tasks = tuple((int(group), int(task)) for group, task in document.get("tasks", []))
         ends = np.cumsum([entry["length"] for entry in entries])
         for name in _COLUMNS:
             if columns[name].shape != (ends[-1],):
@@ -223,4 +245,6 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         total_steps=document.get("total_steps"),
         last=document.get("last", False),
         validation=validation,
+        dropped=dropped,
+        tasks=tasks,
     )

@@ -8,7 +8,7 @@
     POST /rlrun/trainer/shutdown                   all is done; rank 0 ends the group with exit code 0
 
 News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory, so that an
-orchestrator that comes late reads all of them.
+orchestrator that comes late reads all of them. A run in another run's trainer has the same routes below `shared.channel_of(run)`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ EVENTS = "/rlrun/trainer/events"
 BATCHES = "/rlrun/trainer/batches"
 CHECKPOINTS = "/rlrun/trainer/checkpoints"
 SHUTDOWN = "/rlrun/trainer/shutdown"
+GONE = 410
+"""Status of every route of a run that this trainer does not train (any more)."""
 
-Phase = Literal["starting", "publishing", "waiting_for_batch", "validating", "training", "saving", "finished"]
+Phase = Literal[
+    "starting", "publishing", "waiting_for_batch", "waiting_for_turn", "validating", "training", "saving", "finished"
+]
 EventKind = Literal["published", "validated", "trained", "checkpoint_saved", "checkpoint_complete", "finished"]
 
 

@@ -93,6 +93,11 @@ class RunPaths:
         """One JSON line per step."""
         return self.root / "metrics.jsonl"
 
+    @property
+    def shared(self) -> Path:
+        """Requests of other runs for a slot in this run's trainer, and the answers; see `protocol.shared`."""
+        return self.root / "shared"
+
     def attempt_file(self, attempt: int) -> Path:
         """`attempts/0003.json`."""
         return self.attempts / f"{attempt:04d}.json"

@@ -13,11 +13,20 @@ from typing import Any
 from loguru import logger
 
 from rlrun.inference.handover import UNKNOWN_VERSION
-from rlrun.stub.policy import WEIGHTS, Policy, read_policy
+from rlrun.stub.policy import WEIGHTS, Policy, read_adapter, read_policy
 from rlrun.stub.replies import Reply, Sampled, Vocabulary
 from rlrun.stub.script import InferenceScript, claim, end
 
 _REMEMBERED_PROMPTS = 100_000
+
+
+@dataclass(frozen=True)
+class AdapterRequest:
+    """What vLLM calls a LoRARequest."""
+
+    name: str
+    number: int
+    path: str
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Choice:
 
 
 class StubEngine:
-    """Samples from the policy that it holds; satisfies `rlrun.inference.handover.Engine`.
+    """Samples from the policy that it holds, or from an adapter that a request names; satisfies `rlrun.inference.adapters.LoRAEngine`.
 
     Args:
         model: folder of the model that it starts with.
@@ -64,6 +73,10 @@ class StubEngine:
         self.vocabulary = Vocabulary.load(model)
         self._policy = read_policy(model / WEIGHTS)
         self._seed, self._script, self._run_folder, self._sleep = seed, script, run_folder, sleep
+        self._adapters: dict[int, Policy] = {}
+        self.registry: dict[str, AdapterRequest] = {}
+        """Adapters that requests can name."""
+        self._used: Counter[str] = Counter()
         self._label = UNKNOWN_VERSION
         self._going = asyncio.Event()
         self._going.set()
@@ -108,8 +121,28 @@ class StubEngine:
             await asyncio.Event().wait()
         return [None]
 
+    async def add_lora(self, lora_request: AdapterRequest) -> bool:
+        """Hold one more adapter."""
+        policy = await asyncio.to_thread(read_adapter, Path(lora_request.path))
+        await self._update(policy)
+        self._adapters[lora_request.number] = policy
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Hold it no longer."""
+        return self._adapters.pop(lora_id, None) is not None
+
+    def in_use(self) -> set[str]:
+        """Adapters of requests that are answered."""
+        return {name for name, count in self._used.items() if count > 0}
+
     async def _reload(self, folder: Path) -> None:
         policy = await asyncio.to_thread(read_policy, folder / WEIGHTS)
+        await self._update(policy)
+        self._policy = policy
+
+    async def _update(self, policy: Policy) -> None:
+        """What a hand-over of this policy costs, and what goes wrong with it."""
         await self._sleep(self._script.update_seconds)
         for number, fault in enumerate(self._script.faults):
             if fault.version != policy.step or not claim(self._run_folder, number, fault.times):
@@ -124,12 +157,23 @@ class StubEngine:
                     self._hanging = True
                 case _:
                     end(fault.action, fault.code)
-        self._policy = policy
 
     async def generate(
-        self, prompt: Sequence[int], *, n: int, max_tokens: int, stop: Sequence[int], ignore_eos: bool, seed: int | None
+        self,
+        prompt: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        stop: Sequence[int],
+        ignore_eos: bool,
+        seed: int | None,
+        adapter: str | None = None,
     ) -> list[Choice]:
-        """`n` continuations of a prompt, side by side, a token each at a time; a hand-over in between shows in their versions."""
+        """`n` continuations of a prompt, side by side, a token each at a time; a hand-over in between shows in their versions.
+
+        With `adapter`, the name of one in the registry, all tokens are of that policy.
+        """
+        fixed = self._adapters[self.registry[adapter].number] if adapter is not None else None
         stops = {*stop} if ignore_eos else {*stop, self.vocabulary.eos}
         key = tuple(prompt)
         self._asked[key] += 1
@@ -141,14 +185,16 @@ class StubEngine:
             for index in range(n)
         ]
         self.running += n
+        self._used[adapter or ""] += 1
         try:
             while growing := [choice for choice in choices if choice.finish_reason is None]:
                 await self._sleep(self._script.token_seconds)
                 await self._going.wait()
                 for choice in growing:
-                    self._sample(choice, self._policy, stops, max_tokens)
+                    self._sample(choice, fixed or self._policy, stops, max_tokens)
         finally:
             self.running -= n
+            self._used[adapter or ""] -= 1
         return choices
 
     def _sample(self, choice: Choice, policy: Policy, stops: set[int], max_tokens: int) -> None:

@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field
 from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import InferenceConfig
+from rlrun.inference.adapters import AdapterHandover
 from rlrun.inference.from_config import settings_from_config
 from rlrun.inference.guard import Guard
 from rlrun.inference.handover import Handover
@@ -37,7 +38,7 @@ from rlrun.inference.settings import InferenceSettings, SettingsError
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
 from rlrun.protocol.failures import RoleError, write_error
-from rlrun.stub.engine import Choice, StubEngine
+from rlrun.stub.engine import AdapterRequest, Choice, StubEngine
 from rlrun.stub.script import InferenceScript, load_script
 
 TERMINATED = 128 + signal.SIGTERM
@@ -62,6 +63,8 @@ class GenerateRequest(BaseModel):
     token_ids: Annotated[list[int], Field(min_length=1)]
     sampling_params: SamplingParams
     request_id: str = ""
+    model: str | None = None
+    """Name of an adapter, or of the served model, which is the default."""
 
 
 def application(engine: StubEngine, settings: InferenceSettings, control: Control) -> FastAPI:
@@ -91,6 +94,10 @@ def application(engine: StubEngine, settings: InferenceSettings, control: Contro
         if room < 1:
             message = f"the prompt has {len(body.token_ids)} tokens; the longest sequence is {settings.max_model_len}"
             return JSONResponse({"error": {"code": 400, "message": message}}, status_code=400)
+        name = body.model if body.model != settings.served_model_name else None
+        if name is not None and name not in engine.registry:
+            message = f"the model {name} does not exist"
+            return JSONResponse({"error": {"code": 404, "message": message}}, status_code=404)
         choices = await _unless_gone(
             request,
             engine.generate(
@@ -100,12 +107,17 @@ def application(engine: StubEngine, settings: InferenceSettings, control: Contro
                 stop=sampling.stop_token_ids,
                 ignore_eos=sampling.ignore_eos,
                 seed=sampling.seed,
+                adapter=name,
             ),
         )
         if choices is None:
             return Response(status_code=499)
         return JSONResponse(
-            {"request_id": body.request_id, "choices": [_document(i, choice) for i, choice in enumerate(choices)]}
+            {
+                "request_id": body.request_id,
+                "model": name or settings.served_model_name,
+                "choices": [_document(i, choice) for i, choice in enumerate(choices)],
+            }
         )
 
     return app
@@ -169,14 +181,7 @@ async def _serve(
     settings: InferenceSettings, script: InferenceScript, run_folder: Path, listener: socket.socket, expected: Shapes
 ) -> int:
     engine = StubEngine(Path(settings.model_path), seed=settings.seed, script=script, run_folder=run_folder)
-    handover = Handover(
-        engine,
-        base_model=settings.model_path,
-        weights_dir=settings.weights_dir,
-        expected=expected,
-        timeout=settings.update_timeout,
-        on_broken=_stop_soon,
-    )
+    handover = _handover(engine, settings, expected)
     heartbeat = Heartbeat(
         lambda: engine.collective_rpc("check_health"),
         interval=settings.heartbeat_interval,
@@ -199,6 +204,32 @@ async def _serve(
         logger.info(f"the engine without vLLM serves on {settings.host}:{settings.port}")
         await server.serve(sockets=[listener])
     return exit_codes.FAILURE if handover.fault is not None else exit_codes.OK
+
+
+def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes) -> Handover:
+    if settings.max_lora_rank is None:
+        return Handover(
+            engine,
+            base_model=settings.model_path,
+            weights_dir=settings.weights_dir,
+            expected=expected,
+            timeout=settings.update_timeout,
+            on_broken=_stop_soon,
+        )
+    return AdapterHandover(
+        engine,
+        base_model=settings.model_path,
+        weights_dir=settings.weights_dir,
+        expected=None,  # the layers of the stub's adapters are not in its model
+        timeout=settings.update_timeout,
+        on_broken=_stop_soon,
+        served_name=settings.served_model_name,
+        registry=engine.registry,
+        in_use=engine.in_use,
+        make_request=AdapterRequest,
+        max_rank=settings.max_lora_rank,
+        runs=settings.lora_runs,
+    )
 
 
 def _stop_soon() -> None:

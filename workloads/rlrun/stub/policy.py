@@ -14,13 +14,14 @@ from safetensors.numpy import load_file, save_file
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import new_folder
 from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import COMPLETE
+from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
 from rlrun.stub.script import PolicyScript
 
 WEIGHTS = "model-00001-of-00001.safetensors"
 INDEX = "model.safetensors.index.json"
 ACCURACY = "stub.accuracy"
 STEP = "stub.step"
+ADAPTER_A, ADAPTER_B = "base_model.model.stub.lora_A.weight", "base_model.model.stub.lora_B.weight"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,31 @@ def read_policy(file: Path) -> Policy:
             f"{file} holds no weights of the stub ({error}): the stub image runs model.tiny, or a folder that rlrun.stub.model made",
             exit_codes.DATA,
         ) from None
+
+
+def write_adapter(path: Path, policy: Policy, rank: int) -> None:
+    """Write a published version that is an adapter of this rank: its A holds the accuracy, its B the step."""
+    with new_folder(path) as folder:
+        tensors = {
+            ADAPTER_A: np.full((rank, 1), policy.accuracy, np.float32),
+            ADAPTER_B: np.full((1, rank), policy.step, np.float32),
+        }
+        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank}))
+        (folder / COMPLETE).touch()
+
+
+def read_adapter(folder: Path) -> Policy:
+    """Read what `write_adapter` wrote.
+
+    Raises:
+        RoleError: it is not there, or holds a real adapter.
+    """
+    try:
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        return Policy(int(tensors[ADAPTER_B][0, 0]), float(tensors[ADAPTER_A][0, 0]))
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RoleError(f"{folder} holds no adapter of the stub ({error})", exit_codes.DATA) from None
 
 
 def small_files(source: Path) -> dict[str, bytes]:

@@ -1,55 +1,53 @@
-"""Rank 0's side of the channel to the orchestrator: an HTTP server in a thread of its own, so that it answers while a step computes.
+"""Rank 0's side of one run's channel to its orchestrator. The HTTP server has a thread of its own and answers while a step computes.
 
-The training loop appends events and takes batches; the handlers only read and put into queues. Every request but the probe's needs the
-run's key.
+The training loop appends events and takes batches; the handlers only read and put into queues.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from rlrun.protocol import channel as protocol
-from rlrun.protocol import exit_codes
 from rlrun.protocol.channel import BatchReady, Event, EventKind, EventList, OrchestratorSaved, Phase, TrainerState
 from rlrun.protocol.endpoints import TRAINER_READY
-from rlrun.protocol.failures import RoleError
+from rlrun.trainer.server import ChannelServer, Handler, refuse
 
 MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""
-_START_SECONDS = 30.0
-_STOP_SECONDS = 5.0
 _GONE_SECONDS = 2.0
 """An orchestrator that has no request open, and has made none for so long, has ended."""
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Channel:
-    """The server. Created before the model is loaded, so that the orchestrator can see how far the start is."""
+    """One run's end. The first is created before the model is loaded, so that the orchestrator can see how far the start is."""
 
-    def __init__(self, *, attempt: int, api_key: str, host: str, port: int, batch_path: Callable[[int], Path]) -> None:
-        """Bind and serve.
+    def __init__(
+        self,
+        server: ChannelServer,
+        *,
+        run: str = "",
+        attempt: int,
+        batch_path: Callable[[int], Path],
+        news: threading.Event | None = None,
+    ) -> None:
+        """Answer for a run.
 
         Args:
-            attempt: this attempt; every answer carries it.
-            api_key: expected as `Authorization: Bearer`.
-            host: address to bind.
-            port: port to bind; 0 takes a free one, see `port`.
+            server: at which address, with which key.
+            run: a guest's name; the empty one is the trainer's own run.
+            attempt: its attempt; every answer carries it.
             batch_path: where this attempt's batch of a step has to be; anything else is refused.
-
-        Raises:
-            RoleError: the address cannot be bound.
+            news: set when the training loop may have something to do.
         """
-        self._attempt, self._key, self._batch_path = attempt, api_key, batch_path
+        self._server, self._run, self._attempt, self._batch_path = server, run, attempt, batch_path
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._base = self._step = 0
@@ -58,6 +56,7 @@ class Channel:
         self._ready = False
         self._next_batch = 0
         self._saved: set[int] = set()
+        self.news = news or threading.Event()
         self.batches: queue.Queue[BatchReady] = queue.Queue()
         """Accepted batches in order of step, each step once."""
         self.agreed: Callable[[int], None] = lambda step: None
@@ -67,16 +66,46 @@ class Channel:
         self.last_contact = time.monotonic()
         """When the orchestrator last asked for something."""
         self._open = 0
-        self._news: asyncio.Event | None = None
-        self._loop = asyncio.new_event_loop()
-        started: queue.Queue[OSError | int] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, args=(host, port, started), name="channel", daemon=True)
-        self._thread.start()
-        outcome = started.get(timeout=_START_SECONDS)
-        if isinstance(outcome, OSError):
-            reason = outcome.strerror or str(outcome)
-            raise RoleError(f"trainer.port: cannot listen on {host}:{port}: {reason}", exit_codes.UNAVAILABLE)
-        self.port = outcome
+        self._happened = asyncio.Event()
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", TRAINER_READY): self._get_ready,
+            ("GET", protocol.STATE): self._get_state,
+            ("GET", protocol.EVENTS): self._get_events,
+            ("POST", protocol.BATCHES): self._post_batch,
+            ("POST", protocol.CHECKPOINTS): self._post_checkpoint,
+            ("POST", protocol.SHUTDOWN): self._post_shutdown,
+        }
+        server.open(run, self)
+
+    @classmethod
+    def listen(
+        cls,
+        *,
+        attempt: int,
+        api_key: str,
+        host: str,
+        port: int,
+        batch_path: Callable[[int], Path],
+        news: threading.Event | None = None,
+    ) -> Channel:
+        """The channel of the trainer's own run, with a server at `host` and `port`; see `ChannelServer`.
+
+        Raises:
+            RoleError: the address cannot be bound.
+        """
+        server = ChannelServer(api_key)
+        channel = cls(server, attempt=attempt, batch_path=batch_path, news=news)
+        server.start(host, port)
+        return channel
+
+    def beside(self, run: str, *, attempt: int, batch_path: Callable[[int], Path]) -> Channel:
+        """Another run's channel, at the same address below `channel_of(run)`, with the same key."""
+        return Channel(self._server, run=run, attempt=attempt, batch_path=batch_path, news=self.news)
+
+    @property
+    def port(self) -> int:
+        """Where the server listens."""
+        return self._server.port
 
     def begin(self, base_step: int) -> None:
         """Open for batches: this attempt starts from `base_step`."""
@@ -102,64 +131,34 @@ class Channel:
                 self._saved.add(step)
             seq = len(self._events) + 1
             self._events.append(Event(seq=seq, kind=kind, step=step, path=str(path) if path else None, metrics=finite))
-        self._loop.call_soon_threadsafe(self._wake)
+        self._server.loop.call_soon_threadsafe(self._wake)
 
     def has_client(self) -> bool:
         """Whether the orchestrator is there: it polls for events all the time."""
         return self._open > 0 or time.monotonic() - self.last_contact < _GONE_SECONDS
 
     def close(self) -> None:
-        """Stop serving."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_SECONDS)
+        """Stop answering; the first channel takes the server, and all others, with it."""
+        if self._run:
+            self._server.drop(self._run)
+        else:
+            self._server.close()
 
     def _wake(self) -> None:
-        if self._news is not None:
-            self._news.set()
-            self._news = asyncio.Event()
+        self._happened.set()
+        self._happened = asyncio.Event()
 
-    def _serve(self, host: str, port: int, started: queue.Queue[OSError | int]) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        self._news = asyncio.Event()
-
-        @web.middleware
-        async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            return await self._guard(request, handler)
-
-        application = web.Application(middlewares=[guard])
-        application.router.add_get(TRAINER_READY, self._get_ready)
-        application.router.add_get(protocol.STATE, self._get_state)
-        application.router.add_get(protocol.EVENTS, self._get_events)
-        application.router.add_post(protocol.BATCHES, self._post_batch)
-        application.router.add_post(protocol.CHECKPOINTS, self._post_checkpoint)
-        application.router.add_post(protocol.SHUTDOWN, self._post_shutdown)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
-        try:
-            loop.run_until_complete(runner.setup())
-            loop.run_until_complete(web.TCPSite(runner, host, port).start())
-        except OSError as error:
-            started.put(error)
-            return
-        started.put(int(runner.addresses[0][1]))
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if (
-            request.method in ("GET", "HEAD") and request.path == TRAINER_READY
-        ):  # a probe carries no key and is no contact
+    async def answer(self, request: web.Request, route: str) -> web.StreamResponse:
+        """Answer a request that had the key, or the probe's."""
+        handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, route))
+        if handler is None:
+            return refuse(404, f"there is no {request.method} {route}")
+        if route == TRAINER_READY:
             return await handler(request)
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._key.encode()):
-            return _refuse(401, "wrong or missing API key")
         self.last_contact = time.monotonic()
         self._open += 1
         try:
             return await handler(request)
-        except ValidationError as error:
-            return _refuse(422, f"the request's body is wrong: {error.errors(include_url=False)}")
         finally:  # also when the client has hung up
             self._open -= 1
 
@@ -188,21 +187,21 @@ class Channel:
             after = int(request.query.get("after", "0"))
             wait = min(float(request.query.get("wait", "0")), MAX_WAIT_SECONDS)
         except ValueError:
-            return _refuse(422, f"after and wait are numbers, got {dict(request.query)}")
+            return refuse(422, f"after and wait are numbers, got {dict(request.query)}")
         if after < 0 or not wait >= 0:
-            return _refuse(422, f"after and wait are not negative, got {dict(request.query)}")
-        deadline = self._loop.time() + wait
+            return refuse(422, f"after and wait are not negative, got {dict(request.query)}")
+        clock = self._server.loop.time
+        deadline = clock() + wait
         while True:
-            news = self._news  # taken before looking, so that an event in between wakes this one
-            assert news is not None
+            happened = self._happened  # taken before looking, so that an event in between wakes this one
             with self._lock:
                 events = self._events[after:]
-            left = deadline - self._loop.time()
+            left = deadline - clock()
             if events or left <= 0:
                 self.last_contact = time.monotonic()
                 return _answer(EventList(attempt=self._attempt, events=events).model_dump_json())
             try:
-                await asyncio.wait_for(news.wait(), left)
+                await asyncio.wait_for(happened.wait(), left)
             except TimeoutError:
                 continue
 
@@ -211,16 +210,17 @@ class Channel:
         expected_path = self._batch_path(batch.step)
         with self._lock:
             if not self._ready:
-                return _refuse(409, "the trainer is starting: it takes batches after its first `published` event")
+                return refuse(409, "the trainer is starting: it takes batches after its first `published` event")
             if Path(batch.path) != expected_path:
-                return _refuse(409, f"the batch of step {batch.step} has to be in {expected_path}, got {batch.path}")
+                return refuse(409, f"the batch of step {batch.step} has to be in {expected_path}, got {batch.path}")
             if batch.step > self._next_batch:
-                return _refuse(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
+                return refuse(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
             if batch.step == self._next_batch:
                 self._next_batch += 1
                 self.batches.put(batch)
+                self.news.set()
             elif batch.step <= self._base:
-                return _refuse(409, f"this attempt starts from step {self._base}; got the batch of step {batch.step}")
+                return refuse(409, f"this attempt starts from step {self._base}; got the batch of step {batch.step}")
         return _answer('{"accepted": true}')
 
     async def _post_checkpoint(self, request: web.Request) -> web.Response:
@@ -228,18 +228,15 @@ class Channel:
         with self._lock:
             known = saved.step in self._saved
         if not known:
-            return _refuse(409, f"this attempt has saved no checkpoint of step {saved.step}")
+            return refuse(409, f"this attempt has saved no checkpoint of step {saved.step}")
         self.agreed(saved.step)
         return _answer('{"accepted": true}')
 
     async def _post_shutdown(self, request: web.Request) -> web.Response:
         self.shutdown.set()
+        self.news.set()
         return _answer('{"accepted": true}')
 
 
 def _answer(text: str) -> web.Response:
     return web.Response(text=text, content_type="application/json")
-
-
-def _refuse(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)

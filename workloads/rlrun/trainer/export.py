@@ -30,6 +30,7 @@ from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.protocol.paths import COMPLETE, RunPaths
 from rlrun.protocol.run_folder import recorded_run
+from rlrun.protocol.shared import model_folder
 from rlrun.trainer import lora
 from rlrun.trainer.checkpoint import POLICY, parameter_key
 from rlrun.trainer.model import load_model
@@ -111,7 +112,7 @@ def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DTyp
         base.checkpoint.path,
         output,
         config.model,
-        config.model.source(paths.model),
+        config.model.source(model_folder(paths.root, config.shared_with)),
         step=base.checkpoint.step,
         dtype=dtype,
         adapters=config.lora,

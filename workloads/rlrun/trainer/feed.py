@@ -1,21 +1,19 @@
-"""Where batches come from: the orchestrator's messages, or a folder of recorded batches. Used by rank 0 only."""
+"""Where batches come from: the orchestrator's messages, or a folder of recorded batches. Rank 0 alone has a feed."""
 
 from __future__ import annotations
 
+import json
 import queue
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, BatchError, read_batch
+from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import artifacts_in_steps
+from rlrun.protocol.paths import RunPaths, artifacts_in_steps
 from rlrun.trainer.channel import Channel
-
-if TYPE_CHECKING:  # it imports torch, which reading a batch does not need
-    from rlrun.trainer.group import Group
 
 TICK_SECONDS = 0.5
 """How often ranks that wait hear from rank 0, and see that they are asked to stop."""
@@ -26,8 +24,16 @@ SILENCE_SECONDS = 1800.0
 class Feed(Protocol):
     """Rank 0's view of what comes next."""
 
+    def ready(self, step: int) -> bool:
+        """Whether the batch of `step` can be had at once.
+
+        Raises:
+            RoleError: it will never come.
+        """
+        ...
+
     def poll(self, step: int, seconds: float) -> Path | None:
-        """The folder of the batch of `step`, or None when it has not come within `seconds`."""
+        """The folder of the batch of `step`, taken; None when it has not come within `seconds`."""
         ...
 
     def ended(self) -> bool:
@@ -41,16 +47,22 @@ class LiveFeed:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
+    def ready(self, step: int) -> bool:
+        if not self._channel.batches.empty():  # the channel admits each step once, in order
+            return True
+        silence = time.monotonic() - self._channel.last_contact
+        if silence > SILENCE_SECONDS:
+            raise RoleError(
+                f"the orchestrator has not been heard of for {silence:.0f} s while waiting for the batch of step {step}",
+                exit_codes.FAILURE,
+            )
+        return False
+
     def poll(self, step: int, seconds: float) -> Path | None:
         try:
-            return Path(self._channel.batches.get(timeout=seconds).path)  # the channel admits each step once, in order
+            return Path(self._channel.batches.get(timeout=seconds).path)
         except queue.Empty:
-            silence = time.monotonic() - self._channel.last_contact
-            if silence > SILENCE_SECONDS:
-                raise RoleError(
-                    f"the orchestrator has not been heard of for {silence:.0f} s while waiting for the batch of step {step}",
-                    exit_codes.FAILURE,
-                ) from None
+            self.ready(step)
             return None
 
     def ended(self) -> bool:
@@ -68,6 +80,9 @@ class ReplayFeed:
             raise RoleError(f"--replay {folder} holds no batches (step_*)", exit_codes.USAGE)
         self._folder = folder
 
+    def ready(self, step: int) -> bool:
+        return True
+
     def poll(self, step: int, seconds: float) -> Path | None:
         if step not in self._batches:
             raise RoleError(f"--replay {self._folder} has no batch of step {step}", exit_codes.DATA)
@@ -77,30 +92,12 @@ class ReplayFeed:
         return False
 
 
-def wait_for_batch(
-    feed: Feed | None, step: int, group: Group, check: Callable[[], None], agree: Callable[[], None]
-) -> Path | None:
-    """The folder of the batch of `step` on every rank; None when the orchestrator says that all is done.
-
-    Args:
-        feed: on rank 0.
-        step: the step to train next.
-        group: all ranks call this together.
-        check: called on rank 0 while it waits; raises when something else has failed meanwhile.
-        agree: called on all ranks together while they wait; raises on all of them when they are to stop.
-    """
-    while True:
-        agree()
-        news: dict[str, str | bool | None] = {"path": None, "ended": False}
-        if feed is not None:
-            check()
-            found = None if feed.ended() else feed.poll(step, TICK_SECONDS)
-            news = {"path": str(found) if found else None, "ended": feed.ended()}
-        news = group.broadcast(news)
-        if isinstance(news["path"], str):
-            return Path(news["path"])
-        if news["ended"]:
-            return None
+def cut_metrics(paths: RunPaths, base_step: int) -> None:
+    """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again."""
+    if paths.metrics.is_file():
+        lines = paths.metrics.read_text().splitlines()
+        kept = [line for line in lines if json.loads(line)["step"] <= base_step]
+        write_bytes(paths.metrics, "".join(line + "\n" for line in kept).encode())
 
 
 def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:

@@ -31,12 +31,14 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
     Attributes:
         lora_A: `[rank, in]` fp32, uniform in +-1/sqrt(in) at first.
         lora_B: `[out, rank]` fp32, 0 at first: the model starts as it was.
+        rank: of the run whose adapter it is; the rows of A and columns of B beyond it are 0, and stay so: each is the other's gradient.
         scaling: alpha / rank.
         dropout: share of the update's inputs that is zeroed in training.
     """
 
     lora_A: nn.Parameter  # noqa: N815  the names that PEFT's files have
     lora_B: nn.Parameter  # noqa: N815
+    rank: int
     scaling: float
     dropout: float
 
@@ -52,8 +54,12 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
         ):
             empty = torch.empty(shape, dtype=torch.float32, device=weight.device)
             layer.register_parameter(name, nn.Parameter(empty))
-        layer.scaling, layer.dropout = config.alpha / config.rank, config.dropout
+        layer.configure(config)
         return layer
+
+    def configure(self, config: LoRAConfig) -> None:
+        """Compute with the numbers of a run, whose rank is at most the one that the layer was converted with."""
+        self.rank, self.scaling, self.dropout = config.rank, config.alpha / config.rank, config.dropout
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
@@ -129,12 +135,19 @@ def adapted(model: nn.Module) -> dict[str, LoRALinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
+def configure(model: nn.Module, config: LoRAConfig) -> None:
+    """Let all layers compute with the numbers of a run."""
+    for layer in adapted(model).values():
+        layer.configure(config)
+
+
 def initialise(model: nn.Module, seed: int) -> None:
-    """Set A and B to where training starts: a function of seed and layer name alone, whatever the ranks that hold them."""
+    """Set A and B to where training starts: a function of seed, layer name and rank alone, whatever the processes that hold them."""
     for name, layer in adapted(model).items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/lora/{name}".encode()))
         bound = 1 / math.sqrt(layer.in_features)
-        start = torch.empty(layer.lora_A.shape).uniform_(-bound, bound, generator=generator)
+        start = torch.zeros(layer.lora_A.shape)
+        start[: layer.rank] = torch.empty(layer.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
         fill(layer.lora_A, start)
         fill(layer.lora_B, torch.zeros(layer.lora_B.shape))
 
@@ -157,12 +170,17 @@ def updates(model: nn.Module) -> dict[str, Update]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A and B under the names that PEFT's files have."""
+    """A and B under the names that PEFT's files have; `cut` makes them whole tensors of the run's rank."""
     return {
         f"base_model.model.{name}.{parameter}.weight": getattr(layer, parameter)
         for name, layer in adapted(model).items()
         for parameter in PARAMETERS
     }
+
+
+def cut(name: str, whole: Tensor, rank: int) -> Tensor:
+    """What a file holds of a whole A or B: its first `rank` rows or columns."""
+    return whole[:rank] if ".lora_A." in name else whole[:, :rank]
 
 
 def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[str, Any]:

@@ -1,61 +1,49 @@
-"""The trainer's loop, the same on every rank.
+"""The trainer's loop, the same on every rank, over one run or over several that share the model.
 
     start    choose the base checkpoint, write the attempt's file, load, publish the base version
-    step n   wait for batch n -> train -> publish version n -> save a checkpoint when it is due
-    end      tell the orchestrator, wait until it says that all is done
+    loop     rank 0 looks who has something to do, and all ranks do it: a step of one run, a run that joins, leaves or ends
     stop     asked by a signal, all ranks leave together: between two micro-batches, while they wait, or at the end of what they write;
-             then the last finished step is saved
+             then the last finished step of every run is saved
 
-Rank 0 alone talks to the orchestrator and owns attempt file, manifests and retention; what the others need of it comes by broadcast.
+Runs take turns step by step, those alone whose batch is there. An exception in a guest's work ends the guest, in the trainer's own run it
+ends the process. What a run is, and does, says `slot`; who may join, `guests`.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
 from loguru import logger
-from torch import nn
 
-from rlrun.algorithms import Objective
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.batch import Batch, Validation
-from rlrun.protocol.channel import Phase
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.packing import Row, plan
+from rlrun.protocol.attempts import Attempt, attempt_of, read_attempt
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import checkpoint, export, lora, publish, resume, versions
+from rlrun.protocol.shared import SlotState
+from rlrun.trainer import resume
 from rlrun.trainer.channel import Channel
-from rlrun.trainer.checkpoint import POLICY, Part, Progress, seed_step
-from rlrun.trainer.completion import Completer
-from rlrun.trainer.critic import CRITIC
-from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, read_checked, wait_for_batch
-from rlrun.trainer.flops import model_cost, peak_flops
+from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, cut_metrics
 from rlrun.trainer.group import Group, process_group
-from rlrun.trainer.learner import make_learner
-from rlrun.trainer.loading import load_sharded
-from rlrun.trainer.model import Memory, check_source
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.saving import Saver, Written
-from rlrun.trainer.schedule import learning_rate
-from rlrun.trainer.step import objective, parameter_checksum
+from rlrun.trainer.guests import Guests
+from rlrun.trainer.isolation import Isolation
+from rlrun.trainer.policy import load_policy, model_source
+from rlrun.trainer.slot import Slot
+from rlrun.trainer.step import objective
 from rlrun.trainer.stopping import Stop, StopAgreed
-from rlrun.trainer.updates import Update, mini_batches
-from rlrun.trainer.validation import validate
+from rlrun.trainer.turns import next_turn
 
-SHUTDOWN_SECONDS = 7200.0
-"""Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
-COMPLETION_SECONDS = 600.0
-"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+GUEST_SILENCE_SECONDS = 120.0
+"""A guest whose orchestrator asks for nothing for so long has lost it, and makes room."""
+Order = dict[str, Any]
+"""What all ranks do next: JSON, as rank 0 broadcasts it."""
 
 
 def run(
@@ -83,13 +71,13 @@ def run(
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
     """
-    loss = objective(config.algorithm, config.seq_len)
+    objective(config.algorithm, config.seq_len)  # a wrong name is told before anything is loaded
     with process_group(config.gpus_per_replica, config.parallelism) as group:
-        return _Trainer(config, attempt, api_key, replay, config_hash, loss, group, stop or Stop()).run()
+        return _Trainer(config, attempt, api_key, replay, config_hash, group, stop or Stop()).run()
 
 
 class _Trainer:
-    """State of one rank's loop. What only rank 0 has is None elsewhere."""
+    """One rank of the process. What only rank 0 has is None elsewhere."""
 
     def __init__(
         self,
@@ -98,148 +86,97 @@ class _Trainer:
         api_key: str,
         replay: Path | None,
         config_hash: str,
-        loss: Objective,
         group: Group,
         stop: Stop,
     ) -> None:
-        self.config, self.replay, self.loss, self.group, self.stop = config, replay, loss, group, stop
-        self.paths = RunPaths(Path(config.output_dir))
-        self.number = attempt
-        self.ends = False
-        """Whether the data ends with the step that is being trained."""
+        self.config, self.group, self.stop, self.number = config, group, stop, attempt
+        self.news = threading.Event()
+        self.place = 0
+        """Places passed so far where ranks agree; the same on all of them."""
         self.channel: Channel | None = None
-        self.feed: Feed | None = None
-        self.completer: Completer | None = None
-        if group.leads:
-            self._open_channel(api_key)
-        self.attempt = self._begin_attempt(config_hash)
-        self.source = source = self._source()
+        feed = self._open_feed(api_key, replay) if group.leads else None
+        paths = RunPaths(Path(config.output_dir))
+        begun = self._begin_attempt(paths, config_hash, replay)
         # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
-        begins = self.attempt.base_step == 0 and self.attempt.origin is None
-        self.model = load_sharded(
-            config.model,
-            source,
-            group,
-            with_weights=config.lora is not None or begins,
-            memory=Memory.of(config),
-            kernel=config.attention,
-            prepare=self._prepare,
-        )
-        lora.initialise(self.model, config.seed)
-        self.files = publish.model_files(self.model, config.model, source)
-        self.optimizer = make_optimizer(self.model, config.optimizer, group.device)
-        self.saved_step = self.attempt.base_step
-        """The last step whose checkpoint was begun."""
-        self.learner = make_learner(config, self.model, self.optimizer, loss, source=source, group=group)
-        self.parts = {POLICY: Part(self.model, self.optimizer)}
-        if self.learner.critic is not None:
-            self.parts[CRITIC] = Part(self.learner.critic.module, self.learner.critic.optimizer)
-        self.progress = Progress()
-        self.saver = Saver(self.parts, group, background=config.checkpoint.save_async)
-        self._load()
-        if group.leads:
-            self._start_completer()
+        begins = begun.base_step == 0 and begun.origin is None
+        source = model_source(config, paths, group)
+        self.policy = load_policy(config, source, group, with_weights=config.lora is not None or begins)
+        own = self._slot(config, begun, paths.root, self.channel, feed, replay=replay is not None)
+        self.own: Slot | None = own
+        """The run that the process was started for, until it is over."""
+        self.slots = [own]
+        """All runs, in the order in which they came."""
+        self.seats: dict[str, int] = {}
+        """Number of each guest's slot, from 1."""
+        self.last: str | None = None
+        """Who trained the last step."""
+        self.size = 1 if config.lora is None or replay is not None else config.lora.slots
+        self.isolation = Isolation(group) if self.size > 1 else None
+        self.guests = Guests(config, world_size=group.world_size) if group.leads and self.size > 1 else None
 
-    def _prepare(self, model: nn.Module) -> None:
-        self.cost = model_cost(model)
-        if self.config.lora is not None:
-            lora.inject(model, self.config.lora)
-
-    def _open_channel(self, api_key: str) -> None:
-        if self.replay is not None:
-            self.feed = ReplayFeed(self.replay)
-            return
-        self.channel = Channel(
-            attempt=self.number,
+    def _open_feed(self, api_key: str, replay: Path | None) -> Feed:
+        if replay is not None:
+            return ReplayFeed(replay)
+        paths, number = RunPaths(Path(self.config.output_dir)), self.number
+        self.channel = Channel.listen(
+            attempt=number,
             api_key=api_key,
             host=self.config.host,
             port=self.config.port,
-            batch_path=lambda step: self.paths.batch(step, self.number),
+            batch_path=lambda step: paths.batch(step, number),
+            news=self.news,
         )
-        self.feed = LiveFeed(self.channel)
+        return LiveFeed(self.channel)
 
-    def _begin_attempt(self, config_hash: str) -> Attempt:
+    def _begin_attempt(self, paths: RunPaths, config_hash: str, replay: Path | None) -> Attempt:
         """Rank 0 decides and writes; the others read what it wrote."""
-        if self.group.leads:
-            with storage_errors(self.paths.attempts, "write the attempt's file"):
-                base = resume.choose_base(
-                    self.paths,
-                    self.config.checkpoint.resume,
-                    with_orchestrator=self.replay is None,
-                    log=logger.warning,
-                )
-                origin = None
-                if base is None:
-                    origin = resume.choose_origin(self.paths, self.config.checkpoint.resume, log=logger.warning)
-                begun = resume.begin_attempt(
-                    self.paths,
-                    base,
-                    origin=origin,
-                    attempt=self.number,
-                    world_size=self.group.world_size,
-                    config_hash=config_hash,
-                    uid=self.config.uid,
-                )
-            start = "the model" if base is None else f"the checkpoint {base.checkpoint.path.name}"
-            if origin is not None:
-                start = f"another run's checkpoint {origin.path}"
-            logger.info(
-                f"attempt {self.number}: {self.group.world_size} ranks ({self.group.dims}) on {self.group.device.type}, from {start}"
+        group = self.group
+        if group.leads:
+            begun = resume.begin(
+                paths,
+                self.config,
+                attempt=self.number,
+                world_size=group.world_size,
+                config_hash=config_hash,
+                with_orchestrator=replay is None,
+                log=logger.warning,
             )
-            if self.replay is not None:
-                self._cut_metrics(begun.base_step)
-        self.group.barrier()
-        return read_attempt(self.paths.attempt_file(self.number))
+            logger.info(
+                f"attempt {self.number}: {group.world_size} ranks ({group.dims}) on {group.device.type}, from {_start(begun)}"
+            )
+            if replay is not None:
+                cut_metrics(paths, begun.base_step)
+        group.barrier()
+        return read_attempt(paths.attempt_file(self.number))
 
-    def _source(self) -> str:
-        """Where the model comes from; the tiny one is made when nobody has made it yet."""
-        config = self.config.model
-        source = config.source(self.paths.model)
-        if self.group.leads:
-            if config.tiny is not None and not (self.paths.model / "config.json").exists():
-                from rlrun.trainer.tiny_model import make_tiny_model
-
-                try:
-                    with storage_errors(self.paths.root, "make the tiny model"):
-                        make_tiny_model(self.paths.model, config.tiny)
-                except ValueError as error:
-                    raise RoleError(f"model.tiny: {error}", exit_codes.CONFIGURATION) from error
-            check_source(config, source)
-        self.group.barrier()
-        return source
-
-    def _load(self) -> None:
-        attempt, say = self.attempt, logger.warning if self.group.leads else None
-        if attempt.base_attempt is not None:
-            base = self.paths.checkpoint(attempt.base_step, attempt.base_attempt)
-            self.progress = checkpoint.load(self.parts, base, say=say)
-        elif attempt.origin is not None:
-            checkpoint.load(self.parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
-
-    def _start_completer(self) -> None:
-        channel = self.channel
-
-        def completed(step: int, path: Path) -> None:
-            logger.info(f"step {step}: the checkpoint is complete")
-            if channel is not None:
-                channel.emit("checkpoint_complete", step, path=path)
-
-        self.completer = Completer(
-            self.paths,
-            self.attempt,
-            self.config.checkpoint,
-            with_orchestrator=channel is not None,
-            on_complete=completed,
+    def _slot(
+        self,
+        config: TrainerConfig,
+        attempt: Attempt,
+        folder: Path,
+        channel: Channel | None,
+        feed: Feed | None,
+        *,
+        replay: bool = False,
+        label: str = "",
+    ) -> Slot:
+        return Slot(
+            config,
+            attempt,
+            self.policy,
+            output_dir=folder,
+            replay=replay,
+            channel=channel,
+            feed=feed,
+            agree=self._agree_to_stop,
+            label=label,
         )
-        if channel is not None:
-            channel.agreed = self.completer.agreed
 
     def run(self) -> int:
-        """All steps; returns the exit code."""
+        """All steps of all runs; returns the exit code."""
         with ExitStack() as stack:
             if self.channel is not None:
                 stack.callback(self.channel.close)
-                self.channel.begin(self.attempt.base_step)
             try:
                 self._run()
             except StopAgreed:
@@ -247,258 +184,217 @@ class _Trainer:
         return exit_codes.OK
 
     def _run(self) -> None:
-        if self.config.task == "RL":
-            self._publish()
+        assert self.own is not None
+        self.own.begin()
         self.stop.allow_time(self.config.checkpoint.grace_period_seconds, self.group.neighbours())
-        while self.progress.step < self.config.max_steps and not self.ends:
-            if not self._step(self.progress.step + 1):
-                logger.info("the orchestrator says that all is done")
-                break
-        else:
-            logger.info(f"all {self.progress.step} steps are trained")
-        self._finish()
+        while True:
+            self._agree_to_stop()
+            order = self.group.broadcast(self._next_order() if self.group.leads else None)
+            if order["do"] == "end":
+                return
+            self._carry_out(order)
 
-    def _step(self, step: int) -> bool:
-        began = time.perf_counter()
-        self._phase("waiting_for_batch")
-        path = wait_for_batch(self.feed, step, self.group, self._check_checkpoints, self._agree_to_stop)
-        if path is None:
+    # ---- rank 0 decides
+
+    def _next_order(self) -> Order:
+        """What is to be done now, or nothing when a tick has passed: ranks that wait see then that they are asked to stop."""
+        deadline = time.monotonic() + TICK_SECONDS
+        while True:
+            self.news.clear()
+            order = self._change() or self._arrival() or self._turn()
+            if order is not None:
+                return order
+            if not self.slots and (self.guests is None or not self.guests.pending()):
+                return {"do": "end"}
+            if (left := deadline - time.monotonic()) <= 0:
+                return {"do": "wait"}
+            self.news.wait(left)
+
+    def _change(self) -> Order | None:
+        """What has become of a run that has a slot."""
+        for slot in self.slots:
+            over = slot.stage == "finished" and slot.over()
+            error = slot.problem() or (slot.end() if over else None)
+            if error is not None:
+                if slot is self.own:
+                    raise error
+                return _drop(slot, "Failed", str(error), error.code)
+            if slot.stage == "training" and slot.trained():
+                return {"do": "finish", "run": slot.name}
+            if over:
+                return {"do": "close", "run": slot.name}
+            if slot.stage == "leaving" and slot.left():
+                return _drop(slot, "Left", "it has asked to leave, or its orchestrator is gone")
+        return None
+
+    def _arrival(self) -> Order | None:
+        """What the requests say: who leaves, and who joins."""
+        if self.guests is None:
+            return None
+        self.guests.look()
+        joined = {slot.name: slot.number for slot in self.slots if slot is not self.own}
+        for change in self.guests.changes(joined):
+            slot = self._named(change.run)
+            if change.at_once:
+                return _drop(slot, "Left", change.reason)
+            if slot.stage == "training":
+                return {"do": "leave", "run": slot.name}
+        for slot in self.slots:
+            if slot is not self.own and slot.stage == "training" and slot.silence() > GUEST_SILENCE_SECONDS:
+                logger.warning(f"run {slot.name}: its orchestrator has asked for nothing for {slot.silence():.0f} s")
+                return {"do": "leave", "run": slot.name}
+        guest = self.guests.next(joined, free=len(joined) + 1 < self.size)
+        if guest is None:
+            return None
+        config = guest.config.model_dump(mode="json")
+        return {"do": "join", "config": config, "attempt": asdict(guest.attempt), "folder": str(guest.folder)}
+
+    def _turn(self) -> Order | None:
+        """The next step: of the run after the one that trained last, among those whose batch is there."""
+        ready = {slot.name for slot in self.slots if slot.stage == "training" and slot.ready()}
+        run = next_turn([slot.name for slot in self.slots], self.last, ready)
+        if run is None:
+            return None
+        path = self._named(run).next_batch()
+        return None if path is None else {"do": "step", "run": run, "path": str(path)}
+
+    # ---- all ranks carry it out
+
+    def _carry_out(self, order: Order) -> None:
+        match order["do"]:
+            case "join":
+                self._join(order)
+            case "step":
+                self.last = order["run"]
+                self._alone(self._named(order["run"]), lambda slot: slot.step(Path(order["path"])))
+            case "finish":
+                self._alone(self._named(order["run"]), Slot.finish)
+            case "leave":
+                self._alone(self._named(order["run"]), Slot.leave)
+            case "close":
+                self._close(self._named(order["run"]))
+            case "drop":
+                self._part(self._named(order["run"]), order["state"], order["reason"], order["code"])
+
+    def _alone(self, slot: Slot, act: Callable[[Slot], None]) -> bool:
+        """Let one run do something; what fails in a guest ends that guest. Returns whether it did not fail.
+
+        Raises:
+            StopAgreed: all ranks are to stop.
+            Exception: what failed was the trainer's own run's, or not the same on all ranks.
+        """
+        try:
+            act(slot)
+        except StopAgreed:
+            raise
+        except Exception as error:
+            if slot is self.own:
+                raise
+            failure = self._contain(slot.name, error)
+            self._part(slot, "Failed", str(failure), failure.code)
             return False
-        arrived = time.perf_counter()
-        batch = self._read(path, step, written_by=self.number if self.replay is None else None)
-        self.ends = self.ends or batch.last
-        validation = batch.validation if self.replay is None else None
-        if validation is not None and validation.before:
-            before = self._validate(validation)
-            if self.channel is not None:
-                self.channel.emit("validated", step - 1, metrics=before)
-        self._phase("training")
-        metrics = self._train(step, batch)
-        self.progress.step = step
-        skipped = int(metrics.pop("skipped"))
-        self.progress.skipped_steps += skipped
-        if skipped and self.group.leads:
-            logger.warning(f"step {step}: the gradient is not finite; nothing is updated")
-        metrics["skipped_steps"] = float(self.progress.skipped_steps)
-        metrics["param_checksum"] = parameter_checksum(self.model)
-        metrics["time/wait_for_batch"] = arrived - began
-        if validation is not None and validation.after:
-            metrics |= self._validate(validation)
-        metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
-        due = self._checkpoint_due(step)
-        metrics["time/save_ckpt"] = self._save() if due else 0.0
-        if (written := self.saver.finished()) is not None:
-            metrics["time/write_ckpt"] = written.seconds
-        metrics["time/step"] = time.perf_counter() - began
-        self._report(step, metrics)
-        if due:
-            self.saver.then(self._written)  # after the report: the orchestrator expects `trained` first
         return True
 
-    def _read(self, path: Path, step: int, *, written_by: int | None) -> Batch:
-        return read_checked(
-            path,
-            step=step,
-            vocabulary=self.model.config.get_text_config().vocab_size,
-            seq_len=self.config.seq_len,
-            attempt=written_by,
-        )
+    def _contain(self, run: str, error: Exception) -> RoleError:
+        """Make the model fit for the other runs again; returns the error for a person.
 
-    def _rows(self, batch: Batch) -> tuple[Row, ...]:
-        """This rank's micro-batches."""
-        lengths = [len(sample) for sample in batch.samples]
-        return plan(
-            lengths,
-            row_tokens=max(self.config.micro_batch_tokens or self.config.seq_len, *lengths),
-            ranks=self.group.data_size,
-            quadratic=self.cost.quadratic,
-        ).ranks[self.group.data_rank]
-
-    def _validate(self, validation: Validation) -> dict[str, float]:
-        """Measure the policy as it is on the held-out samples."""
-        self._phase("validating")
-        # Step 0 is of no policy's, so neither who sampled its tokens nor who wrote them is checked.
-        held_out = self._read(Path(validation.path), 0, written_by=None)
-        return validate(self.model, held_out, self._rows(held_out), group=self.group)
-
-    def _train(self, step: int, batch: Batch) -> dict[str, float]:
-        config = self.config
-        parts = mini_batches(batch, config.updates_per_step, seed=config.seed)
-        updates = [Update(part, self._rows(part)) for part in parts]
-        seed_step(config.seed, step)
-        total, critic = min(batch.total_steps or config.max_steps, config.max_steps), config.algorithm.critic
-        metrics = self.learner.step(
-            updates,
-            lr=learning_rate(config.scheduler, config.optimizer.lr, step, total),
-            critic_lr=0.0 if critic is None else learning_rate(config.scheduler, critic.lr, step, total),
-            agree=self._agree_to_stop,
-        )
-        metrics["tokens"] = float(batch.tokens)
-        seconds = metrics["time/forward_backward"] + metrics["time/optimizer"]
-        return metrics | self._performance([len(sample) for part in parts for sample in part.samples], seconds)
-
-    def _performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
-        """Throughput in tokens/s over the time of forward, backward and optimizer; MFU and memory (bytes) on CUDA."""
-        performance = {"perf/throughput": sum(lengths) / seconds}
-        if self.group.device.type == "cuda":
-            performance["perf/peak_memory"] = float(torch.cuda.max_memory_allocated(self.group.device))
-            torch.cuda.reset_peak_memory_stats(self.group.device)
-            peak = peak_flops(torch.cuda.get_device_name(self.group.device))
-            if peak is not None:
-                performance["perf/mfu"] = self.cost.of(lengths) / seconds / (peak * self.group.world_size)
-        return performance
-
-    def _publish(self) -> float:
-        """Publish the parameters as they are; returns seconds."""
-        with self._timed("publishing") as timer:
-            step = self.progress.step
-            path = self.paths.version(step, self.number)
-            dtype, adapters = self.config.model.dtype, self.config.lora
-            exports = step > self.attempt.base_step and self._export_due(step)
-            if adapters is not None and adapters.served_as_adapter:
-                about = lora.adapter_config(self.model, adapters, self.source)
-                publish.publish_adapter(self.model, path, config=about, dtype=dtype, group=self.group)
-                if exports:  # an export is a whole model
-                    output = self.paths.export(step, self.number)
-                    publish.publish(self.model, output, files=self.files, dtype=dtype, group=self.group)
-            else:
-                publish.publish(self.model, path, files=self.files, dtype=dtype, group=self.group)
-                if exports and self.group.leads:
-                    export.export_version(path, self.paths.export(step, self.number))
-            if self.group.leads:
-                if self.channel is not None:
-                    self.channel.emit("published", step, path=path)
-                versions.delete_superfluous(
-                    self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
-                )
-        return timer[0]
-
-    def _is_last(self, step: int) -> bool:
-        return self.ends or step == self.config.max_steps
-
-    def _publication_due(self, step: int) -> bool:
-        """Engines need every version; without engines the versions of checkpoints, and the last, are for people."""
-        if self.config.task == "RL" or self._checkpoint_due(step):
-            return True
-        return self._is_last(step) or self._export_due(step)
-
-    def _export_due(self, step: int) -> bool:
-        return export.due(self.config.checkpoint.export, step, last=self._is_last(step))
-
-    def _checkpoint_due(self, step: int) -> bool:
-        config = self.config.checkpoint
-        return config.enabled and (step % config.interval == 0 or self._is_last(step))
-
-    def _save(self) -> float:
-        """Start to save this rank's shards; returns the seconds that the loop stood still."""
-        with self._timed("saving") as timer:
-            self.saver.save(self.progress, self.paths.checkpoint(self.progress.step, self.number))
-            self.saved_step = self.progress.step
-        return timer[0]
-
-    def _written(self, written: Written) -> None:
-        """All ranks' shards are durable: on rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
-        if self.channel is not None:
-            self.channel.emit("checkpoint_saved", written.step, path=written.path)
-        if self.completer is not None:
-            self.completer.saved(written.step, written.path)
-
-    def _report(self, step: int, metrics: dict[str, float]) -> None:
-        if not self.group.leads:
-            return
-        logger.info(
-            f"step {step}/{self.config.max_steps}: loss {metrics['loss']:.4g}, grad_norm {metrics['grad_norm']:.4g}, "
-            f"lr {metrics['lr']:.3g}, {metrics['perf/throughput']:.0f} tokens/s, step {metrics['time/step']:.2f} s, "
-            f"waited {metrics['time/wait_for_batch']:.2f} s"
-        )
-        if self.replay is not None:
-            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            line = json.dumps({"step": step, "attempt": self.number, **finite})
-            with storage_errors(self.paths.root, "write metrics"), self.paths.metrics.open("a") as file:
-                file.write(line + "\n")
-        if self.channel is not None:
-            self.channel.emit("trained", step, metrics=metrics)
-
-    def _cut_metrics(self, base_step: int) -> None:
-        """In a replay this process owns `metrics.jsonl`: drop the steps that are trained again."""
-        if self.paths.metrics.is_file():
-            lines = self.paths.metrics.read_text().splitlines()
-            kept = [line for line in lines if json.loads(line)["step"] <= base_step]
-            write_bytes(self.paths.metrics, "".join(line + "\n" for line in kept).encode())
-
-    def _finish(self) -> None:
-        """Wait for the orchestrator's last word, and for the last manifest."""
-        self._phase("finished")
-        self.saver.wait()
-        self.saver.check()
-        if self.channel is not None:
-            self.channel.emit("finished", self.progress.step)
-        deadline = time.monotonic() + SHUTDOWN_SECONDS
-        over = False
-        while not over:
-            if self.channel is not None:
-                self._check_checkpoints()
-                if time.monotonic() > deadline:
-                    raise RoleError(
-                        f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
-                        exit_codes.FAILURE,
-                    )
-                over = self.channel.shutdown.wait(TICK_SECONDS)
-            self._agree_to_stop()
-            over = self.group.broadcast(over or (self.replay is not None))
-        if self.completer is not None and not self.completer.close(COMPLETION_SECONDS):
+        Raises:
+            RoleError: the ranks are not at the same place, so no run can go on here.
+        """
+        assert self.isolation is not None
+        failure = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
+        if not isinstance(error, RoleError):
+            logger.opt(exception=error).error(f"run {run} failed")
+        if not self.isolation.contained(error, self.place):
             raise RoleError(
-                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
+                f"run {run} failed on some ranks alone, so that all runs have to start again: {failure}", failure.code
+            ) from error
+        self.policy.reset()
+        return failure
+
+    def _join(self, order: Order) -> None:
+        config, attempt = TrainerConfig.model_validate(order["config"]), attempt_of(order["attempt"])
+        folder = Path(order["folder"])
+        paths = RunPaths(folder)
+        channel = feed = None
+        if self.channel is not None:
+            channel = self.channel.beside(
+                config.name, attempt=attempt.attempt, batch_path=lambda step: paths.batch(step, attempt.attempt)
             )
-        self._check_checkpoints()
-        self.group.barrier()
+            feed = LiveFeed(channel)
+        try:
+            slot = self._slot(config, attempt, folder, channel, feed, label=f"{config.name}: ")
+        except Exception as error:
+            failure = self._contain(config.name, error)
+            self.policy.adapters.forget(config.name)
+            if channel is not None:
+                channel.close()
+            self._answer(config.name, attempt.attempt, "Refused", reason=str(failure), exit_code=failure.code)
+            return
+        self.slots.append(slot)
+        if self._alone(slot, Slot.begin):
+            seat = min(set(range(1, self.size)) - set(self.seats.values()))
+            self.seats[slot.name] = seat
+            self._answer(slot.name, slot.number, "Joined", slot=seat, step=slot.progress.step)
+            if self.group.leads:
+                logger.info(f"{slot.name}: from {_start(attempt)}")
+
+    def _close(self, slot: Slot) -> None:
+        """A run is over, with all its files."""
+        if slot is self.own:
+            self._forget(slot)
+            slot.close(wait=True)
+        else:
+            self._part(slot, "Left", "it is over")
+
+    def _part(self, slot: Slot, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
+        """Take a guest's slot."""
+        self._answer(slot.name, slot.number, state, step=slot.progress.step, reason=reason, exit_code=code)
+        self._forget(slot)
+        slot.close(wait=state == "Left")
+        if slot.channel is not None:
+            slot.channel.close()
+
+    def _forget(self, slot: Slot) -> None:
+        self.slots.remove(slot)
+        self.seats.pop(slot.name, None)
+        if slot is self.own:
+            self.own = None
+
+    def _answer(self, run: str, attempt: int, state: SlotState, **about: Any) -> None:
+        if self.guests is not None:
+            self.guests.answer(run, attempt, state, **about)
+
+    def _named(self, run: str) -> Slot:
+        return next(slot for slot in self.slots if slot.name == run)
+
+    # ---- the end
 
     def _agree_to_stop(self) -> None:
         """Raise `StopAgreed` on all ranks as soon as one was asked to stop; all of them call this together.
 
         No rank ever leaves on its own: the others would wait for it in their next collective.
         """
+        self.place += 1
         if self.group.maxima({"stop": float(self.stop.asked)})["stop"]:
             self.stop.join()
             raise StopAgreed
 
     def _save_and_end(self) -> int:
-        """Make the checkpoint of the last finished step complete; returns the exit code."""
-        step = self.progress.step
-        self._phase("saving")
-        self.saver.wait()
-        self.saver.check()
-        if self.config.checkpoint.enabled and step > self.saved_step and self.group.broadcast(self._can_complete()):
-            self._save()
-            self.saver.then(self._written)
-            self.saver.wait()
-            self.saver.check()
-        complete = step == self.attempt.base_step
-        if self.completer is not None and self.saved_step == step > self.attempt.base_step:
-            complete = self.completer.wait_for(step, worth=self._can_complete)
-        self.group.barrier()  # rank 0 is the one that waits for the manifest
-        if self.group.leads:
-            after = f"stopped by {signal.Signals(self.stop.number).name} after step {step}"
-            logger.info(after if complete else f"{after}, without a complete checkpoint of it")
+        """Make the checkpoint of the last finished step of every run complete; returns the exit code."""
+        why = f"stopped by {signal.Signals(self.stop.number).name}"
+        saved = [slot for slot in list(self.slots) if self._alone(slot, Slot.leave)]
+        for slot in saved:
+            self._alone(slot, lambda one: one.complete(why))
         return self.stop.exit_code
 
-    def _can_complete(self) -> bool:
-        return self.channel is None or self.channel.has_client()
 
-    def _check_checkpoints(self) -> None:
-        self.saver.check()
-        if self.completer is not None and self.completer.failure is not None:
-            raise self.completer.failure
+def _start(attempt: Attempt) -> str:
+    """Where an attempt starts, for the log."""
+    if attempt.base_attempt is not None:
+        return f"the checkpoint of step {attempt.base_step}"
+    return "the model" if attempt.origin is None else f"another run's checkpoint {attempt.origin.path}"
 
-    def _phase(self, phase: Phase) -> None:
-        if self.channel is not None:
-            self.channel.phase(phase)
 
-    @contextmanager
-    def _timed(self, phase: Phase) -> Iterator[list[float]]:
-        """Seconds that the block took, as the only element of a list once it has ended."""
-        self._phase(phase)
-        elapsed: list[float] = []
-        began = time.perf_counter()
-        yield elapsed
-        elapsed.append(time.perf_counter() - began)
+def _drop(slot: Slot, state: SlotState, reason: str, code: int = exit_codes.OK) -> Order:
+    return {"do": "drop", "run": slot.name, "state": state, "reason": reason, "code": code}

@@ -148,7 +148,7 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
         for name, tensor in lora.adapter_tensors(model).items():
             whole = _gather(tensor, number_format)
             if group.leads:
-                kept[name] = whole.cpu().contiguous()
+                kept[name] = lora.cut(name, whole, config["r"]).cpu().contiguous()
         if group.leads:
             save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})
             (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import (
     Attempt,
@@ -17,7 +18,7 @@ from rlrun.protocol.attempts import (
     read_attempt,
     write_attempt,
 )
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import (
     MANIFEST,
     ORCHESTRATOR_PART,
@@ -136,6 +137,36 @@ def _problem(checkpoint: Artifact, with_orchestrator: bool) -> str | None:
     if with_orchestrator and not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
         return f"{checkpoint.path.name} has no {ORCHESTRATOR_PART} part"
     return None
+
+
+def begin(
+    paths: RunPaths,
+    config: TrainerConfig,
+    *,
+    attempt: int,
+    world_size: int,
+    config_hash: str,
+    with_orchestrator: bool,
+    log: Callable[[str], None],
+) -> Attempt:
+    """Decide from the disk where an attempt starts, and write its file; called on rank 0 alone.
+
+    Raises:
+        RoleError: as `choose_base`, `choose_origin` and `begin_attempt`, or the volume refuses to write.
+    """
+    resume = config.checkpoint.resume
+    with storage_errors(paths.attempts, "write the attempt's file"):
+        base = choose_base(paths, resume, with_orchestrator=with_orchestrator, log=log)
+        origin = choose_origin(paths, resume, log=log) if base is None else None
+        return begin_attempt(
+            paths,
+            base,
+            origin=origin,
+            attempt=attempt,
+            world_size=world_size,
+            config_hash=config_hash,
+            uid=config.uid,
+        )
 
 
 def begin_attempt(

@@ -97,6 +97,24 @@ class Saver:
         pending: list[Future[Any]] = [future for future in (self._last, self._after) if future is not None]
         wait(pending)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written or told."""
+        return all(future is None or future.done() for future in (self._last, self._after))
+
+    def close(self, *, wait: bool) -> None:
+        """Save no more. Every rank calls it.
+
+        Args:
+            wait: until all is written; otherwise a write that hangs on some rank hangs on, and nobody minds.
+        """
+        if wait:
+            self.wait()
+        if self._thread is not None:
+            self._thread.shutdown(wait=wait, cancel_futures=not wait)
+        if wait:
+            dist.destroy_process_group(self._peers)
+
     def finished(self) -> Written | None:
         """The last save, once, after it has been written; None before, and when it was told already."""
         if self._last is None or not self._last.done() or self._last.exception() is not None:

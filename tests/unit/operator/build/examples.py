@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator.build import RunContext, api_key_secret, prerequisites, workloads
+from rlrun_operator.build import Host, RunContext, api_key_secret, prerequisites, workloads
 from rlrun_operator.settings import RenderSettings
 
 HERE = Path(__file__).parent
@@ -17,8 +17,14 @@ MANIFESTS = {
     "gpu": HERE / "runs" / "gpu.yaml",
     "pod-template": HERE / "runs" / "pod-template.yaml",
 }
-ON_RECORD = {**MANIFESTS, "sft": ROOT / "examples" / "sft.yaml"}
-"""Also one without engines."""
+ON_RECORD = {
+    **MANIFESTS,
+    "sft": ROOT / "examples" / "sft.yaml",
+    "shared-guest": ROOT / "examples" / "shared-guest.yaml",
+}
+"""Also one without engines, and one that uses another run's trainer."""
+HOSTS = {"shared-guest": ROOT / "examples" / "shared-host.yaml"}
+HOST_UID = "99999999-8888-7777-6666-555555555555"
 KEY = "the-key-of-the-run"
 SETTINGS = RenderSettings()
 
@@ -26,7 +32,11 @@ SETTINGS = RenderSettings()
 def example(name: str, attempt: int = 1) -> RunContext:
     """A run of `ON_RECORD`."""
     run = read_manifest(ON_RECORD[name])
-    return RunContext(run.metadata.name, "team-a", "11111111-2222-3333-4444-555555555555", run.spec, attempt, SETTINGS)
+    uid, host = "11111111-2222-3333-4444-555555555555", None
+    if name in HOSTS:
+        of = read_manifest(HOSTS[name])
+        host = Host(of.metadata.name, HOST_UID, of.spec, 3)
+    return RunContext(run.metadata.name, "team-a", uid, run.spec, attempt, SETTINGS, host)
 
 
 def context(blocks: dict[str, Any] | None = None, *, attempt: int = 1, name: str = "run") -> RunContext:
@@ -45,7 +55,8 @@ def spec(blocks: dict[str, Any] | None = None) -> RLRunSpec:
 def everything(ctx: RunContext) -> list[dict[str, Any]]:
     """All children, in the order in which they are made."""
     create, apply = prerequisites(ctx)
-    found = [*create, api_key_secret(ctx, KEY), *apply, *workloads(ctx).made]
+    key = [api_key_secret(ctx, KEY)] if ctx.host is None else []
+    found = [*create, *key, *apply, *workloads(ctx).made]
     return [dict(manifest) for manifest in found]
 
 
@@ -57,8 +68,10 @@ def of_kind(ctx: RunContext, kind: str, name: str | None = None) -> dict[str, An
 
 
 def pods(ctx: RunContext) -> dict[str, dict[str, Any]]:
-    """Metadata and spec of each role's pods."""
+    """Metadata and spec of each role's pods, of a run that has all roles."""
     trainer, inference, orchestrator = workloads(ctx)
+    assert trainer is not None
+    assert inference is not None
     return {
         "trainer": trainer["spec"]["template"],
         "inference": inference["spec"]["template"],

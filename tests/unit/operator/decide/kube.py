@@ -31,18 +31,20 @@ class Kube:
 
     Args:
         spec: blocks of the specification beside the smallest one, camelCase.
+        name: of the run.
+        uid: of the run.
     """
 
-    def __init__(self, spec: dict[str, Any] | None = None) -> None:
+    def __init__(self, spec: dict[str, Any] | None = None, *, name: str = NAME, uid: str = UID) -> None:
         self.now = EPOCH
         self._uids = 0
         self.run: Object = {
             "apiVersion": "rlrun.io/v1alpha1",
             "kind": "RLRun",
             "metadata": {
-                "name": NAME,
+                "name": name,
                 "namespace": "team-a",
-                "uid": UID,
+                "uid": uid,
                 "generation": 1,
                 "creationTimestamp": rfc3339(EPOCH),
             },
@@ -58,6 +60,10 @@ class Kube:
         self.events: list[Object] = []
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
+        self.host: Kube | None = None
+        """The run that `trainer.sharedWith` names; None: there is none."""
+        self.guests: list[Kube] = []
+        """The runs that name this one, or for a guest its host."""
         self.told: list[tuple[str, str]] = []
         """Type and reason of every event posted."""
         self.messages: list[str] = []
@@ -101,7 +107,7 @@ class Kube:
         self._met |= {str(pod["metadata"]["uid"]): pod for pod in self._seen["pods"].values()}
         return Observed(
             run=copy.deepcopy(self.run),
-            children=self._seen["workloads"],
+            children=self._seen["workloads"] | self._claims_of_host(),
             pods=tuple(slimmed(pod) for pod in self._seen["pods"].values()),
             gone=self._gone(),
             lease=next(iter(self._seen["lease"].values()), None),
@@ -109,6 +115,8 @@ class Kube:
             events=tuple(self.events),
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
+            host=copy.deepcopy(self.host.run) if self.host is not None else None,
+            guests=tuple(copy.deepcopy(guest.run) for guest in self.guests),
         )
 
     def _gone(self) -> tuple[Object, ...]:
@@ -125,6 +133,10 @@ class Kube:
         """Another process operates from now on; it fills its caches before it acts."""
         self._met.clear()
         self.look()
+
+    def _claims_of_host(self) -> dict[Ref, Object]:
+        objects = self.host.objects if self.host is not None else {}
+        return {ref: copy.deepcopy(found) for ref, found in objects.items() if ref.kind == "PersistentVolumeClaim"}
 
     def decide(self, lag: frozenset[str] = frozenset()) -> Decision:
         return decide(self.look(lag), self.now, settings=RenderSettings(), fresh_key="k" * 32, random=self.random)
@@ -313,7 +325,7 @@ class Kube:
         """The orchestrator renews its Lease."""
         said = {keys.ATTEMPT: attempt or self.status["attempt"], keys.STEP: step, keys.RESUMED_FROM_STEP: resumed}
         said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
-        lease = self.objects[Ref("Lease", f"{NAME}-progress")]
+        lease = self.objects[Ref("Lease", f"{self.run['metadata']['name']}-progress")]
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
         self.lease_changed_at = self.now
 

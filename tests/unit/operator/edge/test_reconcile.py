@@ -39,6 +39,7 @@ class Bench:
         self.api, self.client = api, client
         self.seen: list[Observed] = []
         self.again: list[float] = []
+        self.woken: list[Key] = []
         self.time = 1000.0
         self.store = Store()
         self.metrics = Metrics(self.store)
@@ -56,12 +57,16 @@ class Bench:
             poster=Poster(client, "operator-0", clock=clock),
             metrics=self.metrics,
             settings=RenderSettings(),
-            again=lambda key, seconds: self.again.append(seconds),
+            again=self._again,
             now=clock,
             clock=clock,
             random=Random(0),
         )
         self.uid = self.seed_run()
+
+    def _again(self, key: Key, seconds: float) -> None:
+        self.again.append(seconds)
+        self.woken.append(key)
 
     def seed_run(self, **metadata: Any) -> str:
         run = self.api.seed(RUN, {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": {}})
@@ -120,6 +125,18 @@ async def test_the_next_pass_decides_on_what_this_one_wrote_even_before_the_watc
     assert bench.seen[1].run["status"] == {"phase": "Starting"}
     assert Ref("StatefulSet", "a-trainer") in bench.seen[1].children
     assert min(bench.again) <= 0.2, "own writes bring no watch event: the pass comes again by itself"
+
+
+async def test_runs_that_share_a_trainer_are_woken_by_a_status_that_no_watch_will_tell() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Complete"}))
+        guest = {"name": "guest", "namespace": "ns", "uid": "uid-of-guest", "resourceVersion": "1"}
+        bench.store.put({"kind": "RLRun", "metadata": guest, "spec": {"trainer": {"sharedWith": "a"}}}, bench.time)
+        await bench.go()
+        assert bench.woken == [("ns", "guest")]
+        await bench.go()
+        assert bench.woken == [("ns", "guest")], "nothing is written, so nobody is woken"
 
 
 async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> None:

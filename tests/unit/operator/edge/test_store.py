@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlrun_operator.observe import observe
 from rlrun_operator.slim import slimmed
 from rlrun_operator.store import Store
 
@@ -152,3 +153,61 @@ def test_of_a_pod_only_what_decisions_read_is_kept() -> None:
         "phase": "Pending",
         "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull"}}}],
     }
+
+
+def a_run(name: str, version: int, host: str | None = None, **status: Any) -> dict[str, Any]:
+    spec = {"trainer": {"sharedWith": host}} if host else {}
+    return make("RLRun", name, version, spec=spec, status=status)
+
+
+def names(store: Store, host: str) -> list[str]:
+    return [guest["metadata"]["name"] for guest in store.guests(("ns", host))]
+
+
+def test_runs_that_share_a_trainer_hear_of_each_other() -> None:
+    store = Store()
+    host, one, two = (("ns", name) for name in ("host", "one", "two"))
+    assert store.put(a_run("one", 1, "host"), 0.0) == {one, host}
+    assert store.put(a_run("two", 2, "host"), 0.0) == {one, two, host}
+    assert store.put(a_run("host", 3), 0.0) == {host, one, two}
+    assert names(store, "host") == ["one", "two"]
+    assert store.put(a_run("host", 4, phase="Running", attempt=1), 0.0) == {host, one, two}
+    assert store.put(a_run("one", 5, "host", phase="Complete"), 0.0) == {host, one, two}
+    assert store.remove("RLRun", "ns", "one") == {host, one, two}
+    assert names(store, "host") == ["two"]
+    assert store.remove("RLRun", "ns", "host") == {host, two}
+
+
+def test_mere_progress_of_one_run_does_not_wake_the_others() -> None:
+    store = Store()
+    store.put(a_run("host", 1, attempt=1), 0.0)
+    store.put(a_run("one", 2, "host", attempt=1), 0.0)
+    assert store.put(a_run("host", 3, attempt=1, progress={"step": 4}), 0.0) == {("ns", "host")}
+    weights = {"desired": 1, "ready": 1, "weightVersion": 9}
+    store.put(a_run("host", 4, attempt=1, inference=weights), 0.0)
+    assert store.put(a_run("host", 5, attempt=1, inference=weights | {"weightVersion": 10}), 0.0) == {("ns", "host")}
+
+
+def test_a_run_that_becomes_the_guest_of_another_host_is_forgotten_by_the_first() -> None:
+    store = Store()
+    store.put(a_run("one", 1, "host"), 0.0)
+    keys = store.put(a_run("one", 2, "other"), 0.0)
+    assert {("ns", "host"), ("ns", "other")} <= keys
+    assert (names(store, "host"), names(store, "other")) == ([], ["one"])
+
+
+def test_a_guest_is_observed_with_its_host_the_hosts_claim_and_all_guests() -> None:
+    store = Store()
+    store.put(a_run("host", 1), 0.0)
+    store.put(a_run("one", 2, "host"), 0.0)
+    store.put(a_run("two", 3, "host"), 0.0)
+    store.put(make("PersistentVolumeClaim", "host-data", 4, run="host"), 0.0)
+    guest, host = observe(store, ("ns", "one")), observe(store, ("ns", "host"))
+    assert guest is not None
+    assert host is not None
+    assert guest.host is not None
+    assert guest.host["metadata"]["name"] == "host"
+    assert [ref.name for ref in guest.children] == ["host-data"]
+    assert host.host is None
+    for seen in (guest, host):
+        assert [run["metadata"]["name"] for run in seen.guests] == ["one", "two"]

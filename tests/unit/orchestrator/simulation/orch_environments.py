@@ -48,3 +48,14 @@ def faulty() -> Faulty:
 
 def constant() -> Constant:
     return Constant(ReverseTextArgs())
+
+
+class Graded(ReverseText):
+    """A reward that depends on nothing but the task: 0, 1/4, ... 1."""
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(sum(map(ord, task.id)) % 5 / 4)
+
+
+def graded() -> Graded:
+    return Graded(ReverseTextArgs(num_tasks=12))

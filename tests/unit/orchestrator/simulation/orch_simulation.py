@@ -131,7 +131,7 @@ class FakeTrainer:
     async def __aenter__(self) -> FakeTrainer:
         write_attempt(self.paths, self.attempt)
         number = self.attempt.attempt
-        self.channel = Channel(
+        self.channel = Channel.listen(
             attempt=number, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda s: self.paths.batch(s, number)
         )
         self.url = f"http://127.0.0.1:{self.channel.port}"

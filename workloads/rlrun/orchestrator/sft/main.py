@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from loguru import logger
@@ -20,6 +21,7 @@ from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.orchestrator.sft.pipeline import DataPipeline
 from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
 from rlrun.orchestrator.sft.state import base_position
+from rlrun.orchestrator.shared import Connection
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.tokens import TemplateError
@@ -29,6 +31,7 @@ from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.batch import Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import model_folder
 
 
 def load_chat(config: OrchestratorConfig) -> ChatEncoder:
@@ -37,7 +40,7 @@ def load_chat(config: OrchestratorConfig) -> ChatEncoder:
     Raises:
         RoleError: there is none, or its chat template is of no use.
     """
-    source = config.model.source(RunPaths(Path(config.output_dir)).model)
+    source = config.model.source(model_folder(Path(config.output_dir), config.shared_with))
     try:
         return ChatEncoder.load(
             source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
@@ -114,6 +117,11 @@ def make_pipeline(
     )
 
 
+def _stop(pipeline: DataPipeline, connection: Connection) -> None:
+    pipeline.stop()
+    connection.leave()
+
+
 async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:
     """Feed one attempt to its end.
 
@@ -133,10 +141,12 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
     assert data is not None
     began, pipeline = time.monotonic(), None
 
+    connection = Connection(config, api_key, attempt=attempt)
+
     def look() -> Progress:
         if pipeline is not None:
             return pipeline.progress()
-        waiting = f"the trainer at {config.trainer_url} since {time.monotonic() - began:.1f} s"
+        waiting = f"{connection.waiting} since {time.monotonic() - began:.1f} s"
         return Progress(None, config.max_steps, None, None, None, None, {}, None, None, waiting, None, 0, 0)
 
     lease = lease_from_environment(attempt=attempt, look=look)
@@ -149,9 +159,7 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
         validation = None
         if data.validation is not None:
             validation = await asyncio.to_thread(Rows, data.validation, "data.validation")
-        trainer = TrainerClient(config.trainer_url, api_key, attempt=attempt)
-        stack.push_async_callback(trainer.close)
-        await trainer.wait_until_begun()
+        trainer = await stack.enter_async_context(connection)
         pipeline = await asyncio.to_thread(
             make_pipeline,
             config,
@@ -162,7 +170,7 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
             signal=Signal(),
         )
         if stop is not None:
-            stop.act = pipeline.stop
+            stop.act = partial(_stop, pipeline, connection)
         if not await pipeline.run():
             logger.info("stopped by a signal")
             return TERMINATED

@@ -1,0 +1,103 @@
+"""How well and how fast samples are dealt to ranks, against the plan that packs first and then deals whole rows.
+
+    python -m benchmarks.packing_plan [--write]
+
+Log-normal lengths up to 8192 tokens, rows of 8192 tokens, work as of Qwen3-0.6B (attention's part is 9.6e-5 per pair of tokens). "Most
+work" is that of the rank with the most, over the mean: 1 is perfect. "In step" is the sum over the micro-batches of the most work that a
+rank has in it, over the mean: the time of a step whose ranks wait for each other in every micro-batch, as those of FSDP nearly do.
+`--write` keeps the table in benchmarks/results/packing_plan.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlrun.protocol.balance import balance
+from rlrun.protocol.packing import plan, work
+from rlrun.protocol.rows import split
+
+RESULTS = Path(__file__).parent / "results" / "packing_plan.md"
+ROW_TOKENS = 8192
+QUADRATIC = 12 * 28 * 1024 / (6 * 595_984_384)
+GOAL_SECONDS = 0.5
+
+Ranks = Sequence[Sequence[Sequence[int]]]
+
+
+def skewed_lengths(count: int) -> list[int]:
+    """Log-normal lengths, as replies of a reasoning model have: many short, few as long as may be."""
+    drawn = np.random.default_rng(0).lognormal(math.log(900), 1.0, count)
+    return [int(length) for length in drawn.clip(16, ROW_TOKENS)]
+
+
+def rows_first(lengths: Sequence[int], ranks: int) -> Ranks:
+    """The plan to compare with: first-fit-decreasing rows, dealt whole."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        row = next((row for row, left in enumerate(room) if lengths[index] <= left), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(ROW_TOKENS)
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    rows = split(rows, lengths, -(-len(rows) // ranks) * ranks)
+    works = [sum(work(lengths[s], QUADRATIC) for s in row) for row in rows]
+    return [[rows[i] for i in own] for own in balance(works, ranks)]
+
+
+def by_work(lengths: Sequence[int], ranks: int) -> Ranks:
+    """The product's plan."""
+    return plan(lengths, row_tokens=ROW_TOKENS, ranks=ranks, quadratic=QUADRATIC).ranks
+
+
+def measure(lengths: Sequence[int], ranks: int, planner: Callable[[Sequence[int], int], Ranks]) -> str:
+    """CPU seconds, micro-batches per rank, most work, work in step."""
+    began = time.process_time()
+    dealt = planner(lengths, ranks)
+    seconds = time.process_time() - began
+    works = [[sum(work(lengths[s], QUADRATIC) for s in row) for row in rank] for rank in dealt]
+    mean = sum(map(sum, works)) / ranks
+    most, in_step = max(map(sum, works)) / mean, sum(map(max, zip(*works, strict=True))) / mean
+    return f"{len(dealt[0])} | {most:.4f} | {in_step:.4f} | {seconds * 1000:.1f} |"
+
+
+def table() -> str:
+    """Both plans as Markdown."""
+    lines = [
+        "# Plans of micro-batches: samples dealt by work, against rows packed first and dealt whole",
+        "",
+        f"`python -m benchmarks.packing_plan`; one core ({platform.machine()}), CPU time. Log-normal lengths up to {ROW_TOKENS} tokens,",
+        f"rows of {ROW_TOKENS}, work as of Qwen3-0.6B. Most work: of the rank with the most over the mean. In step: the sum over the",
+        "micro-batches of the most work that a rank has in it, over the mean. 1 is perfect for both.",
+        "",
+        "| samples | ranks | plan | micro-batches | most work | in step | ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for count, ranks in ((40, 2), (64, 8), (512, 8), (4096, 32), (10_000, 8), (10_000, 64)):
+        lengths = skewed_lengths(count)
+        for name, planner in (("rows first", rows_first), ("by work", by_work)):
+            lines.append(f"| {count} | {ranks} | {name} | {measure(lengths, ranks, planner)}")
+    return "\n".join([*lines, "", f"Goal: 10,000 samples within {GOAL_SECONDS} s.", ""])
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
+    arguments = parser.parse_args()
+    text = table()
+    print(text)
+    if arguments.write:
+        RESULTS.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Runs that share a trainer: who is whose guest, by the documents alone. The store and the decisions read it here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun_operator.state import Manifest
+
+_OVER = ("Complete", "Failed")
+_TOLD = ("phase", "attempt", "launchedAttempt", "trainer", "inference", "reason")
+"""Of the status: what runs that share a trainer read of each other."""
+
+
+def host_name(run: Manifest | None) -> str | None:
+    """The run whose trainer this one uses; None: its own. The specification may be malformed."""
+    trainer = ((run or {}).get("spec") or {}).get("trainer")
+    name = trainer.get("sharedWith") if isinstance(trainer, Mapping) else None
+    return name if isinstance(name, str) and name else None
+
+
+def is_ending(run: Manifest) -> bool:
+    """Whether somebody has deleted it."""
+    return "deletionTimestamp" in run["metadata"]
+
+
+def holds_slot(guest: Manifest) -> bool:
+    """Whether a guest has begun and is not over: between two of its attempts too."""
+    status = guest.get("status") or {}
+    return bool(status.get("attempt")) and status.get("phase") not in _OVER and not is_ending(guest)
+
+
+def told(run: Manifest) -> dict[str, Any]:
+    """What the runs that share a trainer with `run` decide by: when it changes they are looked at."""
+    status = run.get("status") or {}
+    metadata = {key: run["metadata"].get(key) for key in ("uid", "generation", "deletionTimestamp")}
+    told = {key: status.get(key) for key in _TOLD}
+    return {
+        "host": host_name(run),
+        **metadata,
+        **told,
+        "inference": {**(told["inference"] or {}), "weightVersion": None},
+    }

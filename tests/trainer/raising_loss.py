@@ -1,0 +1,16 @@
+"""A user's loss that breaks in the middle of a step."""
+
+from __future__ import annotations
+
+from rlrun.algorithms.inputs import LossInputs
+from rlrun.algorithms.losses import TokenLoss, aipo
+
+_calls: list[int] = []
+
+
+def raises_on_the_second_row(inputs: LossInputs) -> TokenLoss:
+    """The loss `aipo`, and an exception from the third call on: the first one is the check at the start of a run."""
+    _calls.append(1)
+    if len(_calls) > 2:
+        raise ZeroDivisionError("division by zero")
+    return aipo(inputs, delta=8.0)

@@ -1,0 +1,286 @@
+"""Several runs in one trainer: each is bit for bit the run that it is alone, whatever the others do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rlrun.config.companions import ReferenceConfig
+from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig, RegularizerConfig
+from rlrun.config.lora import LoRAConfig
+from rlrun.protocol import channel as protocol
+from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.batch import write_batch
+from rlrun.protocol.manifest import complete_checkpoints
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import Join, SharedState
+from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator, Run, Zygote, make_batch
+
+STEPS = 4
+EXACT = ("loss", "grad_norm", "entropy", "param_checksum", "skipped_steps")
+TARGETS = ["q_proj", "o_proj", "mlp.*"]
+HOST: dict[str, Any] = {
+    "name": "host",
+    "max_steps": STEPS,
+    "lora": LoRAConfig(rank=4, alpha=8, targets=TARGETS, slots=2, dropout=0.1),
+}
+GUEST: dict[str, Any] = {
+    "name": "guest",
+    "max_steps": STEPS,
+    "lora": LoRAConfig(rank=4, alpha=16, targets=TARGETS),
+    "optimizer": OptimizerConfig(lr=3e-3, weight_decay=0.1),
+    "algorithm": AlgorithmConfig(regularizers=RegularizerConfig(kl=0.1), reference=ReferenceConfig()),
+    "seed": 7,
+}
+
+
+class Guest:
+    """A run that wants to be trained in the host's trainer."""
+
+    def __init__(self, host: Run, run: Run, attempt: int = 1, **options: Any) -> None:
+        self.host, self.run, self.attempt = host.paths, run, attempt
+        run.write_config(port=host.port, shared_with="host", processes_per_replica=None, **options)
+        self.name = options["name"]
+        self.orchestrator = Orchestrator(run, attempt, shared.channel_of(self.name))
+
+    def ask(self) -> None:
+        shared.ask(self.host, Join(run=self.name, attempt=self.attempt, folder=str(self.run.paths.root)))
+
+    def state(self, *wanted: str) -> SharedState:
+        """What the trainer answered, once it is one of these."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            found = shared.read_state(self.host, self.name, self.attempt)
+            if found is not None and found.state in wanted:
+                return found
+            assert found is None or found.state in ("Waiting", "Joined"), found
+            time.sleep(0.02)
+        raise AssertionError(f"{self.name} is {found}, not {wanted}")
+
+    def join(self) -> Orchestrator:
+        self.ask()
+        self.state("Joined")
+        return self.orchestrator
+
+
+@pytest.fixture(scope="module")
+def alone(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, zygote: Zygote, recorded: Path
+) -> Callable[[str, int], list[dict[str, float]]]:
+    """The metrics of the host's or the guest's run, trained in a trainer of its own on so many ranks."""
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+
+    def metrics(name: str, ranks: int) -> list[dict[str, float]]:
+        if (name, ranks) not in found:
+            run = Run(RunPaths(tmp_path_factory.mktemp("alone")), model, zygote)
+            found[name, ranks] = run.train(ranks=ranks, replay=recorded, **(HOST if name == "host" else GUEST))
+        return found[name, ranks]
+
+    return metrics
+
+
+def assert_same(found: dict[int, dict[str, float]], expected: list[dict[str, float]]) -> None:
+    assert found.keys() == {line["step"] for line in expected}
+    for line in expected:
+        for metric in EXACT:
+            assert found[int(line["step"])][metric] == line[metric], (line["step"], metric)
+
+
+def end(orchestrator: Orchestrator) -> None:
+    orchestrator.wait_for("finished", STEPS)
+    orchestrator.call("POST", protocol.SHUTDOWN, {})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_runs_are_each_as_alone(
+    make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]], ranks: int
+) -> None:
+    run, other = make_run("host"), make_run("guest")
+    group = run.start(ranks=ranks, **HOST)
+    host = Orchestrator(run, 1)
+    host.wait_for("published", 0)
+    mine = {1: host.step(1)}
+    guest = Guest(run, other, **GUEST)
+    theirs_orchestrator = guest.join()
+    late = Guest(run, make_run("late"), **GUEST | {"name": "late"})
+    late.ask()
+    assert late.state("Waiting").reason == "all slots are taken: host, guest"
+    theirs = {}
+    for step in (1, 2, 3):
+        theirs_orchestrator.send_batch(step)  # both are there: they take turns
+        mine[step + 1] = host.step(step + 1)
+        theirs[step] = theirs_orchestrator.wait_for("trained", step).metrics
+        if step % 2 == 0:
+            theirs_orchestrator.complete_checkpoint(step)
+    end(host)
+    theirs[STEPS] = theirs_orchestrator.step(STEPS)  # the host's run is over, its trainer is not
+    end(theirs_orchestrator)
+    left = guest.state("Left")
+    assert (left.step, left.exit_code) == (STEPS, exit_codes.OK)
+    late.state("Joined")  # the slot is free
+    shared.take_back(run.paths, "late")
+    late.state("Left")
+    assert group.wait() == [0] * ranks, group.text()
+
+    assert_same(mine, alone("host", ranks))
+    assert_same(theirs, alone("guest", ranks))
+    assert mine[STEPS]["param_checksum"] != theirs[STEPS]["param_checksum"]
+    assert [c.step for c in complete_checkpoints(other.paths)] == [2, 4]
+    written = json.loads((other.paths.version(STEPS, 1) / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"]) == (4, 16)
+
+
+def fail_with_nan(guest: Guest) -> None:
+    """A file that was written well and then damaged: the samples are not what their writer checked."""
+    path = guest.run.paths.batch(1, 1)
+    write_batch(path, make_batch(1, 1))
+    columns = load_file(path / "samples.safetensors")
+    columns["advantages"][8] = np.nan
+    save_file(columns, path / "samples.safetensors")
+    guest.orchestrator.call("POST", protocol.BATCHES, {"step": 1, "path": str(path)})
+
+
+def overflow(guest: Guest) -> None:
+    """Finite numbers whose gradient is not finite."""
+    batch = make_batch(1, 1)
+    huge = tuple(replace(s, advantages=np.where(s.loss_mask, 3e38, 0).astype(np.float32)) for s in batch.samples)
+    path = guest.run.paths.batch(1, 1)
+    write_batch(path, replace(batch, samples=huge))
+    guest.orchestrator.call("POST", protocol.BATCHES, {"step": 1, "path": str(path)})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_bad_run_changes_no_bit_of_another(
+    make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]], ranks: int
+) -> None:
+    run = make_run("host")
+    group = run.start(ranks=ranks, **HOST)
+    host = Orchestrator(run, 1)
+    host.wait_for("published", 0)
+    mine = {1: host.step(1)}
+
+    nan = Guest(run, make_run("nan"), **GUEST | {"name": "nan"})
+    nan.join()
+    fail_with_nan(nan)
+    failed = nan.state("Failed")
+    assert failed.exit_code == exit_codes.DATA
+    assert "advantages has a value that is not finite" in failed.reason
+    mine[2] = host.step(2)
+
+    # The exception comes after a forward pass and half of the micro-batches, with weights gathered and gradients added up.
+    raising = AlgorithmConfig(loss=LossConfig(name="raising_loss:raises_on_the_second_row"))
+    thrower = Guest(run, make_run("thrower"), **GUEST | {"name": "thrower", "algorithm": raising})
+    thrower.join().send_batch(1)
+    failed = thrower.state("Failed")
+    assert "ZeroDivisionError" in failed.reason
+    assert failed.step == 0
+    mine[3] = host.step(3)
+
+    overflowing = Guest(run, make_run("overflowing"), **GUEST | {"name": "overflowing"})
+    orchestrator = overflowing.join()
+    overflow(overflowing)
+    assert orchestrator.wait_for("trained", 1).metrics["skipped_steps"] == 1.0
+    mine[4] = host.step(4)
+    orchestrator.send_batch(2)
+    assert orchestrator.wait_for("trained", 2).metrics["skipped_steps"] == 1.0, "it goes on as a run alone does"
+    orchestrator.complete_checkpoint(2)
+    shared.take_back(run.paths, "overflowing")
+    end(host)
+    overflowing.state("Left")
+    assert group.wait() == [0] * ranks, group.text()
+    assert_same(mine, alone("host", ranks))
+
+
+def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_path: Path) -> None:
+    run = make_run("host")
+    group = run.start(**HOST)
+    host = Orchestrator(run, 1)
+    host.wait_for("published", 0)
+    wide = Guest(run, make_run("wide"), **GUEST | {"name": "wide", "lora": LoRAConfig(rank=8, targets=TARGETS)})
+    wide.ask()
+    refused = wide.state("Refused")
+    assert refused.exit_code == exit_codes.CONFIGURATION
+    assert refused.reason == "trainer.lora.rank (8) is more than that of host (4); lower it to at most 4"
+    elsewhere = Guest(
+        run, Run(RunPaths(tmp_path / "other" / "away"), run.model, run.zygote), **GUEST | {"name": "away"}
+    )
+    elsewhere.ask()
+    assert "put both runs on one volume" in elsewhere.state("Refused").reason
+    unknown = AlgorithmConfig(loss=LossConfig(name="raising_loss:there_is_none"))
+    wrong = Guest(run, make_run("wrong"), **GUEST | {"name": "wrong", "algorithm": unknown})
+    wrong.ask()
+    assert "algorithm.loss" in wrong.state("Refused").reason
+    host.step(1)  # nobody was disturbed
+    group.kill(signal.SIGTERM)
+    group.wait()
+
+
+def test_after_a_kill_both_go_on_bit_for_bit(
+    make_run: Callable[[str], Run], alone: Callable[[str, int], list[dict[str, float]]]
+) -> None:
+    run, other = make_run("host"), make_run("guest")
+    first = run.start(ranks=2, **HOST)
+    host = Orchestrator(run, 1)
+    host.wait_for("published", 0)
+    guest = Guest(run, other, **GUEST)
+    theirs_orchestrator = guest.join()
+    mine = {step: host.step(step) for step in (1, 2, 3)}
+    theirs = {step: theirs_orchestrator.step(step) for step in (1, 2, 3)}
+    first.kill(signal.SIGKILL)
+    first.wait()
+
+    second = run.start(attempt=2, ranks=2, **HOST)
+    host = Orchestrator(run, 2)
+    host.wait_for("published", 2)
+    assert guest.state("Left").reason == "the trainer of attempt 1 has ended; ask again with a higher attempt"
+    guest = Guest(run, other, attempt=2, **GUEST)
+    theirs_orchestrator = guest.join()
+    assert read_attempt(other.paths.attempt_file(2)).base_step == 2
+    mine |= {step: host.step(step) for step in (3,)}
+    theirs |= {step: theirs_orchestrator.step(step) for step in (3,)}
+    # It asks again before its trainer has ended: what the attempt before has not saved is trained again.
+    guest = Guest(run, other, attempt=3, **GUEST)
+    theirs_orchestrator = guest.join()
+    assert read_attempt(other.paths.attempt_file(3)).base_step == 2
+    theirs |= {step: theirs_orchestrator.step(step) for step in (3, 4)}
+    mine |= {step: host.step(step) for step in (4,)}
+    end(theirs_orchestrator)
+    end(host)
+    assert second.wait() == [0, 0], second.text()
+    assert_same(mine, alone("host", 2))
+    assert_same(theirs, alone("guest", 2))
+
+
+def test_sigterm_saves_the_last_step_of_every_run(make_run: Callable[[str], Run]) -> None:
+    run, other = make_run("host"), make_run("guest")
+    group = run.start(checkpoint={"grace_period_seconds": 60}, **HOST)
+    host = Orchestrator(run, 1)
+    host.wait_for("published", 0)
+    guest = Guest(run, other, **GUEST).join()
+    host.step(1)
+    for step in (1, 2, 3):
+        guest.step(step)
+    parts = [
+        threading.Thread(target=orchestrator.complete_checkpoint, args=(step,))
+        for orchestrator, step in ((host, 1), (guest, 3))
+    ]
+    for part in parts:
+        part.start()
+    group.kill(signal.SIGTERM)
+    assert group.wait() == [128 + signal.SIGTERM], group.text()
+    for part in parts:
+        part.join(DEADLINE_SECONDS)
+    assert [c.step for c in complete_checkpoints(run.paths)] == [1]
+    assert [c.step for c in complete_checkpoints(other.paths)] == [2, 3]
+    assert "guest: stopped by SIGTERM after step 3\n" in group.text()

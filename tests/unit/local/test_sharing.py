@@ -1,0 +1,65 @@
+"""A guest on one machine: it finds its host's addresses and key, and starts nothing but its orchestrator."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.run import RunConfig
+from rlrun.local.plan import Ports, processes, with_endpoints
+from rlrun.local.preflight import PreflightError
+from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
+from rlrun.protocol.paths import RunPaths
+
+PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
+GUEST_PORTS = Ports(trainer=2001, rendezvous=2002, metrics=2003, inference=())
+
+
+def config(root: Path, name: str, **trainer: object) -> RunConfig:
+    document = {"model": {"tiny": {}}, "environments": [{"id": "arithmetic"}], "trainer": trainer}
+    return resolve(RLRunSpec.model_validate(document), name=name, uid="u", output_dir=str(root / name))
+
+
+def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
+    host, guest = config(tmp_path, "host", lora={"slots": 2}), config(tmp_path, "guest", lora={}, sharedWith="host")
+    assert (shares(host), shares(guest)) == (True, False)
+    paths = RunPaths(tmp_path / "host")
+    offer(paths, PORTS, "secret-key")
+    (file,) = paths.shared.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "it holds the key"
+    endpoints = endpoints_of(tmp_path / "guest", "host")
+    (placed,) = [joined(one, endpoints) for one in with_endpoints(guest, GUEST_PORTS, replay=None)]
+    assert placed.orchestrator.trainer_url == "http://127.0.0.1:1001"
+    assert placed.orchestrator.inference_urls == ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
+    assert placed.orchestrator.metrics_port == 2003
+    (only,) = processes(
+        [placed],
+        [tmp_path / "run.json"],
+        attempt=1,
+        api_key=endpoints.api_key,
+        launch_id="id",
+        ports=GUEST_PORTS,
+        trainer_gpus=[],
+        inference_gpus=[],
+    )
+    assert (only.role, only.environment["RLRUN_API_KEY"]) == ("orchestrator", "secret-key")
+    withdraw(paths)
+    with pytest.raises(PreflightError, match=r"sharedWith \(host\): no run .* start it first"):
+        endpoints_of(tmp_path / "guest", "host")
+
+
+def test_a_host_whose_launcher_was_killed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: child)
+        offer(RunPaths(tmp_path / "host"), PORTS, "secret-key")
+    with pytest.raises(PreflightError, match="start it first"):
+        endpoints_of(tmp_path / "guest", "host")

@@ -1,0 +1,117 @@
+"""Children of a guest (`trainer.sharedWith`): what it has for itself, and how it reaches what is its host's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.loader import load_file
+from rlrun.config.run import RunConfig
+from rlrun_operator.build import Host, RunContext, workloads
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
+from rlrun_operator.placement import HOSTNAME
+from tests.unit.operator.build.examples import HOST_UID, container, context, everything, example, of_kind, spec
+
+SHARED: dict[str, Any] = {"trainer": {"lora": {"slots": 2}}}
+
+
+def guest(hosts: dict[str, Any] | None = None, own: dict[str, Any] | None = None) -> RunContext:
+    blocks = {"trainer": {"sharedWith": "host", "lora": {}}} | (own or {})
+    host = Host("host", HOST_UID, spec(SHARED | (hosts or {})), 3)
+    return replace(context(blocks, name="guest"), host=host)
+
+
+def orchestrator(ctx: RunContext) -> dict[str, Any]:
+    made = workloads(ctx).made
+    assert len(made) == 1
+    return dict(made[0])
+
+
+def policies(ctx: RunContext) -> dict[str, dict[str, Any]]:
+    return {m["metadata"]["name"]: m["spec"] for m in everything(ctx) if m["kind"] == "NetworkPolicy"}
+
+
+def test_it_talks_to_its_hosts_trainer_and_engines_with_its_hosts_key(tmp_path: Any) -> None:
+    ctx = guest()
+    file = tmp_path / "run.json"
+    file.write_text(of_kind(ctx, "ConfigMap")["data"]["run.json"])
+    config = load_file(RunConfig, file)
+    assert config.inference is None
+    assert config.orchestrator.trainer_url == "http://host-trainer-0.host-trainer.team-a.svc.cluster.local:29600"
+    assert config.orchestrator.inference_service == "http://host-inference.team-a.svc.cluster.local:8000"
+    assert config.orchestrator.output_dir == config.trainer.output_dir == "/data/guest"
+    (main,) = (c for c in orchestrator(ctx)["spec"]["containers"] if c["name"] == "orchestrator")
+    (key,) = (v["valueFrom"]["secretKeyRef"] for v in main["env"] if v["name"] == "RLRUN_API_KEY")
+    host = context(SHARED, name="host")
+    (own,) = (v for v in container(replace(host, uid=HOST_UID), "trainer")["env"] if v["name"] == "RLRUN_API_KEY")
+    assert key == own["valueFrom"]["secretKeyRef"]
+
+
+@pytest.mark.parametrize(
+    ("storage", "claim", "path"),
+    [
+        ({}, "host-data", "/data"),
+        ({"claimName": "ours", "mountPath": "/mnt/runs", "subPath": "team-a"}, "ours", "/mnt/runs"),
+    ],
+)
+def test_it_lives_on_its_hosts_volume(storage: dict[str, Any], claim: str, path: str) -> None:
+    ctx = guest({"storage": storage} if storage else None)
+    pod = orchestrator(ctx)["spec"]
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "data")
+    assert volume["persistentVolumeClaim"]["claimName"] == claim
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "data")
+    assert (mount["mountPath"], mount.get("subPath")) == (path, storage.get("subPath"))
+    assert ctx.folder == f"{path}/guest"
+    assert not [m for m in everything(ctx) if m["kind"] == "PersistentVolumeClaim"]
+
+
+def test_a_volume_for_one_node_puts_it_on_the_node_of_its_hosts_trainer() -> None:
+    storage = {"claimTemplate": {"accessModes": ["ReadWriteOnce"]}}
+    affinity = orchestrator(guest({"storage": storage}))["spec"]["affinity"]
+    (term,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == HOSTNAME
+    assert term["labelSelector"]["matchLabels"] == {RUN_LABEL: "host", ROLE_LABEL: "trainer"}
+    assert "affinity" not in orchestrator(guest())["spec"]
+
+
+def test_its_policy_opens_its_hosts_pods_to_its_orchestrator_alone() -> None:
+    ctx = guest()
+    access = policies(ctx)["guest-host-access"]
+    assert access["podSelector"]["matchLabels"] == {RUN_LABEL: "host"}
+    assert access["podSelector"]["matchExpressions"][0]["values"] == ["trainer", "inference"]
+    (rule,) = access["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {RUN_LABEL: "guest", ROLE_LABEL: "orchestrator"}}}]
+    assert [port["port"] for port in rule["ports"]] == [29600, 8000]
+    assert access["policyTypes"] == ["Ingress"]
+    peers = policies(ctx)["guest-rlrun"]["egress"][0]["to"]
+    assert {"podSelector": access["podSelector"]} in peers
+
+
+def test_a_host_without_policies_is_not_closed_by_its_guests() -> None:
+    open_host = {"networkPolicy": {"mode": "None"}}
+    assert set(policies(guest(open_host))) == {"guest-rlrun", "guest-api-server"}
+    assert set(policies(guest(own=open_host))) == {"guest-host-access"}
+
+
+def test_the_example_needs_no_more_than_an_orchestrator() -> None:
+    kinds = [manifest["kind"] for manifest in everything(example("shared-guest"))]
+    assert kinds.count("Pod") == 1
+    assert not {"StatefulSet", "Deployment", "Service", "Secret", "PersistentVolumeClaim"} & set(kinds)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ({"inference": {"replicas": 3}}, "inference.replicas (3) is the host's"),
+        ({"trainer": {"sharedWith": "h", "lora": {}, "image": "x"}}, "trainer.image (x) is the host's"),
+    ],
+)
+def test_what_is_the_hosts_is_refused_in_a_guest(blocks: dict[str, Any], words: str) -> None:
+    document = {"model": {"path": "m"}, "environments": [{"id": "arithmetic"}]}
+    document |= {"trainer": {"sharedWith": "h", "lora": {}}} | blocks
+    with pytest.raises(ValueError, match=r"trainer\.sharedWith; remove it") as caught:
+        RLRunSpec.model_validate(document)
+    assert words in str(caught.value)

@@ -1,0 +1,337 @@
+"""A guest and its host (`trainer.sharedWith`): when the guest may begin, what it makes, and what their lives do to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator.names import HOST_ANNOTATION, Ref
+from tests.unit.operator.decide.kube import SMALLEST, Kube
+
+HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}}}
+GUEST: dict[str, Any] = {"trainer": {"sharedWith": "host", "lora": {}}}
+
+
+def a_host(spec: dict[str, Any] | None = None) -> Kube:
+    return Kube(HOST | (spec or {}), name="host", uid="uid-of-host")
+
+
+def a_guest(host: Kube | None, spec: dict[str, Any] | None = None, name: str = "guest") -> Kube:
+    """A run that names the host, known to it and to its other guests."""
+    guest = Kube(GUEST | (spec or {}), name=name, uid=f"uid-of-{name}")
+    guest.host = host
+    guest.guests = [guest] if host is None else host.guests
+    if host is not None:
+        host.guests.append(guest)
+    return guest
+
+
+def tick(*runs: Kube, seconds: float = 1.0) -> None:
+    """Time passes for all of them, and each hears of the others' changes."""
+    for run in runs:
+        run.now += seconds
+    for _ in range(20):
+        before = [len(run.writes) for run in runs]
+        for run in runs:
+            run.settle()
+        if before == [len(run.writes) for run in runs]:
+            return
+    raise AssertionError("no rest")
+
+
+def both() -> tuple[Kube, Kube]:
+    """Host and guest train."""
+    host = a_host().start()
+    guest = a_guest(host)
+    tick(host, guest)
+    guest.start()
+    tick(host, guest)
+    return host, guest
+
+
+def kinds(kube: Kube) -> list[tuple[str, str]]:
+    return sorted((ref.kind, ref.name) for ref in kube.objects)
+
+
+def deleted(kube: Kube) -> None:
+    kube.run["metadata"]["deletionTimestamp"] = "2023-11-14T22:20:00Z"
+
+
+def test_a_guest_has_an_orchestrator_and_nothing_of_what_its_host_has() -> None:
+    host, guest = both()
+    assert [name for kind, name in kinds(guest) if kind in ("StatefulSet", "Deployment", "Service", "Secret")] == []
+    assert ("PersistentVolumeClaim", "guest-data") not in kinds(guest)
+    assert [name for kind, name in kinds(guest) if kind == "Pod"] == ["guest-orchestrator-1"]
+    for ref, found in guest.objects.items():
+        assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == ["uid-of-guest"], ref
+    status = guest.status
+    assert (status["phase"], status["sharedWith"]) == ("Running", {"run": "host", "attempt": 1})
+    assert (status["trainerReady"], status["inferenceReady"]) == ("1/1", "1/1")
+    assert status["storage"] == {"claimName": "host-data", "path": "/data/guest", "volumeName": "pv-1"}
+    assert guest.condition("HostAvailable")["status"] == "True"
+    assert guest.condition("InferenceAvailable") == {}
+    assert any("with trainer and engines of run host" in message for message in guest.messages)
+    assert host.status["guests"] == ["guest"]
+    assert "sharedWith" not in host.status
+
+
+WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, str, list[str]]] = [
+    # reason, host's blocks, guest's blocks, host's status (None: as it is after a start), words
+    ("HostNotShared", {"trainer": {"lora": {}}}, {}, None, ["trainer.lora.slots 1", "slots of 2 or more"]),
+    ("HostNotShared", {"trainer": {}}, {}, None, ["has no trainer.lora"]),
+    (
+        "HostIsGuest",
+        {"trainer": {"sharedWith": "third", "lora": {}}},
+        {},
+        {},
+        ["itself a guest, of third", "name third"],
+    ),
+    ("HostIsGuest", {"trainer": {"sharedWith": "guest", "lora": {}}}, {}, {}, ["of guest", "a trainer of its own"]),
+    ("HostIncompatible", {}, {"model": {"path": "/models/b"}}, None, ["model is another one than that of host"]),
+    (
+        "HostIncompatible",
+        {},
+        {"trainer": {"sharedWith": "host", "lora": {"rank": 32}}},
+        None,
+        ["trainer.lora.rank (32)", "(16)", "lower it"],
+    ),
+    (
+        "HostIncompatible",
+        {},
+        {"trainer": {"sharedWith": "host", "lora": {"targets": ["q_proj"]}}},
+        None,
+        ["trainer.lora.targets (['q_proj'])", "(all)"],
+    ),
+    ("HostIncompatible", {}, {"seqLen": 4096}, None, ["seqLen (4096)", "(2048)", "raise the host's"]),
+    (
+        "HostNotReady",
+        {},
+        {},
+        {"phase": "Starting", "attempt": 1, "message": "no node", "trainer": {"desired": 1, "ready": 0}},
+        ["0 of 1 pods", "Starting: no node"],
+    ),
+    ("HostNotReady", {"trainer": {"replicas": 0}}, {}, {}, ["specification is invalid", "spec.trainer.replicas"]),
+    ("HostRestarting", {}, {}, {"phase": "Restarting", "attempt": 1}, ["restarts"]),
+    ("HostFailed", {}, {}, {"phase": "Failed", "attempt": 1, "message": "a bad reward"}, ["a bad reward", "mend host"]),
+    ("HostComplete", {}, {}, {"phase": "Complete", "attempt": 1}, ["is Complete", "larger maxSteps"]),
+    ("HostComplete", {}, {}, {"phase": "Completing", "attempt": 1}, ["takes no more runs"]),
+]
+
+
+@pytest.mark.parametrize(("reason", "hosts", "guests", "status", "words"), WAITS)
+def test_what_keeps_a_guest_from_beginning_is_said_with_the_fix(
+    reason: str, hosts: dict[str, Any], guests: dict[str, Any], status: dict[str, Any] | None, words: list[str]
+) -> None:
+    host = a_host(hosts)
+    if status is None:
+        host.start()
+    else:
+        host.run["status"] = status
+    guest = a_guest(host, guests)
+    guest.settle()
+    found = guest.condition("HostAvailable")
+    assert (found["status"], found["reason"]) == ("False", reason)
+    for word in ["trainer.sharedWith (host)" if reason != "HostIncompatible" else "host", *words]:
+        assert word in found["message"], found["message"]
+    told = guest.status
+    assert (told["phase"], told["reason"], told["attempt"]) == ("Pending", reason, 0)
+    assert list(guest.objects) == []
+    passes_by_itself = reason in ("HostNotReady", "HostRestarting")
+    assert guest.condition("Stalled")["status"] == ("False" if passes_by_itself else "True")
+    assert guest.told == ([] if passes_by_itself else [("Warning", reason)])
+
+
+def test_a_guest_of_nobody_waits_until_its_host_is_made() -> None:
+    guest = a_guest(None)
+    guest.settle()
+    assert (guest.status["phase"], guest.status["reason"]) == ("Pending", "HostNotFound")
+    assert "there is no RLRun of this name" in guest.status["message"]
+    host = a_host()
+    guest.host, host.guests, guest.guests = host, [guest], [guest]
+    host.start()
+    tick(host, guest)
+    assert guest.status["phase"] == "Starting"
+    assert guest.condition("Stalled")["status"] == "False"
+
+
+CLAIMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"claimName": "other"}, "storage.claimName (other) is not the claim of run host"),
+    ({}, {"claimTemplate": {"size": "1Gi"}}, "storage.claimTemplate is not the claim of run host"),
+    ({}, {"claimName": "host-data", "mountPath": "/mnt"}, "storage.mountPath (/mnt)"),
+    ({}, {"claimName": "host-data", "subPath": "team"}, "storage.subPath (team)"),
+    ({"storage": {"claimName": "ours", "subPath": "a"}}, {"claimName": "ours", "subPath": "b"}, "set it to a"),
+]
+
+
+@pytest.mark.parametrize(("hosts", "storage", "words"), CLAIMS)
+def test_a_guest_cannot_have_a_volume_of_its_own(hosts: dict[str, Any], storage: dict[str, Any], words: str) -> None:
+    host = a_host(hosts).start()
+    guest = a_guest(host, {"storage": storage})
+    guest.settle()
+    valid = guest.condition("ConfigurationValid")
+    assert (valid["status"], valid["reason"], guest.status["phase"]) == ("False", "InvalidConfiguration", "Pending")
+    assert words in valid["message"]
+    assert "remove storage" in valid["message"]
+    assert list(guest.objects) == []
+    guest.edit(storage={"claimName": "ours" if hosts else "host-data"})
+    tick(host, guest)
+    assert guest.status["phase"] == "Starting"
+    assert guest.condition("ConfigurationValid")["status"] == "True"
+
+
+def test_a_guest_waits_for_a_slot_and_takes_the_first_that_is_free() -> None:
+    host, guest = both()
+    second = a_guest(host, name="second")
+    tick(host, guest, second)
+    assert (second.status["phase"], second.status["reason"]) == ("Pending", "HostSlotsTaken")
+    assert "by itself and by guest" in second.status["message"]
+    guest.exit("orchestrator", 0)
+    tick(host, guest, second)
+    assert (guest.status["phase"], second.status["phase"]) == ("Complete", "Starting")
+    assert host.status["guests"] == ["second"]
+
+
+def test_a_restart_of_the_host_is_not_the_guests_failure() -> None:
+    host, guest = both()
+    host.lingering = {"trainer"}
+    host.exit("trainer", 137)
+    tick(host, guest)
+    assert host.status["phase"] == "Restarting"
+    assert guest.status["phase"] == "Restarting"
+    assert guest.condition("HostAvailable")["reason"] == "HostRestarting"
+    assert guest.status["lastFailure"]["reason"] == "HostRestarted"
+    host.lingering = set()
+    for _ in range(5):
+        tick(host, guest, seconds=10)
+    assert (host.status["attempt"], guest.status["attempt"]) == (2, 2)
+    assert guest.status["sharedWith"] == {"run": "host", "attempt": 2}
+    pod = guest.pod("orchestrator")
+    assert pod["metadata"]["annotations"][HOST_ANNOTATION] == "uid-of-host/2"
+    assert (guest.status["restarts"], guest.status["restartsCountedTowardsMax"]) == (1, 0)
+    assert host.status["restartsCountedTowardsMax"] == 1
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_orchestrator_that_fails_for_want_of_the_trainer_does_not_count(ready: bool) -> None:
+    host, guest = both()
+    if not ready:  # the operator has not looked at the host since
+        host.run["status"]["trainer"]["ready"] = 0
+    guest.exit("orchestrator", 1, message="the trainer has been silent for 120 s")
+    guest.settle()
+    assert guest.status["restartsCountedTowardsMax"] == (1 if ready else 0)
+
+
+def test_a_number_that_the_guests_folder_knows_is_not_its_failure() -> None:
+    _, guest = both()
+    guest.exit("orchestrator", 11, message="RLRUN_ATTEMPT is 1, but it holds attempt 4 already; the next is 5")
+    guest.tick()
+    for _ in range(5):
+        guest.tick(10)
+    assert (guest.status["attempt"], guest.status["restartsCountedTowardsMax"]) == (5, 0)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_guest_whose_host_is_deleted_says_so_and_goes_on_with_its_successor(gone: bool) -> None:
+    host, guest = both()
+    deleted(host)
+    guest.host = None if gone else host
+    for _ in range(5):
+        guest.tick(10)
+    assert (guest.status["phase"], guest.status["reason"]) == ("Restarting", "HostNotFound")
+    assert guest.status["lastFailure"]["reason"] == "HostGone"
+    assert guest.pods("orchestrator") == []
+    assert (guest.status["trainerReady"], guest.condition("Stalled")["status"]) == ("0/0" if gone else "1/1", "True")
+    successor = a_host()
+    successor.run["metadata"]["uid"] = "uid-of-successor"
+    successor.guests, guest.host = [guest], successor
+    successor.start()
+    for _ in range(5):
+        tick(successor, guest)
+    assert (guest.status["phase"], guest.status["attempt"]) == ("Starting", 2)
+    assert guest.status["restartsCountedTowardsMax"] == 0
+
+
+def test_a_guest_of_a_failed_host_waits_and_says_so() -> None:
+    host, guest = both()
+    host.exit("trainer", 78, message="the configuration is wrong")
+    for _ in range(5):
+        tick(host, guest, seconds=10)
+    assert (host.status["phase"], guest.status["phase"], guest.status["reason"]) == (
+        "Failed",
+        "Restarting",
+        "HostFailed",
+    )
+    assert "the configuration is wrong" in guest.status["message"]
+
+
+def test_a_complete_host_keeps_trainer_and_engines_until_its_guests_are_over() -> None:
+    host, guest = both()
+    host.exit("orchestrator", 0)
+    tick(host, guest)
+    complete = host.condition("Complete")
+    assert (complete["status"], complete["reason"], host.status["phase"]) == ("False", "GuestsJoined", "Completing")
+    assert "guest" in complete["message"]
+    assert {Ref("StatefulSet", "host-trainer"), Ref("Deployment", "host-inference")} <= set(host.objects)
+    assert (host.status["trainerReady"], host.condition("InferenceAvailable")["status"]) == ("1/1", "True")
+    assert guest.status["phase"] == "Running"
+    host.delete(Ref("Deployment", "host-inference"))
+    tick(host, guest)
+    assert Ref("Deployment", "host-inference") in host.objects, "guests need the engines"
+    guest.exit("orchestrator", 0)
+    tick(host, guest)
+    for _ in range(5):
+        tick(host, guest, seconds=10)
+    assert (guest.status["phase"], host.status["phase"]) == ("Complete", "Complete")
+    assert not {Ref("StatefulSet", "host-trainer"), Ref("Deployment", "host-inference")} & set(host.objects)
+    assert "guests" not in host.status
+
+
+def test_a_trainer_that_dies_while_only_guests_need_it_is_started_again() -> None:
+    host, guest = both()
+    host.exit("orchestrator", 0)
+    tick(host, guest)
+    host.exit("trainer", 137)
+    for _ in range(5):
+        tick(host, guest, seconds=10)
+    assert (host.status["attempt"], host.status["phase"]) == (2, "Starting")
+    assert (guest.status["attempt"], guest.status["phase"]) == (2, "Starting")
+    host.exit("orchestrator", 0)  # there is no step left to do
+    tick(host, guest)
+    assert (host.status["phase"], host.condition("Complete")["reason"]) == ("Completing", "GuestsJoined")
+    assert guest.status["attempt"] == 2
+
+
+def test_a_host_that_is_done_does_not_fail_for_its_guests() -> None:
+    host = a_host({"failurePolicy": {"maxRestarts": 0}}).start()
+    guest = a_guest(host)
+    tick(host, guest)
+    guest.start()
+    host.exit("orchestrator", 0)
+    tick(host, guest)
+    host.exit("trainer", 1)
+    for _ in range(5):
+        tick(host, guest, seconds=10)
+    assert (host.status["phase"], guest.status["phase"], guest.status["reason"]) == (
+        "Complete",
+        "Restarting",
+        "HostComplete",
+    )
+
+
+def test_a_deleted_guest_lets_the_host_end() -> None:
+    host, guest = both()
+    host.exit("orchestrator", 0)
+    tick(host, guest)
+    deleted(guest)
+    for _ in range(5):
+        tick(host, seconds=10)
+    assert host.status["phase"] == "Complete"
+
+
+def test_the_engines_of_a_guest_are_its_hosts_to_configure() -> None:
+    guest = Kube(GUEST | {"inference": {"replicas": 2}}, name="guest", uid="uid-of-guest")
+    guest.settle()
+    assert guest.status["phase"] == "Failed"
+    assert "inference.replicas (2) is the host's, with trainer.sharedWith; remove it" in guest.status["message"]
+    assert SMALLEST["model"]

@@ -1,0 +1,294 @@
+"""Curricula: pools, the difficulty filter, warm-up, and that a restart goes on in the same order of samples."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlrun.config.learning import AdvantageConfig, FilterConfig
+from rlrun.config.rollout import CurriculumConfig
+from rlrun.orchestrator.filters import Rules, reason_to_drop
+from rlrun.orchestrator.ledger import Ledger, LedgerState
+from rlrun.orchestrator.pools import TaskPools, pool_of
+from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
+from rlrun.orchestrator.sampler import Draw, Sampler, Source
+from rlrun.orchestrator.staleness import capacity, rebased
+from rlrun.protocol.batch import Batch, Dropped
+
+
+def curriculum(**changes: Any) -> CurriculumConfig:
+    return CurriculumConfig.model_validate(changes)
+
+
+POOLS: dict[str, Any] = {"easy": {"threshold": 0.75, "fraction": 0.25}, "hard": {"threshold": 0.25, "fraction": 0.25}}
+
+
+def test_a_task_belongs_where_its_last_group_put_it() -> None:
+    config = curriculum(**POOLS)
+    assert [pool_of(mean, config) for mean in (0.0, 0.25, 0.5, 0.75, 1.0)] == ["hard", "hard", None, "easy", "easy"]
+    pools = TaskPools(config, 10, "key")
+    pools.draw(1)
+    pools.observe(3, 0.9)
+    pools.observe(4, 0.1)
+    assert pools.sizes() == {"easy": 1, "normal": 8, "hard": 1}
+    pools.observe(3, 0.1)
+    pools.observe(4, 0.5)
+    assert pools.sizes() == {"easy": 0, "normal": 9, "hard": 1}
+
+
+def test_pools_get_their_fraction_of_the_draws_and_the_walk_the_rest() -> None:
+    pools = TaskPools(curriculum(**POOLS), 20, "key")
+    for task in (1, 2, 3):
+        pools.observe(task, 1.0)
+    pools.observe(7, 0.0)
+    drawn = [pools.draw(1)[0] for _ in range(64)]
+    counts = Counter(drawn)
+    assert [counts[task] for task in (1, 2, 3)] == [6, 5, 5]  # a quarter of 64, in turns
+    assert counts[7] == 16
+    walked = [task for task in drawn if task not in (1, 2, 3, 7)]
+    assert sorted(walked[:16]) == sorted(set(range(20)) - {1, 2, 3, 7})
+    assert len(walked) == 32
+
+
+def test_without_a_fraction_a_pool_rests_until_nothing_else_is_left() -> None:
+    pools = TaskPools(curriculum(easy={"threshold": 1}, hard={"threshold": 0}), 4, "key")
+    pools.observe(0, 1.0)
+    pools.observe(1, 0.0)
+    assert {pools.draw(1)[0] for _ in range(20)} == {2, 3}
+    pools.observe(2, 0.0)
+    pools.observe(3, 1.0)
+    assert [pools.draw(1)[0] for _ in range(4)] == [1, 2, 1, 2]  # the hard ones before the easy ones
+    pools.observe(1, 1.0)
+    pools.observe(2, 1.0)
+    assert [pools.draw(1)[0] for _ in range(4)] == [0, 3, 1, 2]
+
+
+def test_a_long_way_through_a_pool_ends_in_the_pool() -> None:
+    pools = TaskPools(curriculum(shuffle=False, hard={"threshold": 0}), 5000, "key")
+    for task in range(4000):
+        pools.observe(task, 0.0)
+    found = [pools.draw(1)[0] for _ in range(5)]
+    assert found == [0, 1, 2, 3, 4000]  # 1,000 tasks are passed over per draw
+
+
+def test_a_listed_order_is_the_environments() -> None:
+    pools = TaskPools(curriculum(shuffle=False), 3, "key")
+    assert [pools.draw(1) for _ in range(7)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_tasks_are_opened_from_the_first_on_over_the_warm_up(shuffle: bool) -> None:
+    pools = TaskPools(curriculum(warmup_steps=4, shuffle=shuffle), 10, "key")
+    for step, window in ((1, 3), (2, 5), (3, 8), (4, 10), (9, 10)):
+        assert {pools.draw(step)[0] for _ in range(2 * window)} == set(range(window))
+        assert pools.sizes()["normal"] == window
+
+
+def test_a_curriculum_without_rewards_to_know_of_draws_as_without_one() -> None:
+    plain = Sampler(5, [Source("a", 7), Source("b", 5, 2.0)])
+    pooled = Sampler(5, [Source("a", 7, curriculum=curriculum(**POOLS)), Source("b", 5, 2.0)])
+    assert [pooled.draw(group) for group in range(60)] == [plain.draw(group) for group in range(60)]
+    assert plain.state() == {}
+
+
+def test_a_group_sees_the_batches_that_are_made_for_certain_and_no_later_one() -> None:
+    config = curriculum(shuffle=False, easy={"threshold": 1})
+    sampler = Sampler(0, [Source("a", 4, group_size=2, curriculum=config)], batch_size=4, max_async_level=1)
+    assert [sampler.draw(group).task for group in range(4)] == [0, 1, 2, 3]  # for steps 1 and 2
+    sampler.accept(1, {0: 1.0, 1: 0.5})
+    sampler.accept(2, {2: 1.0, 3: 1.0})
+    assert [sampler.draw(group).task for group in (4, 5)] == [1, 2]  # for step 3, which sees batch 1
+    assert [sampler.draw(group).task for group in (6, 7)] == [1, 1]  # for step 4, which sees batch 2
+    assert sampler.metrics() == {"pools/a/easy": 3.0, "pools/a/normal": 1.0, "pools/a/hard": 0.0}
+
+
+def test_which_group_ended_first_changes_nothing() -> None:
+    config = curriculum(hard={"threshold": 0, "fraction": 0.5})
+    found = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        sampler = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=4)
+        sampler.draw(3)
+        sampler.accept(1, dict.fromkeys(order, 0.0))
+        found.append([sampler.draw(group) for group in range(4, 12)])
+    assert found[0] == found[1]
+
+
+def test_what_replaces_a_dropped_group_is_meant_for_the_same_step() -> None:
+    config = curriculum(shuffle=False, warmup_steps=2)
+    sampler = Sampler(0, [Source("a", 4, curriculum=config)], batch_size=4)
+    assert [sampler.draw(group).task for group in range(4)] == [0, 1, 0, 1]
+    sampler.drop(1, 2, 0.0)
+    assert [sampler.draw(group).task for group in (4, 5)] == [0, 1]  # one for step 1, one for step 2
+    assert [sampler.draw(group).task for group in (6, 7)] == [2, 3]
+
+
+def test_rewards_of_a_batch_of_other_tasks_tell_nothing() -> None:
+    config = curriculum(shuffle=False, hard={"threshold": 0})
+    found = []
+    for tasks in (((2, 2), (3, 3)), ((2, 2), (3, 0))):
+        sampler = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=2)
+        dropped = (Dropped(0, "too_hard", 0.0, 2), Dropped(1, "error", None, 3))
+        sampler.readmit(Batch(1, 1, (), dropped=dropped, tasks=tasks), {2: 0.5, 3: 0.0})
+        sampler.draw(4)
+        found.append(sampler.metrics()["pools/a/hard"])
+    assert found == [2.0, 1.0]
+
+
+def test_pools_start_empty_where_the_environments_have_changed() -> None:
+    config = curriculum(easy={"threshold": 1})
+    old = Sampler(0, [Source("a", 4, curriculum=config)], batch_size=2)
+    old.draw(5)
+    new = Sampler(0, [Source("a", 9, curriculum=config)], batch_size=2)
+    assert not new.restore(old.state(), step=2, next_group=6)
+    assert 0 <= new.draw(3).task < 9  # an open group of before
+    assert len({new.draw(group).task for group in range(6, 14)}) == 8
+    assert new.restore({}, step=0, next_group=0)
+    assert Sampler(0, [Source("a", 9)]).restore({}, step=3, next_group=7)
+
+
+def group(*rewards: float) -> FinishedGroup:
+    return FinishedGroup(0, "a", "t", 0, 1.0, tuple(Rollout((), reward) for reward in rewards))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"), [((1, 0.9), "too_easy"), ((0, 0), "too_hard"), ((1, 0), None), ((0.5, 0.5), "zero_variance")]
+)
+def test_the_difficulty_filter_drops_what_is_in_a_pool_that_is_not_trained_on(
+    rewards: tuple[float, ...], reason: str | None
+) -> None:
+    config = curriculum(easy={"threshold": 0.9, "train": False}, hard={"threshold": 0, "train": False})
+    rules = Rules(AdvantageConfig(name="grpo"), FilterConfig(zero_variance=True), 10, 100, config)
+    trained = Rules(AdvantageConfig(name="grpo"), FilterConfig(zero_variance=True), 10, 100, curriculum(**POOLS))
+    assert reason_to_drop(group(*rewards), rules) == reason
+    assert reason_to_drop(group(1, 0.9), trained) is None
+
+
+def test_pools_that_overlap_are_refused() -> None:
+    with pytest.raises(ValidationError) as error:
+        curriculum(easy={"threshold": 0.5}, hard={"threshold": 0.5})
+    assert "hard.threshold (0.5) must be below easy.threshold (0.5); lower it" in str(error.value)
+
+
+@dataclass
+class World:
+    """Ledger and sampler as the pipeline drives them, in simulated time; `kill` goes back to the last batch."""
+
+    sources: list[Source]
+    k: int
+    rng: random.Random
+    in_order: bool
+    """Groups end in the order of their numbers."""
+    drawn: dict[int, Draw] = field(default_factory=dict)
+    batches: list[list[int]] = field(default_factory=list)
+    batch_size: int = 6
+
+    def __post_init__(self) -> None:
+        self.ledger, self.sampler = Ledger(), self.new_sampler()
+        self.version, self.now = 0, 0.0
+        self.running: list[tuple[float, int]] = []
+        self.buffer: list[int] = []
+        self.saved = self.snapshot()
+
+    def new_sampler(self) -> Sampler:
+        return Sampler(1, self.sources, batch_size=self.batch_size, max_async_level=self.k)
+
+    def snapshot(self) -> str:
+        return json.dumps([self.ledger.state().__dict__, self.sampler.state()])
+
+    def size(self, group: int) -> int:
+        return self.sources[self.drawn[group].environment].group_size
+
+    def mean(self, group: int) -> float:
+        """What the policy earns: a function of the task and of how far the run is."""
+        draw = self.drawn[group]
+        return random.Random(f"{draw}/{group // 9}").choice([0.0, 0.25, 0.5, 0.75, 1.0])
+
+    def kill(self) -> None:
+        ledger, sampler = json.loads(self.saved)
+        state = LedgerState(ledger["next_group"], tuple(ledger["open_groups"]), ledger["counters"])
+        self.ledger, self.sampler = Ledger.restore(state), self.new_sampler()
+        assert self.sampler.restore(sampler, step=len(self.batches), next_group=state.next_group)
+        assert self.snapshot() == self.saved
+        self.running, self.buffer, self.version = [], [], len(self.batches)
+
+    def advance(self) -> None:
+        """Dispatch what may be dispatched, and let the next group end."""
+        while self.room() > 0:
+            number = self.ledger.take()
+            draw = self.sampler.draw(number)
+            assert self.drawn.setdefault(number, draw) == draw
+            seconds = 1.0 if self.in_order else self.rng.expovariate(1)
+            heapq.heappush(self.running, (self.now + seconds, number))
+        if not self.running or self.rng.random() < 0.2:
+            self.version = min(self.version + 1, len(self.batches))
+            return
+        self.now, number = heapq.heappop(self.running)
+        made, mean = len(self.batches), self.mean(number)
+        pool = pool_of(mean, config) if (config := self.sources[self.drawn[number].environment].curriculum) else None
+        if pool and config and not getattr(config, pool).train:
+            self.ledger.drop(number, f"too_{pool}")
+            self.sampler.drop(made + 1, number, mean)
+            return
+        self.buffer.append(number)
+        if sum(map(self.size, self.buffer)) >= self.batch_size:
+            self.ledger.accept(self.buffer)
+            self.sampler.accept(made + 1, {number: self.mean(number) for number in self.buffer})
+            self.batches.append(sorted(self.buffer))
+            self.buffer = []
+            self.saved = self.snapshot()
+
+    def room(self) -> int:
+        running = sum(self.size(number) for _, number in self.running)
+        accepted = rebased(len(self.batches), self.batch_size) + sum(map(self.size, self.buffer))
+        return capacity(
+            concurrency=1000,
+            running=running,
+            max_async_level=self.k,
+            version=self.version,
+            batch_size=self.batch_size,
+            accepted=accepted,
+        )
+
+
+def run(world: World, steps: int, kills: float) -> World:
+    while len(world.batches) < steps:
+        world.advance()
+        if world.rng.random() < kills:
+            world.kill()
+    return world
+
+
+fractions = st.sampled_from([0.0, 0.1, 0.5])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.booleans(), st.integers(0, 8), fractions, fractions, st.booleans(), st.integers(0, 2**32))
+def test_runs_that_are_killed_at_random_draw_the_same_tasks_as_one_that_is_not(
+    k: int, shuffle: bool, warmup: int, easy: float, hard: float, train: bool, seed: int
+) -> None:
+    # What ends first decides what is in a batch, and what is dropped when, wherever several steps are under way at once.
+    train = train or k > 0
+    config = curriculum(
+        shuffle=shuffle,
+        warmup_steps=warmup,
+        easy={"threshold": 0.75, "fraction": easy, "train": train},
+        hard={"threshold": 0.0, "fraction": hard, "train": train},
+    )
+    sources = [Source("a", 11, 2.0, 2, config), Source("b", 5, 1.0, 2), Source("c", 7, 1.0, 2, curriculum(**POOLS))]
+    worlds = [
+        run(World(sources, k, random.Random(seed + number), in_order=k > 0), 12, kills)
+        for number, kills in enumerate((0.0, 0.1, 0.05))
+    ]
+    for world in worlds[1:]:
+        assert world.batches == worlds[0].batches
+        for number in {n for batch in world.batches for n in batch}:
+            assert world.drawn[number] == worlds[0].drawn[number]

@@ -1,0 +1,82 @@
+"""The orchestrator of a run in another run's trainer: it waits with words, and says why it cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orch_simulation import API_KEY, eventually, make_config
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.shared import Connection
+from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import Join, SharedState
+from rlrun.trainer.channel import Channel
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Channel]:
+    channel = Channel.listen(
+        attempt=7, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: tmp_path / "host" / str(step)
+    )
+    yield channel
+    await asyncio.to_thread(channel.close)
+
+
+def guest_config(tmp_path: Path, tokenizer: Path, host: Channel) -> OrchestratorConfig:
+    config = make_config(tmp_path / "guest", tokenizer)
+    return config.model_copy(
+        update={"name": "guest", "shared_with": "host", "trainer_url": f"http://127.0.0.1:{host.port}"}
+    )
+
+
+def answer(tmp_path: Path, state: Any, **about: Any) -> None:
+    shared.answer(RunPaths(tmp_path / "host"), SharedState(run="guest", attempt=2, state=state, **about))
+
+
+async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
+    tmp_path: Path, tokenizer_folder: Path, host: Channel
+) -> None:
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    paths = RunPaths(tmp_path / "host")
+    async with contextlib.AsyncExitStack() as stack:
+        entering = asyncio.ensure_future(stack.enter_async_context(connection))
+        await eventually(lambda: bool(shared.requests(paths)))
+        assert shared.requests(paths) == [Join(run="guest", attempt=2, folder=str(tmp_path / "guest"))]
+        answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
+        await eventually(lambda: "all slots" in connection.waiting)
+        assert connection.waiting == "a slot in the trainer of host: all slots are taken: host, other"
+        mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
+        mine.begin(4)
+        mine.phase("waiting_for_batch")
+        answer(tmp_path, "Joined", slot=1)
+        client = await entering
+        assert client.state is not None
+        assert (client.state.attempt, client.state.base_step) == (2, 4)
+        await client.batch_ready(5, str(tmp_path / "guest" / "5"))
+        assert mine.batches.get_nowait().step == 5
+        assert host.batches.empty()
+
+        mine.close()
+        answer(tmp_path, "Failed", reason="the batch is refused", exit_code=exit_codes.DATA)
+        with pytest.raises(
+            RoleError, match="the trainer of host has ended the run's attempt: the batch is refused"
+        ) as lost:
+            await client.batch_ready(6, str(tmp_path / "guest" / "6"))
+        assert lost.value.code == exit_codes.DATA
+    assert shared.requests(paths) == []
+
+
+async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    answer(tmp_path, "Refused", reason="trainer.lora.rank (8) is more", exit_code=exit_codes.CONFIGURATION)
+    with pytest.raises(RoleError, match=r"has refused the run: trainer.lora.rank \(8\) is more") as refused:
+        await connection.__aenter__()
+    assert refused.value.code == exit_codes.CONFIGURATION
+    assert shared.requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"

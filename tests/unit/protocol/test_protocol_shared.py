@@ -1,0 +1,48 @@
+"""Requests for a slot: whole files, answers to one attempt, nothing of somebody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlrun.protocol import shared
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import Join, SharedState
+
+
+def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
+    host = shared.host_paths(tmp_path / "guest", "host")
+    assert host.root == tmp_path / "host"
+    assert shared.requests(host) == []
+    for attempt in (1, 2):
+        join = Join(run="guest", attempt=attempt, folder=str(tmp_path / "guest"))
+        shared.ask(host, join)
+        assert shared.requests(host) == [join]
+    assert [path.name for path in host.shared.iterdir()] == ["guest.join.json"]
+    shared.take_back(host, "guest")
+    shared.take_back(host, "guest")
+    assert shared.requests(host) == []
+
+
+def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
+    host = RunPaths(tmp_path)
+    good = Join(run="b", attempt=1, folder="/runs/b")
+    shared.ask(host, good)
+    shared.join_file(host, "half").write_text('{"run": "ha')
+    shared.join_file(host, "other").write_text(good.model_dump_json())
+    assert shared.requests(host) == [good]
+
+
+def test_an_answer_is_to_one_attempt(tmp_path: Path) -> None:
+    host = RunPaths(tmp_path)
+    assert shared.read_state(host, "guest", 2) is None
+    state = SharedState(run="guest", attempt=2, slot=1, state="Joined", step=4)
+    shared.answer(host, state)
+    assert shared.read_state(host, "guest", 2) == state
+    assert shared.read_state(host, "guest", 3) is None
+    shared.state_file(host, "guest").write_text("{")
+    assert shared.read_state(host, "guest", 2) is None
+
+
+def test_the_tiny_model_is_the_hosts() -> None:
+    assert shared.model_folder(Path("/runs/guest"), "host") == Path("/runs/host/model")
+    assert shared.model_folder(Path("/runs/guest"), None) == Path("/runs/guest/model")

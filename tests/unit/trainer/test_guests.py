@@ -1,0 +1,160 @@
+"""Who may join a trainer: rank 0's reading of the requests, and its answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.checkpoint import CheckpointConfig
+from rlrun.config.companions import CriticConfig
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
+from rlrun.config.lora import LoRAConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.roles import TrainerConfig
+from rlrun.config.sharing import refusal
+from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.attempts import first_attempt, write_attempt
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import Join, SharedState
+from rlrun.trainer import guests as module
+from rlrun.trainer.guests import Change, Guests
+
+
+def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:
+    common: dict[str, Any] = {
+        "name": name,
+        "uid": name,
+        "output_dir": str(root / name),
+        "model": ModelConfig(path="/models/base"),
+        "max_steps": 3,
+        "seq_len": 32,
+        "seed": 0,
+        "algorithm": AlgorithmConfig(),
+        "checkpoint": CheckpointConfig(),
+        "lora": LoRAConfig(rank=8),
+        "micro_batch_tokens": 64,
+    }
+    if name != "host":
+        common["shared_with"] = "host"
+    return TrainerConfig(**common | options)
+
+
+HOST = {"lora": LoRAConfig(rank=8, slots=2)}
+CRITIC = AlgorithmConfig(advantage=AdvantageConfig(name="gae"), critic=CriticConfig())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"lora": LoRAConfig(rank=4, alpha=3, dropout=0.1), "seed": 3, "seq_len": 16}, None),
+        ({"shared_with": "other"}, "trainer.sharedWith is other, but this is the trainer of host; set it to host"),
+        ({"shared_with": None}, "trainer.sharedWith is None"),
+        ({"lora": LoRAConfig(rank=9)}, r"trainer.lora.rank \(9\) is more than that of host \(8\); lower it"),
+        ({"lora": LoRAConfig(rank=8, targets=["q_proj"])}, r"trainer.lora.targets \(\['q_proj'\]\) .* host \(all\)"),
+        ({"model": ModelConfig(path="/models/other")}, "model is another one than that of host"),
+        ({"algorithm": CRITIC}, "algorithm.critic is a whole model"),
+        ({"micro_batch_tokens": 65}, r"trainer.microBatchTokens \(65\) is more than that of host \(64\)"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_refused_with_field_value_and_fix(
+    options: dict[str, Any], reason: str | None
+) -> None:
+    found = refusal(config("host", **HOST), config("guest", **options))
+    if reason is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.search(reason, found), found
+
+
+class Bench:
+    """A host's folder and those of runs beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.host = root, RunPaths(root / "host")
+        self.guests = Guests(config("host", root, **HOST), world_size=2)
+
+    def ask(self, run: str, attempt: int = 1, *, folder: Path | None = None, **options: Any) -> RunPaths:
+        paths = RunPaths(self.root / run)
+        paths.root.mkdir(exist_ok=True)
+        document = {"trainer": config(run, self.root, **options).model_dump(mode="json")}
+        paths.run_json.write_text(json.dumps(document))
+        shared.ask(self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root)))
+        return paths
+
+    def state(self, run: str, attempt: int = 1) -> SharedState:
+        state = shared.read_state(self.host, run, attempt)
+        assert state is not None
+        return state
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    return Bench(tmp_path)
+
+
+def test_a_run_joins_with_an_attempt_of_its_own(bench: Bench) -> None:
+    paths = bench.ask("guest", 3)
+    bench.guests.look()
+    assert bench.guests.next({"other": 1}, free=False) is None
+    assert bench.state("guest", 3).state == "Waiting"
+    assert bench.state("guest", 3).reason == "all slots are taken: host, other"
+    assert bench.guests.pending()
+    guest = bench.guests.next({}, free=True)
+    assert guest is not None
+    assert (guest.config.name, guest.attempt.attempt, guest.attempt.world_size, guest.attempt.uid) == (
+        "guest",
+        3,
+        2,
+        "guest",
+    )
+    assert paths.attempts_on_disk() == [3]
+    assert bench.guests.next({"guest": 3}, free=True) is None
+
+
+def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) -> None:
+    paths = bench.ask("guest", 2)
+    write_attempt(paths, first_attempt(world_size=1, config_hash="", attempt=2))
+    shared.answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
+    bench.guests.look()
+    assert bench.guests.next({}, free=True) is None
+    left = bench.state("guest", 2)
+    assert (left.state, left.exit_code) == ("Left", exit_codes.ATTEMPT_TAKEN)
+    assert "ask again with a higher attempt" in left.reason
+    assert not bench.guests.pending()
+    bench.ask("guest", 3)
+    bench.guests.look()
+    assert bench.guests.next({}, free=True) is not None
+
+
+def test_refusals_are_answered_once_and_stop_nobody(bench: Bench) -> None:
+    bench.ask("a", lora=LoRAConfig(rank=16))
+    bench.ask("b", folder=bench.root / "elsewhere" / "b")
+    bench.ask("c").run_json.write_text("{")
+    bench.ask("d").run_json.unlink()
+    bench.ask("e")
+    bench.guests.look()
+    guest = bench.guests.next({}, free=True)
+    assert guest is not None
+    assert guest.config.name == "e"
+    assert [bench.state(run).state for run in "abcd"] == ["Refused"] * 4
+    assert "beside the host's" in bench.state("b").reason
+    assert "run.json" in bench.state("c").reason
+    assert all(bench.state(run).exit_code for run in "abcd")
+
+
+def test_who_asks_anew_or_not_at_all_gives_up_the_slot(bench: Bench) -> None:
+    bench.ask("a", 2)
+    bench.ask("b", 1)
+    bench.guests.look()
+    assert list(bench.guests.changes({"a": 2, "b": 1})) == []
+    assert list(bench.guests.changes({"a": 1, "b": 1, "c": 1})) == [
+        Change("a", at_once=True, reason="its attempt 2 has asked for a slot"),
+        Change("c", at_once=False, reason="it has asked to leave"),
+    ]

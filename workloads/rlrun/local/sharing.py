@@ -1,0 +1,81 @@
+"""Runs on one machine that share a trainer: the host's launcher leaves its addresses and its key where a guest's launcher finds them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rlrun.config.base import Config
+from rlrun.config.run import RunConfig
+from rlrun.local.plan import Ports
+from rlrun.local.preflight import PreflightError
+from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.paths import RunPaths
+
+_FILE = "local.json"
+
+
+class Endpoints(Config):
+    """Where the host's trainer and engines are, as long as its launcher lives."""
+
+    trainer_url: str
+    inference_urls: list[str]
+    api_key: str
+    pid: int
+    """Of the host's launcher."""
+
+
+def shares(config: RunConfig) -> bool:
+    """Whether other runs may be trained in this run's trainer."""
+    return config.trainer.lora is not None and config.trainer.lora.slots > 1
+
+
+def offer(paths: RunPaths, ports: Ports, api_key: str) -> None:
+    """Write the host's addresses; the file holds the key, so that nobody but this user may read it."""
+    endpoints = Endpoints(
+        trainer_url=f"http://127.0.0.1:{ports.trainer}",
+        inference_urls=[f"http://127.0.0.1:{port}" for port in ports.inference],
+        api_key=api_key,
+        pid=os.getpid(),
+    )
+    file = paths.shared / _FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(endpoints.model_dump_json())
+
+
+def withdraw(paths: RunPaths) -> None:
+    """The host ends: nobody joins any more."""
+    (paths.shared / _FILE).unlink(missing_ok=True)
+
+
+def endpoints_of(root: Path, host: str) -> Endpoints:
+    """The addresses of the host's trainer and engines.
+
+    Args:
+        root: the guest's folder.
+        host: name of the run whose trainer is shared.
+
+    Raises:
+        PreflightError: it does not run beside the guest's folder, or shares with nobody.
+    """
+    paths = shared.host_paths(root, host)
+    try:
+        found = Endpoints.model_validate_json((paths.shared / _FILE).read_bytes())
+        os.kill(found.pid, 0)
+    except (OSError, ValidationError):
+        raise PreflightError(
+            f"spec.trainer.sharedWith ({host}): no run with spec.trainer.lora.slots of at least 2 runs in {paths.root}; "
+            "start it first, with its folder beside this run's (--output-dir)",
+            exit_codes.UNAVAILABLE,
+        ) from None
+    return found
+
+
+def joined(config: RunConfig, endpoints: Endpoints) -> RunConfig:
+    """The guest's configuration with the host's addresses."""
+    places = {"trainer_url": endpoints.trainer_url, "inference_urls": endpoints.inference_urls}
+    return config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update=places)})

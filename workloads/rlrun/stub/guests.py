@@ -1,0 +1,120 @@
+"""Guests in the stub trainer: each is a thread, as nothing is computed that they would have to take turns for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.stub.run import Run
+from rlrun.stub.script import Script
+from rlrun.trainer.channel import Channel
+from rlrun.trainer.feed import TICK_SECONDS
+from rlrun.trainer.guests import Guest, Guests
+
+
+@dataclass
+class _Joined:
+    """A guest in its slot."""
+
+    run: Run
+    slot: int
+    thread: threading.Thread
+    reason: str = "all is done"
+    failure: RoleError | None = None
+
+
+class GuestRuns:
+    """The runs that have asked for a slot; looked after in a thread of its own from the start.
+
+    Args:
+        config: of the trainer's own run.
+        channel: of the trainer's own run.
+        model: folder of the model that all runs start from.
+        script: durations; its faults are the own run's alone.
+    """
+
+    def __init__(self, config: TrainerConfig, channel: Channel, *, model: Path, script: Script) -> None:
+        self._config, self._channel, self._model = config, channel, model
+        self._script = script.model_copy(update={"trainer": script.trainer.model_copy(update={"faults": []})})
+        self._slots = config.lora.slots if config.lora is not None else 1
+        self._guests = Guests(config, world_size=config.world_size)
+        self._joined: dict[str, _Joined] = {}
+        self._lock = threading.Lock()
+        if self._slots > 1:
+            threading.Thread(target=self._watch, name="guests", daemon=True).start()
+
+    def wait(self) -> None:
+        """Until no guest is left, and none asks."""
+        while self._slots > 1:
+            with self._lock:
+                if not self._joined and not self._guests.pending():
+                    return
+            time.sleep(TICK_SECONDS)
+
+    def _watch(self) -> None:
+        while True:
+            with self._lock:
+                self._guests.look()
+                attempts = {name: joined.run.number for name, joined in self._joined.items()}
+                for change in self._guests.changes(attempts):
+                    self._joined[change.run].reason = change.reason
+                    self._joined[change.run].run.leaving.set()
+                for name in [name for name, joined in self._joined.items() if not joined.thread.is_alive()]:
+                    self._end(name, self._joined.pop(name))
+                attempts = {name: joined.run.number for name, joined in self._joined.items()}
+                guest = self._guests.next(attempts, free=len(attempts) + 1 < self._slots)
+                if guest is not None:
+                    self._join(guest)
+            time.sleep(TICK_SECONDS)
+
+    def _join(self, guest: Guest) -> None:
+        name, number, paths = guest.config.name, guest.attempt.attempt, RunPaths(guest.folder)
+        channel = self._channel.beside(name, attempt=number, batch_path=lambda step: paths.batch(step, number))
+        slot = min(set(range(1, self._slots)) - {joined.slot for joined in self._joined.values()})
+        try:
+            run = Run(
+                guest.config,
+                guest.attempt,
+                channel,
+                model=self._model,
+                script=self._script,
+                before_step=lambda step: None,
+                label=f"{name}: ",
+            )
+        except RoleError as error:
+            channel.close()
+            self._guests.answer(name, number, "Failed", reason=str(error), exit_code=error.code)
+            return
+        joined = _Joined(run, slot, threading.Thread(target=self._train, args=(name,), name=name, daemon=True))
+        self._joined[name] = joined
+        self._guests.answer(name, number, "Joined", slot=slot, step=guest.attempt.base_step)
+        joined.thread.start()
+
+    def _train(self, name: str) -> None:
+        joined = self._joined[name]
+        try:
+            joined.run.run()
+        except RoleError as error:
+            joined.failure = error
+        except Exception as error:
+            logger.opt(exception=error).error(f"{name}: it failed")
+            joined.failure = RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE)
+
+    def _end(self, name: str, joined: _Joined) -> None:
+        joined.run.completer.close(0.0)
+        joined.run.channel.close()
+        step, failure = joined.run.policy.step, joined.failure
+        if failure is None:
+            self._guests.answer(name, joined.run.number, "Left", step=step, reason=joined.reason)
+        else:
+            self._guests.answer(
+                name, joined.run.number, "Failed", step=step, reason=str(failure), exit_code=failure.code
+            )

@@ -1,0 +1,209 @@
+"""One run in the stub trainer, in the order of the real one; a step only takes its time and moves the policy."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.durable import fsync_tree
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.protocol.paths import RunPaths
+from rlrun.stub.metrics import step_metrics
+from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_adapter, write_model, write_policy
+from rlrun.stub.script import Script
+from rlrun.trainer import versions
+from rlrun.trainer.channel import Channel
+from rlrun.trainer.completion import Completer
+from rlrun.trainer.feed import TICK_SECONDS, LiveFeed, read_checked
+
+SHUTDOWN_SECONDS = 7200.0
+"""Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
+COMPLETION_SECONDS = 600.0
+"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+
+
+class Run:
+    """The trainer's own run, or a guest's.
+
+    Args:
+        config: of the trainer, as the run has it.
+        attempt: which has begun.
+        channel: to the run's orchestrator.
+        model: folder of the model that it starts from.
+        script: durations and faults.
+        before_step: called with the step once its batch is there: the other pods, and what goes wrong.
+        label: put before what is logged.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        attempt: Attempt,
+        channel: Channel,
+        *,
+        model: Path,
+        script: Script,
+        before_step: Callable[[int], None],
+        label: str = "",
+    ) -> None:
+        self.config, self.attempt, self.channel, self.script = config, attempt, channel, script
+        self.number, self._before_step, self._label = attempt.attempt, before_step, label
+        self.paths = RunPaths(Path(config.output_dir))
+        self.feed = LiveFeed(channel)
+        self.leaving = threading.Event()
+        """Set when the run is to end where it is, without a checkpoint."""
+        self.policy = self._load(model)
+        self.completer = Completer(
+            self.paths, self.attempt, config.checkpoint, with_orchestrator=True, on_complete=self._completed
+        )
+        channel.agreed = self.completer.agreed
+
+    def _say(self, message: str) -> None:
+        logger.info(f"{self._label}{message}")
+
+    def _load(self, model: Path) -> Policy:
+        policy = read_policy(model / WEIGHTS)
+        self.files = small_files(model)
+        self.vocabulary = int(json.loads(self.files["config.json"])["vocab_size"])
+        if self.attempt.base_attempt is None:
+            if self.attempt.origin is not None:  # its weights; this run's own steps
+                origin = read_policy(Path(self.attempt.origin.path) / TRAINER_PART / WEIGHTS)
+                policy = replace(origin, step=0)
+            return policy
+        base = self.paths.checkpoint(self.attempt.base_step, self.attempt.base_attempt)
+        return read_policy(base / TRAINER_PART / WEIGHTS)
+
+    def _completed(self, step: int, path: Path) -> None:
+        self._say(f"step {step}: the checkpoint is complete")
+        self.channel.emit("checkpoint_complete", step, path=path)
+
+    def run(self) -> None:
+        """All steps, to the orchestrator's last word.
+
+        Raises:
+            RoleError: the run cannot go on.
+        """
+        self.channel.begin(self.attempt.base_step)
+        self._publish()
+        while self.policy.step < self.config.max_steps:
+            if not self._step(self.policy.step + 1):
+                self._say("it leaves" if self.leaving.is_set() else "the orchestrator says that all is done")
+                break
+        else:
+            self._say(f"all {self.config.max_steps} steps are trained")
+        if not self.leaving.is_set():
+            self._finish()
+
+    def _step(self, step: int) -> bool:
+        began = time.perf_counter()
+        self.channel.phase("waiting_for_batch")
+        path = self._next_batch(step)
+        if path is None:
+            return False
+        times = {"time/wait_for_batch": time.perf_counter() - began}
+        self.channel.phase("training")
+        batch = read_checked(
+            path, step=step, vocabulary=self.vocabulary, seq_len=self.config.seq_len, attempt=self.number
+        )
+        with _timed(times, "time/forward_backward"):
+            self._before_step(step)
+            time.sleep(self.script.trainer.step_seconds)
+            self.policy = self.policy.trained(self.script.policy)
+        with _timed(times, "time/broadcast_weights"):
+            self._publish()
+        config = self.config.checkpoint
+        due = config.enabled and (step % config.interval == 0 or step == self.config.max_steps)
+        with _timed(times, "time/save_ckpt"):
+            saved = self._save(step) if due else None
+        times["time/step"] = time.perf_counter() - began
+        self._report(step, batch, times, saved)
+        return True
+
+    def _next_batch(self, step: int) -> Path | None:
+        while not self.feed.ended() and not self.leaving.is_set():
+            self._check_completer()
+            if (path := self.feed.poll(step, TICK_SECONDS)) is not None:
+                return path
+        return None
+
+    def _publish(self) -> None:
+        self.channel.phase("publishing")
+        path = self.paths.version(self.policy.step, self.number)
+        with storage_errors(path.parent, "publish weights"):
+            if self.config.lora is not None and self.config.lora.served_as_adapter:
+                write_adapter(path, self.policy, self.config.lora.rank)
+            else:
+                write_model(path, self.policy, self.files, complete=True)
+        self.channel.emit("published", self.policy.step, path=path)
+        versions.delete_superfluous(
+            self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
+        )
+
+    def _save(self, step: int) -> Path:
+        self.channel.phase("saving")
+        path = self.paths.checkpoint(step, self.number)
+        with storage_errors(path.parent, "save the checkpoint"):
+            shutil.rmtree(path, ignore_errors=True)
+            (path / TRAINER_PART).mkdir(parents=True)
+            for fault in self.script.trainer.faults:
+                if fault.attempt in (None, self.number) and fault.step == step:
+                    if fault.action == "slow_save":
+                        time.sleep(fault.seconds)
+                    elif fault.action == "disk_full":
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_policy(path / TRAINER_PART / WEIGHTS, self.policy)
+            fsync_tree(path)
+        return path
+
+    def _report(self, step: int, batch: Batch, times: dict[str, float], saved: Path | None) -> None:
+        metrics = step_metrics(self.config, batch, self.policy, times)
+        self._say(
+            f"step {step}/{self.config.max_steps}: loss {metrics['loss']:.4g}, lr {metrics['lr']:.3g}, "
+            f"step {metrics['time/step']:.2f} s, waited {metrics['time/wait_for_batch']:.2f} s"
+        )
+        self.channel.emit("trained", step, metrics=metrics)
+        if saved is not None:
+            self.channel.emit("checkpoint_saved", step, path=saved)
+            self.completer.saved(step, saved)
+
+    def _finish(self) -> None:
+        """Wait for the orchestrator's last word, and for the last manifest."""
+        self.channel.phase("finished")
+        self.channel.emit("finished", self.policy.step)
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        while not self.channel.shutdown.wait(TICK_SECONDS):
+            self._check_completer()
+            if self.leaving.is_set():
+                return
+            if time.monotonic() > deadline:
+                raise RoleError(
+                    f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step"
+                )
+        if not self.completer.close(COMPLETION_SECONDS):
+            raise RoleError(f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s")
+        self._check_completer()
+
+    def _check_completer(self) -> None:
+        if self.completer.failure is not None:
+            raise self.completer.failure
+
+
+@contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    times[name] = time.perf_counter() - began

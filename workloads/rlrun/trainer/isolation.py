@@ -1,0 +1,47 @@
+"""Whether an exception in a guest's work can be that guest's alone: all ranks must have met it at the same place.
+
+Ranks that stopped at different places have begun different collectives, and the next ones would pair up wrongly: numbers of one run
+would end in another's. Then the process has to end, and all runs go on from their checkpoints. The group of the meeting is used for
+nothing else, so a rank that is not there is waited for, and mixes nothing up.
+"""
+
+from __future__ import annotations
+
+import traceback
+import zlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rlrun.trainer.group import Group
+
+MEETING_SECONDS = 30.0
+"""Longest wait for the other ranks: longer than they are apart in a step of a model that many ranks share."""
+
+
+class Isolation:
+    """The ranks' meeting after an exception; every rank makes one at the start."""
+
+    def __init__(self, group: Group) -> None:
+        self._peers: dist.ProcessGroup | None = None
+        if group.world_size > 1:
+            self._peers = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS))
+
+    def contained(self, error: BaseException, place: int) -> bool:
+        """Whether every rank calls this, with the same kind of error from the same line at the same place of the work."""
+        if self._peers is None:
+            return True
+        mine = torch.tensor([mark(error), place])
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        try:
+            dist.all_gather(found, mine, group=self._peers)
+        except RuntimeError:  # somebody is not there
+            return False
+        return all(torch.equal(other, mine) for other in found)
+
+
+def mark(error: BaseException) -> int:
+    """A number for the kind of an error and the lines it came through."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return zlib.crc32(repr((type(error).__name__, frames)).encode())
