@@ -211,8 +211,8 @@ def test_the_environment_in_both_prefixes() -> None:
 def test_a_missing_field_says_what_it_is(toml: Any) -> None:
     assert problems("--model.path=m") == ["configuration: environments is empty; task RL needs one"]
     assert problems("--model.path=m", "@", toml("[[environments]]\nratio = 2.0\n")) == [
-        "a.toml: environments[0].id: required, but not set: A shipped environment (`reverse-text`, `arithmetic`, "
-        "`calculator`), `verifiers:<taskset>`, or `package.module:function`"
+        "a.toml: environments[0].id: required, but not set: A shipped environment (`reverse-text`, `gsm8k`, ...), "
+        "`verifiers:<name>`, or `package.module:function`"
     ]
 
 

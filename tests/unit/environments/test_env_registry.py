@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,15 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sys.modules.pop(name, None)
 
 
-def test_every_shipped_environment_is_described_and_loads() -> None:
-    assert set(known()) == {"reverse-text", "arithmetic", "calculator"}
+def test_every_shipped_environment_is_described_and_loads(tmp_path: Path) -> None:
+    assert set(known()) == {"reverse-text", "arithmetic", "calculator", "gsm8k", "dataset"}
+    data = tmp_path / "data.jsonl"
+    rows = [{"uid": i, "prompt": f"{i}?", "reward_model": {"ground_truth": "1"}} for i in range(30)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = {"gsm8k": {"source": "bundled"}, "dataset": {"path": str(data)}}
     for id, description in known().items():
         assert len(description) > 30
-        environment = load(id, {})
+        environment = load(id, args.get(id, {}))
         assert isinstance(environment, Environment)
         assert environment.id == id
 

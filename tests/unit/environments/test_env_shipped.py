@@ -20,7 +20,6 @@ from rlrun.environments import (
     Episode,
     Reply,
     Task,
-    known,
     load,
     run_episode,
 )
@@ -33,11 +32,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "calculator": {},
 }
 
+GENERATED = list(SMALL)
 FINGERPRINT = """
 import hashlib, json, sys
 from dataclasses import asdict
-from rlrun.environments import known, load
-tasks = [asdict(load(id, {}).tasks(s)[i]) for id in known() for s in ("train", "eval") for i in range(50)]
+from rlrun.environments import load
+loaded = [load(id, {}) for id in ("reverse-text", "arithmetic", "calculator")]
+tasks = [asdict(env.tasks(s)[i]) for env in loaded for s in ("train", "eval") for i in range(50)]
 print(hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest())
 assert "torch" not in sys.modules and "vllm" not in sys.modules and "verifiers" not in sys.modules
 """
@@ -54,7 +55,7 @@ def test_tasks_are_the_same_in_every_process() -> None:
     assert fingerprint("1") == fingerprint("271828")
 
 
-@pytest.mark.parametrize("id", list(known()))
+@pytest.mark.parametrize("id", GENERATED)
 def test_tasks_are_a_lazy_random_access_sequence(id: str) -> None:
     env = load(id, {"num_tasks": 10**9, "seed": 3})
     tasks = env.tasks("train")
@@ -68,7 +69,7 @@ def test_tasks_are_a_lazy_random_access_sequence(id: str) -> None:
         tasks[10**9]
 
 
-@pytest.mark.parametrize("id", list(known()))
+@pytest.mark.parametrize("id", GENERATED)
 def test_train_and_eval_share_no_problem(id: str) -> None:
     train, evaluation = (
         {t.prompt[-1]["content"] for s in (0, 1) for t in load(id, {"num_tasks": 1500, "seed": s}).tasks(split)}
@@ -85,7 +86,7 @@ def test_the_split_is_a_function_of_the_problem_alone(problem: str) -> None:
     assert split_of(problem) in ("train", "eval")
 
 
-@pytest.mark.parametrize("id", list(known()))
+@pytest.mark.parametrize("id", GENERATED)
 def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> None:
     env = load(id, {**SMALL[id], "num_tasks": 300})
     assert isinstance(env, Environment)
@@ -97,7 +98,7 @@ def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> Non
             assert set(message["content"]) <= set(string.ascii_letters + string.digits + string.punctuation + " \n")
 
 
-@pytest.mark.parametrize("id", list(known()))
+@pytest.mark.parametrize("id", GENERATED)
 async def test_a_model_that_says_the_demonstration_gets_the_full_reward(id: str, scripted: Any) -> None:
     env = load(id, SMALL[id])
     assert isinstance(env, Demonstrates)

@@ -233,6 +233,13 @@ def test_errors_are_counted_over_the_last_rollouts_only() -> None:
     assert budget.record("e", "boom") is not None
 
 
+def test_the_end_of_an_environments_process_is_one_fault_however_many_rollouts_it_takes_along() -> None:
+    budget = ErrorBudget(0.5, batch_size=8)
+    for death in range(1, 6):  # each counts for a tenth of the window of 100
+        assert all(budget.record("e", "boom", death=death) is None for _ in range(500))
+    assert budget.record("e", "boom", death=6) is not None
+
+
 def test_step_metrics_have_the_ecosystems_names_and_meanings() -> None:
     groups = [
         group(0, [1.0, 1.0], version=2, environment="a"),

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
+from rlrun.environments.process import isolated as isolated_module
 from rlrun.orchestrator import dispatcher as dispatcher_module
+from rlrun.orchestrator.arenas import open_arenas
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import BatchError, read_batch
@@ -167,6 +169,36 @@ async def test_errors_that_dominate_end_the_run_and_name_the_environment(
     assert "the judge is on holiday" in str(cause)
 
 
+async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "simulation"))
+    environments = [
+        {"id": "reverse-text", "group_size": 2, "ratio": 3},
+        {
+            "id": "orch_environments:mortal",
+            "name": "mortal/one",
+            "group_size": 2,
+            "args": {"marker": str(tmp_path / "m")},
+        },
+    ]
+    config = make_config(tmp_path / "run", tokenizer_folder, environments=environments, max_steps=8)
+    outcome = await simulate(config, open_environments=open_arenas)
+    assert outcome.code == exit_codes.OK
+    assert {sample.environment for batch in outcome.trainer.batches for sample in batch.samples} == {
+        "reverse-text",
+        "mortal/one",
+    }
+    metrics = lines(outcome.paths.metrics)
+    assert sum(line.get("errors/mortal/one/crash", 0) for line in metrics) >= 1
+    assert not any("errors/reverse-text" in name for line in metrics for name in line)
+    assert metrics[-1]["environment/mortal/one/restarts"] == 1
+    assert metrics[-1]["environment/reverse-text/restarts"] == 0
+    logs = outcome.paths.logs(1, "orchestrator")
+    assert (logs / "environment-mortal_one.log").read_text() == "farewell\n"
+
+
 async def test_a_single_failing_environment_is_left_out_as_long_as_errors_do_not_dominate(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -180,7 +212,9 @@ async def test_a_single_failing_environment_is_left_out_as_long_as_errors_do_not
     assert sum(line["groups/dropped/error"] for line in metrics) >= 1
     assert {sample.environment for batch in outcome.trainer.batches for sample in batch.samples} == {"reverse-text"}
     assert dispatcher_module.MAX_RETRIES >= 1
-    assert sum(line["errors"] for line in metrics) >= 1 + dispatcher_module.MAX_RETRIES
+    errors = sum(line["errors"] for line in metrics)
+    assert errors >= 1 + dispatcher_module.MAX_RETRIES
+    assert sum(line.get("errors/judged/reward", 0) for line in metrics) == errors
 
 
 async def test_groups_without_variance_are_replaced(tmp_path: Path, tokenizer_folder: Path) -> None:

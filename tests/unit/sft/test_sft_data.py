@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlrun.config.data import DataConfig, DataSetConfig
+from rlrun.environments.rows import RowError, Rows
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.main import expected_steps, make_mixture, open_sources
-from rlrun.orchestrator.sft.rows import RowError, Rows
 from rlrun.orchestrator.sft.samples import Encoder, Position, Reader, held_out
 from rlrun.orchestrator.sft.state import Snapshot, base_position, write_snapshot
 from rlrun.protocol import exit_codes

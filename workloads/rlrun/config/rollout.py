@@ -55,7 +55,7 @@ class EnvironmentConfig(Config):
     """One environment that makes tasks, runs episodes and scores them."""
 
     id: Annotated[str, Field(min_length=1, max_length=253)]
-    """A shipped environment (`reverse-text`, `arithmetic`, `calculator`), `verifiers:<taskset>`, or `package.module:function`."""
+    """A shipped environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """How metrics and traces call it; default: its id. Two environments with the same id need different names."""
     args: dict[str, JsonValue] = Field(default_factory=dict)
@@ -72,6 +72,14 @@ class EnvironmentConfig(Config):
     """Advantage and filters of this environment alone."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Longest time for one episode including its score, in seconds; then the rollout is rejected and counted."""
+    reward_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    """Longest time for one score, in seconds."""
+    start_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
+    """Longest time for loading the environment, in seconds."""
+    memory_gib: Annotated[float, Field(gt=0, le=65536)] = 8.0
+    """Memory of the environment's processes together; above it they are restarted."""
+    python: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Interpreter of a virtual environment that holds the environment's packages; default: the orchestrator's."""
 
     @property
     def label(self) -> str:

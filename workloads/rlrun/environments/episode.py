@@ -10,16 +10,26 @@ from typing import Literal
 
 from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Reply, Score, Task
 
-ErrorKind = Literal["timeout", "model", "environment", "reward"]
+ErrorKind = Literal["timeout", "model", "environment", "reward", "crash", "hang", "memory"]
 """`timeout`: the deadline passed. `model`: the model client raised. `environment`: `run` raised or returned no episode.
-`reward`: `score` raised or its numbers are unusable."""
+`reward`: `score` raised or its numbers are unusable. The others are the end of the environment's process, which takes
+all its episodes with it: `crash` (it exited or was killed), `hang` (it stopped answering), `memory` (it took too much)."""
 
 
 class EpisodeError(Exception):
-    """An episode that yields nothing to train on. The cause, when there is one, is chained."""
+    """An episode that yields nothing to train on. The cause, when there is one, is chained.
 
-    def __init__(self, kind: ErrorKind, env_id: str, task_id: str, message: str) -> None:
+    Args:
+        kind: what went wrong.
+        env_id: the environment.
+        task_id: the task, or its position where its id is not known.
+        message: what happened.
+        death: which end of the environment's process took the episode along, counted from 1; 0: none.
+    """
+
+    def __init__(self, kind: ErrorKind, env_id: str, task_id: str, message: str, *, death: int = 0) -> None:
         super().__init__(f"environment {env_id!r}, task {task_id!r}: {message}")
+        self.death = death
         self.kind = kind
         self.env_id = env_id
         self.task_id = task_id
@@ -27,9 +37,9 @@ class EpisodeError(Exception):
 
 
 async def run_episode(
-    env: Environment, task: Task, model: ModelClient, *, timeout_seconds: float
+    env: Environment, task: Task, model: ModelClient, *, timeout_seconds: float, reward_seconds: float | None = None
 ) -> tuple[Episode, Score]:
-    """Play one episode and score it, both within `timeout_seconds` of wall-clock time.
+    """Play one episode and score it, both within `timeout_seconds` of wall-clock time, the score within `reward_seconds`.
 
     Raises `EpisodeError`. Cancellation passes through untouched. The deadline interrupts an environment where it
     awaits; one that computes without awaiting holds up its whole event loop, so heavy work belongs into a thread or
@@ -46,12 +56,16 @@ async def run_episode(
                     "environment", env.id, task.id, f"run() must return an Episode with at least one reply, not {found}"
                 )
             stage = "score"
-            score = _checked(await env.score(task, episode), env.id, task.id)
+            async with asyncio.timeout(reward_seconds) as scoring:
+                score = _checked(await env.score(task, episode), env.id, task.id)
     except EpisodeError:
         raise
     except Exception as error:
         if isinstance(error, TimeoutError) and deadline.expired():
             message = f"{stage}() did not finish: the episode's {timeout_seconds:g} seconds were over"
+            raise EpisodeError("timeout", env.id, task.id, message) from error
+        if isinstance(error, TimeoutError) and stage == "score" and scoring.expired():
+            message = f"score() did not finish within {reward_seconds:g} seconds"
             raise EpisodeError("timeout", env.id, task.id, message) from error
         if watched.raised_in(error):
             raise EpisodeError("model", env.id, task.id, f"the model client failed: {_describe(error)}") from error

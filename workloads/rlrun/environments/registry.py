@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -13,9 +14,11 @@ from pydantic import BaseModel, ValidationError
 from rlrun.config.suggest import did_you_mean
 from rlrun.environments.arithmetic import Arithmetic, ArithmeticArgs
 from rlrun.environments.calculator import Calculator, CalculatorArgs
+from rlrun.environments.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8kArgs
 from rlrun.environments.protocol import Environment
 from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.environments.splits import EmptySplitError
+from rlrun.environments.verifiers_errors import VerifiersLoadError
+from rlrun.protocol.failures import RoleError
 
 VERIFIERS = "verifiers:"
 
@@ -34,6 +37,8 @@ _SHIPPED: dict[str, _Shipped] = {
     "reverse-text": _Shipped(ReverseTextArgs, ReverseText),
     "arithmetic": _Shipped(ArithmeticArgs, Arithmetic),
     "calculator": _Shipped(CalculatorArgs, Calculator),
+    "gsm8k": _Shipped(Gsm8kArgs, Gsm8k),
+    "dataset": _Shipped(DatasetArgs, Dataset),
 }
 
 
@@ -58,11 +63,12 @@ def load(id: str, args: Mapping[str, Any]) -> Environment:
             f"unknown environment {id!r}{did_you_mean(id, _SHIPPED)}. Shipped: {', '.join(_SHIPPED)}. "
             "Others are named 'package.module:function' (your own) or 'verifiers:<taskset id>'"
         )
-    environment = entry.build(check_args(id, entry.args, args))
+    checked = check_args(id, entry.args, args)
     try:
+        environment = entry.build(checked)
         for split in ("train", "eval"):
             environment.tasks(cast(Any, split))[0]
-    except EmptySplitError as error:
+    except (RoleError, ValueError, KeyError) as error:
         raise EnvironmentLoadError(f"environment {id!r}: {error}") from None
     return environment
 
@@ -125,15 +131,22 @@ def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
 
 
 def _load_verifiers(id: str, args: Mapping[str, Any]) -> Environment:
+    """By the adapter for the generation of verifiers that is installed here."""
+    name = id.removeprefix(VERIFIERS)
     try:
-        from rlrun.environments.verifiers_adapter import VerifiersArgs, VerifiersEnvironment, VerifiersLoadError
+        version = metadata.version("verifiers")
+        if version.startswith("0.1."):
+            from rlrun.environments.verifiers_legacy import LegacyArgs, LegacyVerifiersEnvironment
+
+            return LegacyVerifiersEnvironment(id, name, check_args(id, LegacyArgs, args))
+        from rlrun.environments.verifiers_adapter import VerifiersArgs, VerifiersEnvironment
+
+        return VerifiersEnvironment(id, name, check_args(id, VerifiersArgs, args))
     except ImportError as error:
         raise EnvironmentLoadError(
-            f"environment {id!r} needs the package verifiers 0.4.0, which does not import here ({error}). "
+            f"environment {id!r} needs the package verifiers 0.4.0 or 0.1.14, which does not import here ({error}). "
             "Install it, for example with: pip install 'rlrun[orchestrator]'"
         ) from error
-    try:
-        return VerifiersEnvironment(id, id.removeprefix(VERIFIERS), check_args(id, VerifiersArgs, args))
     except VerifiersLoadError as error:
         raise EnvironmentLoadError(f"environment {id!r}: {error}") from error
 

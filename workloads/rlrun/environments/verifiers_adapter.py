@@ -37,15 +37,12 @@ from verifiers.v1.trace import Trace, TraceTask
 from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment, taskset_class
 
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
+from rlrun.environments.verifiers_errors import VerifiersLoadError
 from rlrun.environments.verifiers_harness import ChatHarness
 from rlrun.environments.verifiers_tools import ToolBox
 
 UNUSED_ENDPOINT = "http://127.0.0.1:9"
 """The discard port: what an agent's endpoint reads in traces. Nothing connects to it; our client makes every call."""
-
-
-class VerifiersLoadError(ValueError):
-    """This taskset cannot be run here; the message says why."""
 
 
 class VerifiersArgs(BaseModel):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+from rlrun.protocol.processes import processes_with
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -41,17 +42,7 @@ def _die_with_parent() -> None:
 
 def marked_processes(launch_id: str) -> list[int]:
     """Pids of all processes of this launch, zombies excepted."""
-    mark = f"{LAUNCH_VARIABLE}={launch_id}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:  # gone meanwhile, or not ours to read
-            continue
-    return found
+    return processes_with(LAUNCH_VARIABLE, launch_id)
 
 
 class Supervisor:

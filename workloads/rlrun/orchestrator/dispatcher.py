@@ -12,10 +12,10 @@ from typing import Literal
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.environments.episode import EpisodeError, run_episode
-from rlrun.environments.protocol import Environment, SingleTurnEnvironment, Task
+from rlrun.environments.episode import EpisodeError
+from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
+from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import Conversation, RolloutError
 from rlrun.orchestrator.engines import EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
@@ -37,15 +37,6 @@ MAX_FILTERED_BATCHES = 64
 """The run fails when as many rollouts as so many batches hold are filtered in a row."""
 
 
-@dataclass(frozen=True)
-class Arena:
-    """An environment ready to play: the configuration, the environment and its train split."""
-
-    config: EnvironmentConfig
-    environment: Environment
-    tasks: Sequence[Task]
-
-
 class GroupGivenUpError(Exception):
     """A rollout failed more often than it may."""
 
@@ -57,7 +48,7 @@ class Player:
         self._config, self._pool, self._chat = config, pool, chat
         self._slots = asyncio.Semaphore(config.max_concurrency)
 
-    async def play(self, arena: Arena, task: Task, *, max_tokens: int, session: Session) -> Rollout:
+    async def play(self, arena: Arena, task: TaskRef, *, max_tokens: int, session: Session) -> Rollout:
         """One episode.
 
         Raises:
@@ -69,8 +60,11 @@ class Player:
             began = time.monotonic()
             conversation = Conversation(session, self._chat, seq_len=self._config.seq_len, max_tokens=max_tokens)
             try:
-                episode, score = await run_episode(
-                    arena.environment, task, conversation, timeout_seconds=arena.config.timeout_seconds
+                played = await arena.environment.play(
+                    task,
+                    conversation,
+                    timeout_seconds=arena.config.timeout_seconds,
+                    reward_seconds=arena.config.reward_timeout_seconds,
                 )
             except EpisodeError as error:
                 if isinstance(error.__cause__, EngineUnavailableError) or (
@@ -80,9 +74,10 @@ class Player:
                 raise
             return Rollout(
                 sequences=tuple(conversation.recorded()),
-                reward=score.reward,
-                metrics=score.metrics,
-                messages=tuple(episode.messages),
+                task_id=played.task_id,
+                reward=played.score.reward,
+                metrics=played.score.metrics,
+                messages=tuple(played.episode.messages),
                 texts=tuple(conversation.texts),
                 finish_reason=conversation.finish_reason,
                 truncated=conversation.truncated,
@@ -248,18 +243,19 @@ class Dispatcher:
         task = arena.tasks[draw.task]
         async with asyncio.TaskGroup() as tasks:
             count = arena.config.group_size
-            opening = Opening(count) if isinstance(arena.environment, SingleTurnEnvironment) else None
+            opening = Opening(count) if arena.environment.single_turn else None
             playing = [tasks.create_task(self._rollout(arena, task, opening)) for _ in range(count)]
+        rollouts = tuple(play.result() for play in playing)
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,
-            task_id=task.id,
+            task_id=rollouts[0].task_id,
             dispatch_version=flight.version,
             temperature=(arena.config.sampling or self._config.sampling).temperature,
-            rollouts=tuple(play.result() for play in playing),
+            rollouts=rollouts,
         )
 
-    async def _rollout(self, arena: Arena, task: Task, opening: Opening | None) -> Rollout:
+    async def _rollout(self, arena: Arena, task: TaskRef, opening: Opening | None) -> Rollout:
         sampling = arena.config.sampling or self._config.sampling
         for _ in range(1 + MAX_RETRIES):
             session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening)
@@ -267,22 +263,24 @@ class Dispatcher:
             try:
                 rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
             except EpisodeError as error:
-                self._count(arena.config.label, str(error))
+                self._failed(arena.config.label, error.kind, str(error), error.death)
                 continue
             except RolloutError as error:
-                self._count(arena.config.label, f"environment {arena.environment.id!r}, task {task.id!r}: {error}")
+                message = f"environment {arena.environment.id!r}, task {task}: {error}"
+                self._failed(arena.config.label, "tokens", message)
                 continue
-            self._count(arena.config.label, None)
+            self._budget.record(arena.config.label)
             self._ledger.counters["rollouts"] += 1
             self._ledger.counters["tokens"] += rollout.loss_tokens
             return rollout
         raise GroupGivenUpError
 
-    def _count(self, label: str, error: str | None) -> None:
-        if error is not None:
-            self._ledger.counters["errors"] += 1
-            if self._ledger.counters["errors"] == 1 or self._ledger.counters["errors"] % 50 == 0:
-                logger.warning(f"{self._ledger.counters['errors']} rollouts ended in an error; the latest: {error}")
-        verdict = self._budget.record(label, error)
+    def _failed(self, label: str, kind: str, message: str, death: int = 0) -> None:
+        counters = self._ledger.counters
+        counters["errors"] += 1
+        counters[f"errors/{label}/{kind}"] += 1
+        if counters["errors"] == 1 or counters["errors"] % 50 == 0:
+            logger.warning(f"{counters['errors']} rollouts ended in an error; the latest: {message}")
+        verdict = self._budget.record(label, message, death=death)
         if verdict is not None:
             raise RoleError(verdict, exit_codes.DATA)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 
 WINDOW_ROLLOUTS = 100
+DEATH_SHARE = 0.1
+"""The end of an environment's process takes any number of rollouts along, but is one fault: it counts for no more than this share of the
+window, at least 1."""
 
 
 class ErrorBudget:
@@ -19,13 +22,23 @@ class ErrorBudget:
         self._max_ratio = max_ratio
         self._size = max(WINDOW_ROLLOUTS, batch_size)
         self._window: deque[tuple[str, str | None]] = deque(maxlen=self._size)
+        self._of_death: Counter[tuple[str, int]] = Counter()
 
-    def record(self, environment: str, error: str | None = None) -> str | None:
-        """Count one rollout; `error` is None when it went well.
+    def record(self, environment: str, error: str | None = None, *, death: int = 0) -> str | None:
+        """Count one rollout.
+
+        Args:
+            environment: its environment's name.
+            error: what went wrong; None: nothing.
+            death: which end of the environment's process took it along; 0: none.
 
         Returns:
             What to tell the user once errors dominate, else None. An incomplete window counts as if its other rollouts had gone well.
         """
+        if death:
+            self._of_death[environment, death] += 1
+            if self._of_death[environment, death] > max(1, int(DEATH_SHARE * self._size)):
+                return None
         self._window.append((environment, error))
         if error is None:
             return None

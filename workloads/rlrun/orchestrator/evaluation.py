@@ -13,10 +13,11 @@ from loguru import logger
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EvaluationConfig, SamplingConfig
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.protocol import Task
+from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
+from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import RolloutError
-from rlrun.orchestrator.dispatcher import Arena, Player
+from rlrun.orchestrator.dispatcher import Player
 from rlrun.orchestrator.engines import EnginePool, Session
 from rlrun.orchestrator.estimates import passes
 from rlrun.orchestrator.rollouts import Rollout
@@ -106,25 +107,25 @@ class Evaluator:
         logger.info(f"version {version}: {shown} ({len(answers)} answers in {time.monotonic() - began:.1f} s)")
         return answers
 
-    async def _answer(self, arena: Arena, task: Task, sample: int, version: int) -> Answer:
+    async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         sampling = self._sampling(arena)
         for _ in range(MAX_TRIES):
             session = Session(self._pool, sampling, self._chat.stop_token_ids, version)
             try:
                 rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
             except (EpisodeError, RolloutError, EngineUnavailableError) as error:
-                logger.debug(f"evaluation of task {task.id!r}: {error}")
+                logger.debug(f"evaluation of task {task}: {error}")
                 continue
             if all((s.versions[s.loss_mask] == version).all() for s in rollout.sequences):
-                return Answer(arena.config.label, task.id, sample, rollout)
-        return Answer(arena.config.label, task.id, sample, None)
+                return Answer(arena.config.label, rollout.task_id, sample, rollout)
+        return Answer(arena.config.label, str(task), sample, None)
 
     def _sampling(self, arena: Arena) -> SamplingConfig:
         assert self._config.evaluation is not None
         return self._config.evaluation.sampling or arena.config.sampling or self._config.sampling
 
 
-def _first(tasks: Sequence[Task], count: int) -> Iterator[Task]:
+def _first(tasks: Sequence[TaskRef], count: int) -> Iterator[TaskRef]:
     return (tasks[index] for index in range(min(count, len(tasks))))
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from loguru import logger
 from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.environments.registry import EnvironmentLoadError, load
+from rlrun.config.rollout import EnvironmentConfig
 from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.arenas import Arena, Background, open_arenas
 from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.discovery import Discovery, Resolve, resolve
-from rlrun.orchestrator.dispatcher import Arena
 from rlrun.orchestrator.engines import Engine, EnginePool, Replica
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.lease import lease_from_environment
@@ -38,24 +38,9 @@ from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import model_folder
 
-
-def load_arenas(config: OrchestratorConfig) -> list[Arena]:
-    """All environments, ready to play.
-
-    Raises:
-        RoleError: one of them cannot be loaded or has no tasks.
-    """
-    arenas = []
-    for index, environment in enumerate(config.environments):
-        try:
-            loaded = load(environment.id, environment.args)
-            tasks = loaded.tasks("train")
-        except EnvironmentLoadError as error:
-            raise RoleError(f"environments[{index}]: {error}", exit_codes.CONFIGURATION) from error
-        if not len(tasks):
-            raise RoleError(f"environments[{index}]: {environment.label} has no training tasks", exit_codes.DATA)
-        arenas.append(Arena(environment, loaded, tasks))
-    return arenas
+OpenEnvironments = Callable[
+    [Sequence[EnvironmentConfig], Path, Background], AbstractAsyncContextManager[Sequence[Arena]]
+]
 
 
 def load_chat(config: OrchestratorConfig) -> ChatTokens:
@@ -79,6 +64,7 @@ async def run(
     connect: Callable[[str], Engine] | None = None,
     look_up: Resolve = resolve,
     stop: Stop | None = None,
+    open_environments: OpenEnvironments = open_arenas,
 ) -> int:
     """Orchestrate one attempt to its end.
 
@@ -89,6 +75,7 @@ async def run(
         connect: makes the client of an engine from its address; default: over HTTP.
         look_up: finds the addresses of `inference_service`.
         stop: how a signal ends the role.
+        open_environments: starts the environments; default: each in a process of its own.
 
     Returns:
         0 when every step is trained and saved; 143 when the run was stopped before.
@@ -118,7 +105,8 @@ async def run(
         background = await stack.enter_async_context(background_tasks())
         if lease is not None:
             background(lease.run())
-        arenas = await asyncio.to_thread(load_arenas, config)
+        logs = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
+        arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
         trainer = await stack.enter_async_context(connection)
         chat = await asyncio.to_thread(load_chat, config)
         pool = EnginePool([], signals)

@@ -82,11 +82,13 @@ def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
-    """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error."""
+    """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error, all
+    together and as `errors/<env>/<kind>`."""
     reasons = ("error", "masked", "too_easy", "too_hard", "zero_variance")
     names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
+    names |= {name for name in now if name.startswith("errors/")}
     return {
-        name if name == "errors" else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
+        name if name.startswith("errors") else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
         for name in sorted(names)
     }
 

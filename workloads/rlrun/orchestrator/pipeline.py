@@ -25,9 +25,10 @@ from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator import checkpoint
+from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.batcher import assemble, choose, split_by_age
 from rlrun.orchestrator.checkpoint import Snapshot
-from rlrun.orchestrator.dispatcher import Arena, Dispatcher, Player
+from rlrun.orchestrator.dispatcher import Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, due, evaluation_metrics, trace_line
 from rlrun.orchestrator.filters import filter_metrics, rules_of
@@ -80,7 +81,7 @@ class Pipeline:
     ) -> None:
         self.config, self.attempt, self.trainer = config, attempt, trainer
         self._paths = RunPaths(Path(config.output_dir))
-        self._pool, self._signal = pool, signal
+        self._pool, self._signal, self._arenas = pool, signal, arenas
         base = checkpoint.base_snapshot(self._paths, attempt)
         self._ledger = Ledger.restore(base.ledger)
         self._counted = dict(base.ledger.counters)
@@ -267,6 +268,9 @@ class Pipeline:
         counters = dict(self._ledger.counters)
         metrics = batch_metrics(batch) | group_metrics(groups) | filter_metrics(groups, self._rules)
         metrics |= counter_metrics(counters, self._counted)
+        metrics |= {
+            f"environment/{a.config.label}/{k}": v for a in self._arenas for k, v in a.environment.metrics().items()
+        }
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
         metrics["time/update_weights"] = self._sync.seconds

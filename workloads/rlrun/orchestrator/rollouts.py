@@ -31,6 +31,7 @@ class Rollout:
     finish_reason: str = "stop"
     truncated: bool = False
     seconds: float = 0.0
+    task_id: str = ""
 
     @property
     def tokens(self) -> int:

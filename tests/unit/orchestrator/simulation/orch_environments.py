@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from rlrun.environments.protocol import Episode, Score, Task
 from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
 
@@ -18,6 +21,25 @@ class Constant(ReverseText):
 
     async def score(self, task: Task, episode: Episode) -> Score:
         return Score(1.0)
+
+
+class Mortal(ReverseText):
+    """Its process dies once, while others of its episodes wait for the model."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__(ReverseTextArgs())
+        self.marker = Path(marker)
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        if not self.marker.exists():
+            self.marker.touch()
+            print("farewell")
+            os._exit(9)
+        return await super().score(task, episode)
+
+
+def mortal(marker: str) -> Mortal:
+    return Mortal(marker)
 
 
 def faulty() -> Faulty:

@@ -8,14 +8,19 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments.registry import load
+from rlrun.environments.stage import InProcessStage
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
-from rlrun.orchestrator.main import Stop, run
+from rlrun.orchestrator.arenas import Arena, Background, arenas_of
+from rlrun.orchestrator.main import OpenEnvironments, Stop, run
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.batch import Batch, read_batch
 from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
@@ -235,6 +240,14 @@ class Outcome:
         return [sorted({sample.group for sample in batch.samples}) for batch in self.trainer.batches]
 
 
+@asynccontextmanager
+async def in_process(
+    environments: Sequence[EnvironmentConfig], logs: Path, background: Background
+) -> AsyncIterator[list[Arena]]:
+    """Environments in this very process: most tests are about something else, and a process takes half a second to start."""
+    yield arenas_of(environments, [InProcessStage(load(e.id, e.args)) for e in environments])
+
+
 async def simulate(
     config: OrchestratorConfig,
     *,
@@ -245,6 +258,7 @@ async def simulate(
     during: Callable[[FakeTrainer], Any] | None = None,
     hold_checkpoints: bool = False,
     stop: Stop | None = None,
+    open_environments: OpenEnvironments = in_process,
 ) -> Outcome:
     """One attempt, to its end or until `until` is true, when the orchestrator is killed and the trainer with it.
 
@@ -265,7 +279,14 @@ async def simulate(
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
         by_url = dict(zip(urls, engines, strict=True))
         work = asyncio.create_task(
-            run(resolved, attempt=number, api_key=API_KEY, connect=by_url.__getitem__, stop=stop)
+            run(
+                resolved,
+                attempt=number,
+                api_key=API_KEY,
+                connect=by_url.__getitem__,
+                stop=stop,
+                open_environments=open_environments,
+            )
         )
         world = asyncio.create_task(during(trainer)) if during is not None else None
         try:

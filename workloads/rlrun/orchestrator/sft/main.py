@@ -12,13 +12,13 @@ from loguru import logger
 
 from rlrun.config.data import DataConfig
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.environments.rows import Rows
 from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.progress import Progress, ProgressServer
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.orchestrator.sft.pipeline import DataPipeline
-from rlrun.orchestrator.sft.rows import Rows
 from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
 from rlrun.orchestrator.sft.state import base_position
 from rlrun.orchestrator.shared import Connection

@@ -193,7 +193,7 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
         if not root.is_dir():
             raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA)
     else:
-        root = _download(config.name or "", field)
+        root = download(config.name or "", field)
     found = sorted(
         path
         for pattern in PATTERNS
@@ -216,7 +216,8 @@ def _words(text: str) -> list[str]:
     return "".join(char if char.isalnum() else " " for char in text).split()
 
 
-def _download(name: str, field: str) -> Path:
+def download(name: str, field: str) -> Path:
+    """The folder with a data set of the hub, fetched unless it is in the hub's cache. Raises RoleError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 

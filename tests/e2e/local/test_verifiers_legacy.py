@@ -1,0 +1,103 @@
+"""An environment of verifiers 0.1, in a virtual environment of its own where rlrun is not installed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.environments import EpisodeError, Message, Reply
+from rlrun.environments.process.isolated import IsolatedEnvironment
+from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.log import Log
+from tests.cluster.cache import cache_root, locked
+
+ROOT = Path(__file__).parents[3]
+LOCK = ROOT / "requirements/verifiers-0.1.txt"
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The interpreter of a virtual environment with verifiers 0.1, which outlasts this checkout."""
+    folder = cache_root() / f"verifiers-0.1-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
+    found = folder / "bin/python"
+    with locked("verifiers-0.1"):
+        if not (folder / "complete").exists():
+            uv = str(Path(sys.executable).parent / "uv")
+            install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(found)]
+            # The import writes the bytecode of what is needed, which is a small part of what is installed.
+            writes = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+            warm = (
+                "import verifiers as v; v.SingleTurnEnv; import verifiers.clients as c; c.OpenAIChatCompletionsClient"
+            )
+            for command in (
+                [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
+                [uv, *install, "-r", str(LOCK)],
+                [str(found), "-c", warm],
+            ):
+                subprocess.run(command, check=True, env=writes)
+            (folder / "complete").touch()
+    assert subprocess.run([found, "-c", "import rlrun"], capture_output=True, check=False).returncode != 0
+    return found
+
+
+class Model:
+    """Says what is right for the word with an even number."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.seen: list[list[Message]] = []
+
+    async def complete(self, messages: Sequence[Message], **_: Any) -> Reply:
+        self.seen.append(list(messages))
+        if self.error:
+            raise self.error
+        number = int("".join(c for c in next(m for m in messages if m["role"] == "user")["content"] if c.isdigit()))
+        return Reply(f"w{number - number % 2}")
+
+
+@asynccontextmanager
+async def running(python: Path, args: dict[str, Any]) -> AsyncIterator[IsolatedEnvironment]:
+    command = Command("verifiers:word-chain", args, str(python))
+    environment = IsolatedEnvironment("old", command, Limits(start_seconds=200), Log(None))
+    await environment.start()
+    try:
+        yield environment
+    finally:
+        environment.close()
+
+
+async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "verifiers_legacy"))
+    async with running(python, {"args": {"turns": 2}}) as environment:
+        tasks = [*environment.tasks("train"), *environment.tasks("eval")]
+        assert (len(tasks), len(environment.tasks("eval"))) == (20, 2)
+        models = [Model() for _ in tasks]
+        plays = await asyncio.gather(
+            *(environment.play(t, m, timeout_seconds=60, reward_seconds=60) for t, m in zip(tasks, models, strict=True))
+        )
+        rewards = {play.task_id: play.score.reward for play in plays}
+        assert rewards == {f"train-{i}": 0.5 * (i % 2 == 0) for i in range(20)}
+        play, model = plays[0], models[0]
+        assert play.score.metrics["num_turns"] == 2
+        assert play.episode.replies == 2
+        assert [message["role"] for message in play.episode.messages] == ["user", "assistant", "user", "assistant"]
+        assert play.episode.messages[2]["content"] == "word 2?"
+        assert model.seen[1] == play.episode.messages[:3]  # a conversation only grows
+
+        with pytest.raises(EpisodeError, match="engine gone") as caught:
+            await environment.play(
+                tasks[0], Model(ConnectionError("engine gone")), timeout_seconds=60, reward_seconds=60
+            )
+        assert caught.value.kind == "model"
+        assert isinstance(caught.value.__cause__, ConnectionError)

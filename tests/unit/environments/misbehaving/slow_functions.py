@@ -1,0 +1,29 @@
+"""Functions that are called in another process."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def add(a: int, b: int) -> int:
+    print("noise")
+    return a + b
+
+
+def compute_for_ever() -> None:
+    while True:
+        sum(range(1000))
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def fail() -> None:
+    raise ValueError("no such row")
+
+
+def nap(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()

@@ -1,0 +1,236 @@
+"""Rewards: deadlines that hold, mathematics, code, a judge over HTTP; and the environments that use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from aiohttp import web
+
+from rlrun.environments import EnvironmentLoadError, load, run_episode
+from rlrun.environments import dataset as dataset_module
+from rlrun.environments.rewards import judge as judge_module
+from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls
+from rlrun.environments.rewards.judge import Judge, JudgeArgs, JudgeError, RateLimit
+from rlrun.environments.rewards.mathematics import math_score
+
+sys.path.insert(0, str(Path(__file__).parent / "misbehaving"))
+import slow_functions
+
+
+async def test_a_function_that_never_returns_is_killed_and_the_next_one_runs() -> None:
+    calls = BoundedCalls(processes=2, timeout_seconds=0.3)
+    try:
+        found = await asyncio.gather(
+            calls.call(slow_functions.compute_for_ever), calls.call(slow_functions.add, 3, 4), return_exceptions=True
+        )
+        assert isinstance(found[0], BoundedCallError)
+        assert "slow_functions.compute_for_ever did not finish within 0.3 seconds" in str(found[0])
+        assert found[1] == 7
+        with pytest.raises(BoundedCallError, match=r"slow_functions.fail raised ValueError: no such row"):
+            await calls.call(slow_functions.fail)
+        with pytest.raises(BoundedCallError, match=r"the process that computed slow_functions.die died"):
+            await calls.call(slow_functions.die)
+        assert await calls.call(slow_functions.add, 1, 1) == 2
+    finally:
+        calls.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "truth", "score"),
+    [
+        ("So it is \\boxed{72}.", "72", 1.0),
+        ("The answer is 72", "72", 1.0),
+        ("It is $\\frac{1}{2}$", "0.5", 1.0),
+        ("\\boxed{1500}", "1,500", 1.0),
+        ("\\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
+        ("\\boxed{71}", "72", 0.0),
+        ("no idea", "72", 0.0),
+        ("", "72", 0.0),
+    ],
+)
+def test_answers_are_compared_as_expressions(reply: str, truth: str, score: float) -> None:
+    assert math_score(reply, truth) == score
+
+
+class Replies:
+    """The judge's side: answers with what the test wants, and remembers the requests."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.requests, self.times = list(answers), [], []  # type: ignore[var-annotated]
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.times.append(time.monotonic())
+        self.requests.append((request.headers.get("Authorization"), await request.json()))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, web.Response):
+            return answer
+        return web.json_response({"choices": [{"message": {"content": answer}}]})
+
+
+@asynccontextmanager
+async def judge(replies: Replies, **changes: Any) -> AsyncIterator[Judge]:
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", replies.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    args = {"base_url": f"http://127.0.0.1:{port}/v1/", "model": "m", "deadline_seconds": 5} | changes
+    asked = Judge(JudgeArgs.model_validate(args))
+    try:
+        yield asked
+    finally:
+        await asked.close()
+        await runner.cleanup()
+
+
+async def test_a_judge_is_asked_and_its_last_score_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    replies = Replies("Score: 1? No.\nScore: **7.5**")
+    async with judge(replies, api_key_env="JUDGE_KEY", scale=10) as asked:
+        assert await asked.score(question="1+1?", truth="2", reply="{truth} is {nothing}") == 0.75
+    key, body = replies.requests[0]
+    assert key == "Bearer k"
+    assert body["model"] == "m"
+    assert "{truth} is {nothing}" in body["messages"][0]["content"]
+    assert "Reference answer:\n2\n" in body["messages"][0]["content"]
+
+
+async def test_a_judge_is_asked_again_after_a_passing_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_module, "_MAX_BACKOFF_SECONDS", 0.01)
+    limited = web.Response(status=429, headers={"Retry-After": "0.2"})
+    replies = Replies(limited, web.Response(status=503), "Score: 1")
+    async with judge(replies) as asked:
+        assert await asked.score(question="q", truth="t", reply="r") == 1.0
+    assert len(replies.times) == 3
+    assert replies.times[1] - replies.times[0] >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda: web.Response(status=401, text="bad key"), "refuses: status 401: bad key"),
+        (lambda: "I would rather not", "gave no score"),
+        (lambda: web.json_response({"error": 1}), "no chat completion"),
+    ],
+)
+async def test_a_judge_that_gives_no_score_is_an_error(answer: Callable[[], Any], says: str) -> None:
+    async with judge(Replies(answer())) as asked:
+        with pytest.raises(JudgeError, match=says):
+            await asked.score(question="q", truth="t", reply="r")
+
+
+async def test_a_judge_has_a_deadline_with_all_its_retries() -> None:
+    async with judge(Replies(web.Response(status=500, text="down")), deadline_seconds=0.3) as asked:
+        with pytest.raises(JudgeError, match=r"no score within 0.3 seconds; the last: status 500: down"):
+            await asked.score(question="q", truth="t", reply="r")
+
+
+async def test_the_rate_limit_spaces_requests() -> None:
+    limit, began = RateLimit(1200), time.monotonic()
+    await asyncio.gather(*(limit.turn() for _ in range(6)))
+    assert time.monotonic() - began >= 0.25
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def gsm8k_rows(start: int) -> list[dict[str, Any]]:
+    return [{"question": f"What is {i} times 1000?", "answer": f"Easy.\n#### {i},000"} for i in range(start, start + 3)]
+
+
+async def test_gsm8k_reads_the_hubs_files(tmp_path: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for subset in ("main", "socratic"):
+        table(tmp_path / subset / "train-00000-of-00001.parquet", gsm8k_rows(1))
+        table(tmp_path / subset / "test-00000-of-00001.parquet", gsm8k_rows(7))
+    asked: list[str] = []
+    monkeypatch.setattr(dataset_module, "download", lambda name, field: asked.append(name) or tmp_path)
+    environment = load("gsm8k", {})
+    assert asked == ["openai/gsm8k"]
+    assert [task.answer for task in environment.tasks("train")] == ["1000", "2000", "3000"]
+    assert [task.answer for task in environment.tasks("eval")] == ["7000", "8000", "9000"]
+    task = environment.tasks("eval")[0]
+    assert task.prompt[0]["content"].startswith("What is 7 times 1000?\n\nReason step by step")
+    for reply, reward in (("\\boxed{7,000}", 1.0), ("\\boxed{7}", 0.0)):
+        _, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=60)
+        assert (score.reward, score.metrics) == (reward, {"boxed": 1.0})
+
+
+def test_gsm8k_brings_problems_of_its_own() -> None:
+    environment = load("gsm8k", {"source": "bundled"})
+    questions = {split: {t.prompt[0]["content"] for t in environment.tasks(split)} for split in ("train", "eval")}  # type: ignore[arg-type]
+    assert len(questions["train"]) == 9
+    assert len(questions["eval"]) == 3
+    assert not questions["train"] & questions["eval"]
+
+
+def row(i: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "uid": f"u{i}",
+        "prompt": [{"role": "user", "content": f"{i}?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(i)},
+    } | changes
+
+
+async def test_a_parquet_data_set_with_its_columns(tmp_path: Path, scripted: Any) -> None:
+    file = tmp_path / "data.parquet"
+    table(file, [row(i) for i in range(40)] + [row(40, uid="again", prompt=[{"role": "user", "content": "3?"}])])
+    environment = load("dataset", {"path": str(file), "reward": "exact", "system_prompt": "Be brief."})
+    ids = {split: [task.id for task in environment.tasks(split)] for split in ("train", "eval")}  # type: ignore[arg-type]
+    assert sorted([*ids["train"], *ids["eval"]]) == sorted([f"u{i}" for i in range(40)] + ["again"])
+    assert any({"u3", "again"} <= set(found) for found in ids.values())  # the same problem is never in both
+    task = environment.tasks("train")[0]
+    assert task.prompt == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{task.answer}?"}]
+    _, score = await run_episode(environment, task, scripted([f" {task.answer}\n"]), timeout_seconds=10)
+    assert score.reward == 1.0
+
+
+async def test_a_data_set_of_programs(tmp_path: Path, scripted: Any) -> None:
+    cases = json.dumps({"inputs": ["1", "2"], "outputs": ["2", "5"]})
+    for split in ("train", "test"):
+        table(tmp_path / f"{split}.parquet", [row(1, prompt="Double it.", reward_model={"ground_truth": cases})])
+    args = {"path": str(tmp_path), "reward": "code", "train_split": "train", "eval_split": "test"}
+    environment = load("dataset", args | {"reward_args": {"timeout_seconds": 20}})
+    reply = "```python\nprint(2 * int(input()))\n```"
+    _, score = await run_episode(environment, environment.tasks("train")[0], scripted([reply]), timeout_seconds=60)
+    assert score.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "rows", "says"),
+    [
+        ({}, [row(1)], "exactly one of path and name"),
+        ({"path": "no/such"}, [row(1)], "there is no file or folder no/such"),
+        ({"path": "FILE", "reward_args": {"procesess": 1}}, [row(1)], "reward_args of the reward 'math': procesess"),
+        ({"path": "FILE"}, [{"question": "?"}], "data.parquet row 1: there is no column 'prompt'"),
+        ({"path": "FILE"}, [row(1)], "none is left for the"),
+        (
+            {"path": "FILE", "train_split": "data", "eval_split": "data"},
+            [row(1, reward_model={})],
+            "row 1: 'reward_model'",
+        ),
+    ],
+)
+def test_a_data_set_that_cannot_be_used_is_refused_with_the_place(
+    args: dict[str, Any], rows: list[dict[str, Any]], says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "data.parquet"
+    if rows[0].get("reward_model") == {}:
+        rows = [{"uid": "u", "prompt": "?"}]
+    table(file, rows)
+    filled = {k: str(tmp_path if "train_split" in args else file) if v == "FILE" else v for k, v in args.items()}
+    with pytest.raises(EnvironmentLoadError, match=says):
+        load("dataset", filled)

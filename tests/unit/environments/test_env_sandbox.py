@@ -1,0 +1,141 @@
+"""The sandbox for code: what honest programs need works, and every way out is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from rlrun.environments.rewards import code as code_module
+from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, SandboxUnavailableError, last_code_block
+
+HONEST = """
+import sys, json, math, re, collections, itertools, functools, heapq, random, threading, datetime, decimal, fractions, string
+numbers = [int(word) for word in sys.stdin.read().split()]
+found = []
+thread = threading.Thread(target=lambda: found.append(math.lcm(*numbers)))
+thread.start(); thread.join()
+print(json.dumps(found)); print(random.Random(1).random() < 1, sum(range(10**6)))
+"""
+
+ESCAPES = {
+    "connect": "import socket; socket.create_connection(('127.0.0.1', {port}), 2)",
+    "raw socket": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "unix socket": "import socket; socket.socketpair()",
+    "fork": "import os; os.fork()",
+    "spawn": "import subprocess; subprocess.run(['/bin/true'])",
+    "posix_spawn": "import os; os.posix_spawn('/bin/true', ['true'], dict())",
+    "exec": "import os; os.execv('/bin/true', ['true'])",
+    "system": "import os; assert os.system('true') == 0",
+    "write a file": "open('{folder}/new', 'w')",
+    "write over a file": "open('{folder}/secret', 'a')",
+    "shared memory": "open('/dev/shm/rlrun-escape', 'w')",
+    "remove": "import os; os.remove('{folder}/secret')",
+    "rename": "import os; os.rename('{folder}/secret', '{folder}/other')",
+    "truncate": "import os; os.truncate('{folder}/secret', 0)",
+    "change rights": "import os; os.chmod('{folder}/secret', 0o777)",
+    "link": "import os; os.symlink('/etc/passwd', '{folder}/link')",
+    "make a folder": "import os; os.mkdir('{folder}/new')",
+    "read a file": "open('{folder}/secret').read()",
+    "read accounts": "open('/etc/passwd').read()",
+    "read others' variables": "open('/proc/{pid}/environ').read()",
+    "read own parent's memory": "open('/proc/{pid}/mem', 'rb')",
+    "list": "import os; os.listdir('{folder}')",
+    "kill": "import os; os.kill({pid}, 0)",
+    "kill by thread": "import ctypes; assert ctypes.CDLL(None).syscall(234, {pid}, {pid}, 0) == 0",
+    "signal by fcntl": "import fcntl; fcntl.fcntl(1, 8, {pid})",
+    "trace": "import ctypes; assert ctypes.CDLL(None).syscall(101, 16, {pid}, 0, 0) == 0",
+    "unshare": "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "io_uring": "import ctypes; b = ctypes.create_string_buffer(256); assert ctypes.CDLL(None).syscall(425, 1, b) >= 0",
+    "memfd": "import os; os.memfd_create('x')",
+    "clone a process": "import ctypes; assert ctypes.CDLL(None).syscall(56, 17, 0, 0, 0, 0) >= 0",
+    "more memory": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "limits of others": "import resource; resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))",
+    "nice others": "import os; os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+    "big memory": "x = bytearray(10**9)",
+    "recursion": "f = lambda n: f(n + 1); f(0)",
+    "third-party": "import numpy",
+}
+
+
+async def test_an_honest_program_has_what_it_needs() -> None:
+    result = await CodeRunner().run(HONEST, "4 6 10")
+    assert (result.outcome, result.stdout, result.stderr) == ("ok", "[60]\nTrue 499999500000\n", "")
+
+
+async def test_every_way_out_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("42")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fields = {"folder": tmp_path, "pid": os.getpid(), "port": server.getsockname()[1]}
+        # Each is tried in one program, so that a single start is enough; all but the first line is one attempt.
+        attempts = {name: text.format(**fields) for name, text in ESCAPES.items()}
+        program = f"""
+import json
+refused = {{}}
+for name, text in {attempts!r}.items():
+    try:
+        exec(text, {{}})
+    except BaseException as error:
+        refused[name] = type(error).__name__
+print(json.dumps(sorted(refused)))
+"""
+        result = await CodeRunner().run(program)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert result.outcome == "ok", result.stderr
+    assert sorted(ESCAPES) == json.loads(result.stdout)
+    assert os.listdir(tmp_path) == ["secret"]  # noqa: PTH208
+    assert (tmp_path / "secret").read_text() == "42"
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time; time.sleep(60)", "timeout"),
+        ("while True: print('x' * 1000)", "output"),
+        ("import sys; sys.stderr.write('x' * 10**6)", "output"),
+        ("x = []\nwhile True: x.append(bytearray(10**6))", "failed"),
+        ("import os; os.abort()", "failed"),
+        ("raise SystemExit(3)", "failed"),
+        ("def f(:", "failed"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()",
+            "timeout",
+        ),
+    ],
+)
+async def test_what_takes_too_much_is_ended(program: str, outcome: str) -> None:
+    began = time.monotonic()
+    limits = CodeLimits(
+        timeout_seconds=1 if outcome == "timeout" else 30, memory_bytes=256 * 1024**2, output_bytes=10_000
+    )
+    result = await CodeRunner(limits).run(program)
+    assert result.outcome == outcome, result
+    assert time.monotonic() - began < 30
+    assert len(result.stdout) <= 10_000
+
+
+async def test_the_reward_is_the_share_of_cases_that_pass() -> None:
+    cases = [Case("1", "2"), Case("5", "10\n"), Case("x", "")]
+    assert await CodeRunner().share("print(2 * int(input()))", cases) == pytest.approx(2 / 3)
+
+
+async def test_no_program_runs_where_it_cannot_be_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "sandbox.py"
+    text = await asyncio.to_thread(Path(code_module.sandbox.__file__).read_text)
+    script.write_text(text.replace('"x86_64" or', '"pdp11" or'))
+    monkeypatch.setattr(code_module.sandbox, "__file__", str(script))
+    with pytest.raises(SandboxUnavailableError, match="knows Linux on x86-64"):
+        await CodeRunner().run("print(1)")
+
+
+def test_the_last_block_of_code_counts() -> None:
+    assert last_code_block("```python\na\n```\nno:\n```py\nb\n```") == "b\n"
+    assert last_code_block("print(1)") is None

@@ -1,0 +1,29 @@
+"""How a module of this package is started in another process, also by a Python that has other packages and not this one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import rlrun
+
+_START = """
+import importlib, importlib.util, sys
+folder, module, *rest = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("rlrun", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["rlrun"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+importlib.import_module(module).main(rest)
+"""
+
+
+def python_command(module: str, arguments: Sequence[str], *, python: str | None = None) -> list[str]:
+    """The command that calls `main(arguments)` of a module of this very package.
+
+    Args:
+        module: its name, `rlrun....`.
+        arguments: for its `main`.
+        python: the interpreter; None: this one.
+    """
+    return [python or sys.executable, "-c", _START, str(Path(rlrun.__file__).parent), module, *arguments]

@@ -1,0 +1,135 @@
+"""Plain functions with a deadline that holds even while they compute: they run in processes that can be killed.
+
+A thread cannot be killed, and a reward that computes in the environment's event loop holds up every other episode. The
+processes are of the environment's process and end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rlrun.environments.process.bootstrap import python_command
+
+T = TypeVar("T")
+IMPORT_SECONDS = 60.0
+"""For the start of a process and the import of a function's module, which is none of the function's time."""
+_LENGTH = struct.Struct("!Q")
+
+
+class BoundedCallError(RuntimeError):
+    """The function raised, or did not finish."""
+
+
+class BoundedCalls:
+    """Calls functions in other processes.
+
+    Args:
+        processes: calls at the same time.
+        timeout_seconds: for one call.
+    """
+
+    def __init__(self, *, processes: int = 2, timeout_seconds: float = 10.0) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._slots = asyncio.Semaphore(processes)
+        self._idle: list[_Caller] = []
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """`function(*arguments)`; the function is one of a module, and everything can be pickled.
+
+        Raises:
+            BoundedCallError: it raised, its process died, or its time was over; then the process is killed.
+        """
+        name = f"{function.__module__}.{function.__qualname__}"
+        async with self._slots:
+            caller = self._idle.pop() if self._idle else _Caller()
+            try:
+                async with asyncio.timeout(IMPORT_SECONDS):
+                    await caller.prepare(function.__module__)
+                async with asyncio.timeout(self._timeout_seconds):
+                    good, value = await caller.ask((function, arguments))
+            except BaseException as error:
+                caller.kill()
+                if isinstance(error, TimeoutError):
+                    raise BoundedCallError(f"{name} did not finish within {self._timeout_seconds:g} seconds") from error
+                if isinstance(error, OSError | EOFError):
+                    raise BoundedCallError(f"the process that computed {name} died") from error
+                raise
+            self._idle.append(caller)
+        if not good:
+            raise BoundedCallError(f"{name} raised {value}")
+        result: T = value
+        return result
+
+    def close(self) -> None:
+        """End the idle processes."""
+        while self._idle:
+            self._idle.pop().kill()
+
+
+class _Caller:
+    """A process that calls one function after the other."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self._prepared: set[str] = set()
+        with theirs:
+            self._process = subprocess.Popen(
+                python_command(__name__, [str(theirs.fileno())]),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+
+    async def prepare(self, module: str) -> None:
+        if module not in self._prepared:
+            await self.ask((importlib.import_module, (module,)))
+            self._prepared.add(module)
+
+    async def ask(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[bool, Any]:
+        loop = asyncio.get_running_loop()
+        data = pickle.dumps(call)
+        await loop.sock_sendall(self._socket, _LENGTH.pack(len(data)) + data)
+        (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
+        answer: tuple[bool, Any] = pickle.loads(await self._receive(length))
+        return answer
+
+    async def _receive(self, count: int) -> bytes:
+        loop, parts = asyncio.get_running_loop(), bytearray()
+        while len(parts) < count:
+            part = await loop.sock_recv(self._socket, count - len(parts))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+def main(argv: Sequence[str]) -> None:
+    """The inside of such a process: answer calls until nobody asks any more."""
+    descriptor = int(argv[0])
+    os.set_inheritable(descriptor, False)
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
+        while head := stream.read(_LENGTH.size):
+            data = stream.read(_LENGTH.unpack(head)[0])
+            try:
+                function, arguments = pickle.loads(data)
+                value = function(*arguments)
+                answer = pickle.dumps((True, None if function is importlib.import_module else value))
+            except Exception as error:
+                answer = pickle.dumps((False, f"{type(error).__name__}: {error}"))
+            stream.write(_LENGTH.pack(len(answer)) + answer)
+            stream.flush()

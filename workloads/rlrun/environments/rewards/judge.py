@@ -1,0 +1,166 @@
+"""A model that judges replies, asked over the OpenAI API: a reward model's server, or any chat model with instructions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROMPT = """Question:
+{question}
+
+Reference answer:
+{truth}
+
+Reply to judge:
+{reply}
+
+How good is the reply, compared with the reference answer? End with a line "Score: x", x between 0 and 1."""
+_RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_MAX_BACKOFF_SECONDS = 30.0
+
+
+class JudgeError(RuntimeError):
+    """The judge could not be asked, or gave no score."""
+
+
+class JudgeArgs(BaseModel):
+    """Arguments of a judge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: str = Field(min_length=1)
+    """Of the API, with `/v1`."""
+    model: str = Field(min_length=1)
+    """The judging model."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; it may be unset for a server without one."""
+    prompt: str = PROMPT
+    """With `{question}`, `{truth}` and `{reply}`."""
+    score_pattern: str = r"[Ss]core:\s*\**\s*(-?\d+(?:\.\d+)?)"
+    """Regular expression whose last match's first group is the score."""
+    scale: float = Field(default=1.0, gt=0)
+    """The score is divided by this and clipped to [0, 1]."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Longest judgement."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Of the judgement."""
+    requests_per_minute: float = Field(default=600.0, gt=0)
+    """Most requests per minute, retries included."""
+    concurrency: int = Field(default=32, ge=1)
+    """Most requests at the same time."""
+    deadline_seconds: float = Field(default=60.0, gt=0)
+    """For one score, with all its retries and its turn in the queue."""
+
+
+class RateLimit:
+    """Lets one through every `60 / per_minute` seconds, in order."""
+
+    def __init__(self, per_minute: float) -> None:
+        self._interval = 60.0 / per_minute
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Wait for one's turn."""
+        now = time.monotonic()
+        at, self._next = max(now, self._next), max(now, self._next) + self._interval
+        await asyncio.sleep(at - now)
+
+
+@dataclass(frozen=True)
+class _RefusedError(Exception):
+    status: int
+    text: str
+    retry_after: float | None = None
+
+
+class Judge:
+    """Scores replies.
+
+    Args:
+        args: which model, and how it is asked.
+    """
+
+    def __init__(self, args: JudgeArgs) -> None:
+        self._args = args
+        self._pattern = re.compile(args.score_pattern)
+        self._rate = RateLimit(args.requests_per_minute)
+        self._slots = asyncio.Semaphore(args.concurrency)
+        self._session: Any = None
+
+    async def score(self, *, question: str, truth: str, reply: str) -> float:
+        """A reply's score in [0, 1].
+
+        Raises:
+            JudgeError: there was no score before the deadline, or the judge refuses the request.
+        """
+        # Not str.format: braces in a reply are no fields.
+        fields = {"question": question, "truth": truth, "reply": reply}
+        content = re.sub(r"\{(question|truth|reply)\}", lambda match: fields[match[1]], self._args.prompt)
+        last = "it was not asked yet"
+        try:
+            async with asyncio.timeout(self._args.deadline_seconds):
+                for attempt in range(1_000_000):
+                    try:
+                        return self._parsed(await self._ask(content))
+                    except _RefusedError as error:
+                        last = f"status {error.status}: {error.text}"
+                        if error.status not in _RETRIED:
+                            raise JudgeError(f"the judge at {self._args.base_url} refuses: {last}") from error
+                        wait = error.retry_after
+                    except OSError as error:
+                        last, wait = f"{type(error).__name__}: {error}", None
+                    # Jitter, so that requests which failed together do not come back together.
+                    backoff = min(_MAX_BACKOFF_SECONDS, 0.5 * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+                    await asyncio.sleep(backoff if wait is None else wait)
+        except TimeoutError as error:
+            raise JudgeError(
+                f"the judge at {self._args.base_url} gave no score within {self._args.deadline_seconds:g} seconds; the last: {last}"
+            ) from error
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _parsed(self, text: str) -> float:
+        found = self._pattern.findall(text)
+        if not found:
+            raise JudgeError(f"the judge gave no score: ...{text[-200:]!r}")
+        return min(1.0, max(0.0, float(found[-1]) / self._args.scale))
+
+    async def _ask(self, content: str) -> str:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        key = os.environ.get(self._args.api_key_env)
+        body = {
+            "model": self._args.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": self._args.max_tokens,
+            "temperature": self._args.temperature,
+        }
+        async with self._slots:
+            await self._rate.turn()
+            async with self._session.post(
+                f"{self._args.base_url.rstrip('/')}/chat/completions",
+                json=body,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+            ) as response:
+                if response.status != 200:
+                    after = response.headers.get("Retry-After", "")
+                    wait = float(after) if after.replace(".", "", 1).isdigit() else None
+                    raise _RefusedError(response.status, (await response.text())[:200], wait)
+                document = await response.json()
+        try:
+            return str(document["choices"][0]["message"]["content"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise JudgeError(f"the judge's answer is no chat completion: {str(document)[:200]}") from error

@@ -1,0 +1,162 @@
+"""The inside of the sandbox for code that a model wrote. It runs as a script, in a Python without site packages.
+
+What the code may do follows from three things that need no privileges, put on in this order and never to be taken off:
+
+- resource limits: processor time, address space, size of a file, open files;
+- Landlock: files of the Python installation may be read, and no file may be written, made, renamed or removed;
+- a seccomp filter with the list of the system calls that a computing program needs. No socket, no process, no signal to
+  others, no tracing, no change of rights is on it. A call that is not fails with EPERM.
+
+The filter lists what is allowed: a call that a future kernel brings is refused. Sources: landlock(7), seccomp(2), Linux'
+`asm/unistd_64.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import stat
+import struct
+import sys
+
+UNAVAILABLE = 99
+"""Exit code: this machine cannot confine the code; the reason is on stderr."""
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_READ = 1 << 2 | 1 << 3  # READ_FILE, READ_DIR
+_AUDIT_ARCH_X86_64, _X32_BIT = 0xC000003E, 0x40000000
+_ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
+_LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
+_CLONE_THREAD = 0x10000
+
+ALLOWED = {
+    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8, "mmap": 9,
+    "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17,
+    "readv": 19, "writev": 20, "access": 21, "pipe": 22, "select": 23, "sched_yield": 24, "mremap": 25, "madvise": 28,
+    "dup": 32, "dup2": 33, "nanosleep": 35, "getpid": 39, "exit": 60, "uname": 63, "getcwd": 79, "readlink": 89,
+    "gettimeofday": 96, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104,
+    "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131, "gettid": 186, "time": 201, "futex": 202,
+    "sched_getaffinity": 204, "getdents64": 217, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229,
+    "clock_nanosleep": 230, "exit_group": 231, "epoll_wait": 232, "epoll_ctl": 233, "openat": 257, "newfstatat": 262,
+    "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273, "eventfd2": 290,
+    "epoll_create1": 291, "pipe2": 293, "getrandom": 318, "membarrier": 324, "statx": 332, "rseq": 334, "faccessat2": 439,
+}  # fmt: skip
+"""Allowed whatever the arguments: x86-64's numbers."""
+_FCNTL, _IOCTL, _CLONE, _CLONE3, _TGKILL, _PRLIMIT = 72, 16, 56, 435, 234, 302
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags: not F_SETOWN, which sends signals
+_IOCTL_COMMANDS = (0x5401, 0x5451, 0x541B, 0x5413)  # TCGETS, FIOCLEX, FIONREAD, TIOCGWINSZ
+
+
+class UnavailableError(Exception):
+    """This machine cannot confine the code."""
+
+
+def filter_program(pid: int) -> list[tuple[int, int, int, int]]:
+    """The seccomp filter as classic BPF, `(code, jump if true, jump if false, operand)`.
+
+    Args:
+        pid: the only process that the code may signal: itself.
+    """
+    load_number = (_LOAD, 0, 0, _NUMBER)
+    program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64), (_RETURN, 0, 0, _KILL), load_number]
+    program += [(_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL)]
+
+    def allow_if(number: int, argument: int, tests: list[tuple[int, int, int, int]]) -> None:
+        # The tests see the argument's lower half, which is all that the kernel itself looks at for these; each jumps to the end.
+        body = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *tests, (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
+        program.append((_EQUAL, 0, len(body), number))
+        program.extend(body)
+
+    def one_of(values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+        return [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+
+    allow_if(_FCNTL, 1, one_of(_FCNTL_COMMANDS))
+    allow_if(_IOCTL, 1, one_of(_IOCTL_COMMANDS))
+    allow_if(_CLONE, 0, [(_ANY_BIT, 1, 0, _CLONE_THREAD)])
+    allow_if(_TGKILL, 0, one_of((pid,)))
+    allow_if(_PRLIMIT, 0, one_of((0,)))
+    # The C library falls back to clone, whose flags a filter can see.
+    program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
+    for number in sorted(ALLOWED.values()):
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    return [*program, (_RETURN, 0, 0, _EPERM)]
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        raise UnavailableError(f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def _landlock(libc: ctypes.CDLL, readable: list[str]) -> None:
+    abi = _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
+    rights = 13 + min(
+        2, abi - 1
+    )  # 1: all but moving between folders (2) and truncating (3); the filter refuses truncate, too
+    handled = (1 << rights) - 1
+    ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, struct.pack("=Q", handled), 8, 0), "landlock_create_ruleset")
+    for path in readable:
+        try:
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        access = _READ if stat.S_ISDIR(os.fstat(folder).st_mode) else 1 << 2
+        rule = struct.pack("=Qi", access, folder)
+        _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule for {path}")
+        os.close(folder)
+    _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)
+
+
+def _seccomp(libc: ctypes.CDLL) -> None:
+    program = filter_program(os.getpid())
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    instructions = ctypes.create_string_buffer(code, len(code))
+    head = struct.pack("@HP", len(program), ctypes.addressof(instructions))
+    _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0), "seccomp")
+
+
+def confine(*, cpu_seconds: int, memory_bytes: int) -> None:
+    """Put everything on.
+
+    Raises:
+        UnavailableError: the machine cannot; nothing may run then.
+    """
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        raise UnavailableError(f"the sandbox knows Linux on x86-64, not {sys.platform} on {platform.machine()}")
+    for kind, limit in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _landlock(libc, [sys.base_prefix, "/usr/lib", "/lib", "/lib64", "/dev/null", "/dev/urandom"])
+    _seccomp(libc)
+
+
+def main() -> None:
+    """Run the program in a file descriptor: `sandbox.py DESCRIPTOR CPU_SECONDS MEMORY_BYTES`."""
+    descriptor, cpu_seconds, memory_bytes = map(int, sys.argv[1:])
+    with os.fdopen(descriptor, "rb") as file:
+        code = file.read()
+    try:
+        confine(cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
+    except UnavailableError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNAVAILABLE)
+    sys.argv = ["program.py"]
+    exec(compile(code, "program.py", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Where episodes are played: what the orchestrator asks of an environment, wherever its code runs.
+
+The orchestrator holds no task, only references to them: the tasks themselves stay with the environment's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, overload
+
+from rlrun.environments.episode import EpisodeError, run_episode
+from rlrun.environments.protocol import Environment, Episode, ModelClient, Score, SingleTurnEnvironment, Split
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """The task at a position of a split."""
+
+    split: Split
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.split}[{self.index}]"
+
+
+class TaskRefs(Sequence[TaskRef]):
+    """References to all tasks of a split."""
+
+    def __init__(self, split: Split, count: int) -> None:
+        self._split, self._count = split, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> TaskRef: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TaskRef]: ...
+    def __getitem__(self, index: int | slice) -> TaskRef | Sequence[TaskRef]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        position = index + self._count if index < 0 else index
+        if not 0 <= position < self._count:
+            raise IndexError(f"task {index} of {self._count}")
+        return TaskRef(self._split, position)
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode that can be trained on."""
+
+    task_id: str
+    episode: Episode
+    score: Score
+
+
+class Stage(Protocol):
+    """Plays the episodes of one environment, many at once."""
+
+    @property
+    def id(self) -> str:
+        """Names the environment in errors."""
+        ...
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether every episode asks the model once, and with the task's prompt as it is."""
+        ...
+
+    def tasks(self, split: Split) -> Sequence[TaskRef]:
+        """The split's tasks."""
+        ...
+
+    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
+        """Play one episode and score it; see `run_episode` for the deadlines. Raises `EpisodeError`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What is known of the place itself, by short names."""
+        ...
+
+
+class InProcessStage:
+    """Plays in this process and event loop: the inside of an environment's own process, see `process.worker`."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._tasks = {split: environment.tasks(split) for split in _SPLITS}
+
+    @property
+    def id(self) -> str:
+        return self._environment.id
+
+    @property
+    def single_turn(self) -> bool:
+        return isinstance(self._environment, SingleTurnEnvironment)
+
+    def tasks(self, split: Split) -> Sequence[TaskRef]:
+        return TaskRefs(split, len(self._tasks[split]))
+
+    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
+        try:
+            problem = self._tasks[task.split][task.index]
+        except Exception as error:
+            message = f"reading the task raised {type(error).__name__}: {error}"
+            raise EpisodeError("environment", self.id, str(task), message) from error
+        episode, score = await run_episode(
+            self._environment, problem, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds
+        )
+        return Played(problem.id, episode, score)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+_SPLITS: tuple[Split, ...] = ("train", "eval")

@@ -1,0 +1,92 @@
+"""The run's environments, each in a process of its own, for as long as the run lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments.process.isolated import IsolatedEnvironment
+from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.stage import Stage, TaskRef
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+MAX_HANG_SECONDS = 60.0
+"""For which an environment's event loop may stand still; never longer than an episode may take."""
+
+Background = Callable[[Coroutine[Any, Any, None]], object]
+
+
+@dataclass(frozen=True)
+class Arena:
+    """An environment ready to play: the configuration, where it is played, and its train split."""
+
+    config: EnvironmentConfig
+    environment: Stage
+    tasks: Sequence[TaskRef]
+
+
+def isolated(config: EnvironmentConfig, logs: Path) -> IsolatedEnvironment:
+    """An environment as its configuration wants it, not started.
+
+    Args:
+        config: the environment.
+        logs: folder of the logs.
+    """
+    limits = Limits(
+        start_seconds=config.start_timeout_seconds,
+        memory_bytes=int(config.memory_gib * 1024**3),
+        hang_seconds=min(MAX_HANG_SECONDS, config.timeout_seconds),
+    )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.label)
+    command = Command(config.id, config.args, config.python)
+    return IsolatedEnvironment(config.label, command, limits, Log(logs / f"environment-{name}.log"))
+
+
+@asynccontextmanager
+async def open_arenas(
+    environments: Sequence[EnvironmentConfig], logs: Path, background: Background
+) -> AsyncIterator[list[Arena]]:
+    """Start all environments, keep them running, and end them with the block.
+
+    Args:
+        environments: their configuration.
+        logs: folder of their logs.
+        background: runs what has no end of its own.
+
+    Raises:
+        RoleError: one of them cannot be loaded or has no tasks.
+    """
+    stages = [isolated(environment, logs) for environment in environments]
+    try:
+        for index, error in enumerate(await asyncio.gather(*(s.start() for s in stages), return_exceptions=True)):
+            if isinstance(error, RoleError):
+                raise RoleError(f"environments[{index}]: {error}", error.code) from error
+            if error is not None:
+                raise error
+        for stage in stages:
+            background(stage.run())
+        yield arenas_of(environments, stages)
+    finally:
+        for stage in stages:
+            stage.close()
+
+
+def arenas_of(environments: Sequence[EnvironmentConfig], stages: Sequence[Stage]) -> list[Arena]:
+    """Started environments with their train splits.
+
+    Raises:
+        RoleError: one has no training tasks.
+    """
+    arenas = [Arena(c, stage, stage.tasks("train")) for c, stage in zip(environments, stages, strict=True)]
+    for index, arena in enumerate(arenas):
+        if not len(arena.tasks):
+            raise RoleError(f"environments[{index}]: {arena.config.label} has no training tasks", exit_codes.DATA)
+    return arenas
