@@ -102,7 +102,7 @@ def test_a_fresh_vllm_gives_the_same_greedy_answers(
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert asked.returncode == 0, asked.stderr[-4000:]
