@@ -17,7 +17,7 @@ from rlrun.config.lora import LoRAConfig
 from rlrun.inference.client import Completion, EngineClient, EngineError
 from rlrun.trainer import lora
 
-from .conftest import API_KEY, START_SECONDS, Server, random_model, sampled_logprobs, wait_for
+from .conftest import API_KEY, START_SECONDS, Server, group_members, random_model, sampled_logprobs, wait_for
 
 CONFIG = LoRAConfig(rank=6, alpha=12)
 PROMPT = [1, 9, 17, 25, 33, 41]
@@ -28,10 +28,14 @@ LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
 
 @pytest.fixture(scope="module")
 def adapter_server(launch: Callable[..., Server]) -> Iterator[Server]:
+    """Its end is a test of its own: SIGKILL while it serves, and nobody is left."""
     running = launch(max_lora_rank=CONFIG.rank)
     wait_for(running.serving, START_SECONDS, "the server answers")
     yield running
-    assert running.stop(signal.SIGTERM) == 0
+    group = running.process.pid
+    assert any("VLLM" in name for name in group_members(group))
+    assert running.stop(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: not group_members(group), 5, "all processes of the server are gone")
 
 
 @pytest.fixture

@@ -56,15 +56,6 @@ def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -
     wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
 
 
-def test_sigkill_while_serving_leaves_nobody(launch: Callable[..., Server]) -> None:
-    server = launch()
-    group = server.process.pid
-    wait_for(server.serving, START_SECONDS, "the server answers")
-    assert any("VLLM" in name for name in group_members(group))
-    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-    wait_for(lambda: not group_members(group), 5, "all processes of the server are gone")
-
-
 async def test_a_server_whose_reload_broke_half_way_says_so_and_stops(launch: Callable[..., Server]) -> None:
     """vLLM can neither compute nor load again after that: only a fresh server helps."""
     server = launch()

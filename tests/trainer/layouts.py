@@ -1,6 +1,6 @@
 """The grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks, which train small models in every layout.
 
-A case is `family:layout`, or `family:layout:activations`.
+A case is `family:layout`, or `family:layout:activations`. A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon.
 Rank 0 computes the reference in plain torch, from the whole batch and without any of the trainer's loop. Every
 case starts from the checkpoint that the case before it in its family wrote, in another layout, and trains a second step from there.
 What was found goes to `FOLDER/found.json`.
@@ -30,12 +30,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.parallel import ParallelismConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.packing import plan
-from rlrun.trainer import attention, checkpoint, publish
+from rlrun.trainer import attention, checkpoint, lora, optimizers, publish
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group, process_group
@@ -63,6 +64,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 }
 RANKS = 4
 LR = 1e-2
+LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -118,16 +120,38 @@ def make_batch(step: int) -> Batch:
     return Batch(step, 1, tuple(samples))
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, smooth where gradients are small, so that it does not make sign flips of rounding errors."""
-    return torch.optim.AdamW(model.parameters(), lr=LR, eps=1e-2, weight_decay=0.0, foreach=False)
+def make_optimizer(model: nn.Module, family: str) -> torch.optim.Optimizer:
+    """AdamW, smooth where gradients are small, so that it does not make sign flips of rounding errors; or Muon with that."""
+    name = "muon" if family.endswith("+muon") else "adamw"
+    config = OptimizerConfig(name=name, lr=LR, eps=1e-2, weight_decay=0.0)
+    return optimizers.make_optimizer(model, config, torch.device("cpu"))
+
+
+def with_adapters(family: str) -> bool:
+    return family.endswith("+lora")
+
+
+def prepare(model: nn.Module, family: str) -> None:
+    if with_adapters(family):
+        lora.inject(model, LORA)
+
+
+def initialise(model: nn.Module, family: str) -> None:
+    """Adapters away from 0, where A would have no gradient."""
+    if with_adapters(family):
+        lora.initialise(model, 0)
+        generator = torch.Generator().manual_seed(1)
+        for layer in lora.adapted(model).values():
+            lora.fill(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=generator))
 
 
 def reference(family: str, folder: Path) -> list[dict[str, Any]]:
     """Two steps of one rank, each with loss, gradient and parameters after it."""
-    model = make_model(family, 0)
+    model = make_model(family.partition("+")[0], 0)
     files_of(model, folder / family)
-    optimizer = make_optimizer(model)
+    prepare(model, family)
+    initialise(model, family)
+    optimizer = make_optimizer(model, family)
     steps: list[dict[str, Any]] = []
     for step in (1, 2):
         batch = make_batch(step)
@@ -141,7 +165,7 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
             denominator=float(row.mask.sum()),
         )
         output.loss.backward()
-        gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        gradient = gradients(model)
         norm = torch.cat([g.flatten() for g in gradient.values()]).norm()
         optimizer.step()
         optimizer.zero_grad()
@@ -150,10 +174,16 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
                 "loss": float(output.loss.detach()),
                 "grad_norm": float(norm),
                 "gradient": gradient,
-                "parameters": files_of(model, folder / f"{family}-{step}"),
+                "parameters": adapters_of(model)
+                if with_adapters(family)
+                else files_of(model, folder / f"{family}-{step}"),
             }
         )
     return steps
+
+
+def adapters_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in lora.adapter_tensors(model).items()}
 
 
 def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
@@ -171,6 +201,9 @@ def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     whole = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            assert parameter.grad is None, name
+            continue
         assert parameter.grad is not None, name
         gradient = parameter.grad.detach()
         whole[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).clone()
@@ -188,8 +221,11 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
     return metrics, seen
 
 
-def published(model: nn.Module, path: Path, group: Group) -> dict[str, Tensor]:
-    publish.publish(model, path, files=publish.ModelFiles({}), dtype="float32", group=group)
+def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[str, Tensor]:
+    if with_adapters(family):
+        publish.publish_adapter(model, path, config={}, dtype="float32", group=group)
+    else:
+        publish.publish(model, path, files=publish.ModelFiles({}), dtype="float32", group=group)
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -200,12 +236,19 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     family, layout, *activations = case.split(":")
     meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
-    exact = parameter_checksum(make_model(family, 0))
+    whole = make_model(family.partition("+")[0], 0)
+    prepare(whole, family)
+    initialise(whole, family)
+    exact = parameter_checksum(whole)
     source = folder / family
-    options: dict[str, Any] = {"memory": Memory(activations=activations[0]) if activations else None}  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "memory": Memory(activations=activations[0]) if activations else None,  # type: ignore[arg-type]
+        "prepare": lambda model: prepare(model, family),
+    }
     config = ModelConfig(path=str(source))
     model = load_sharded(config, str(source), group, **options)
-    optimizer = make_optimizer(model)
+    initialise(model, family)
+    optimizer = make_optimizer(model, family)
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
     metrics, gradient = one_step(model, optimizer, 1, group)
     here = folder / case.replace(":", "-")
@@ -213,7 +256,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     peers = dist.group.WORLD
     assert peers is not None
     checkpoint.write(state, here / "checkpoint", group, peers)
-    weights = published(model, here / "weights", group)
+    weights = published(model, here / "weights", group, family)
     found |= {name: metrics[name] for name in ("loss", "grad_norm")}
     saved_checksum = parameter_checksum(model)
     if group.leads:
@@ -222,11 +265,11 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
         found["published_error"] = error(weights, want["parameters"])
         found["expected"] = {"loss": want["loss"], "grad_norm": want["grad_norm"]}
     if before is not None:  # what another layout saved after the same step
-        other = load_sharded(config, str(source), group, with_weights=False, **options)
-        moments = make_optimizer(other)
+        other = load_sharded(config, str(source), group, with_weights=with_adapters(family), **options)
+        moments = make_optimizer(other, family)
         progress = checkpoint.load({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)
-        weights = published(other, here / "weights_of_step_2", group)
+        weights = published(other, here / "weights_of_step_2", group, family)
         found["resumed"] = {"step": progress.step, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}
         if group.leads:
             want = expected[1]

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
 
 from rlrun.config.companions import CriticConfig, ReferenceConfig
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
+from rlrun.config.lora import LoRAConfig
 
 OPTIONS: dict[str, Any] = {
     "algorithm": AlgorithmConfig(
@@ -56,3 +58,20 @@ def test_two_ranks_are_one_and_a_resumed_run_is_the_uninterrupted_one(
     for one, other in zip(whole, found, strict=True):
         for metric in (*METRICS, "param_checksum"):
             assert other[metric] == one[metric], (one["step"], metric)
+
+
+def test_adapters_learn_beside_a_critic_that_is_trained_in_full(make_run: Callable[[str], Any], recorded: Path) -> None:
+    options = OPTIONS | {"max_steps": 2, "lora": LoRAConfig(rank=4, alpha=8)}
+    one, two = (make_run(str(ranks)).train(ranks=ranks, replay=recorded, **options) for ranks in (1, 2))
+    for mine, other in zip(one, two, strict=True):
+        for metric in METRICS:
+            assert other[metric] == pytest.approx(mine[metric], rel=1e-3, abs=1e-4), (mine["step"], metric)
+    assert one[0]["value_mean"] == 0.0 != one[1]["value_mean"]
+    assert one[0]["reference_kl"] != one[1]["reference_kl"], "the policy moves away from the reference"
+
+    saved = FileSystemReader(make_run("2").paths.checkpoint(2, 1) / "trainer").read_metadata().state_dict_metadata
+    names = {part: [name for name in saved if name.startswith(f"{part}.model.")] for part in ("policy", "critic")}
+    assert names["policy"]
+    assert all(name.endswith(("lora_A", "lora_B")) for name in names["policy"])
+    assert "critic.model.model.norm.weight" in names["critic"]
+    assert not [name for name in names["critic"] if "lora" in name]

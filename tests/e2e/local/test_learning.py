@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.local.local_run import LocalRun, mean, quickstart
+from tests.e2e.local.local_run import LEARNED_STEPS, LocalRun, mean, quickstart
 
 START_AT_MOST = 0.6
 GAIN = 0.2
-FLIPPED_STEPS = 60
+FLIPPED_STEPS = 30
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -27,7 +27,7 @@ def test_held_out_prompts_are_learned_too(learned: LocalRun) -> None:
     held_out = learned.held_out()
     assert held_out[0][0] == 0
     assert held_out[0][1] <= START_AT_MOST
-    assert held_out[-1][0] == 120
+    assert held_out[-1][0] == LEARNED_STEPS
     assert held_out[-1][1] >= held_out[0][1] + GAIN, held_out
 
 
@@ -47,12 +47,15 @@ def test_trainer_and_engine_agree_about_the_tokens(learned: LocalRun) -> None:
 def test_the_summary_shows_the_curve_and_where_things_are(learned: LocalRun) -> None:
     assert "learning curve" in learned.output
     assert "held-out reward" in learned.output
-    assert "weights/v00000120.a0001" in learned.output
+    assert f"weights/v{LEARNED_STEPS:08}.a0001" in learned.output
 
 
-def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(new_run: Callable[..., LocalRun]) -> None:
+def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(
+    new_run: Callable[..., LocalRun], learned: LocalRun
+) -> None:
     run = new_run(
         quickstart(
+            model_folder=learned.folder / "model",
             maxSteps=FLIPPED_STEPS,
             sampling={"temperature": 0.7},
             algorithm={"advantage": {"name": "tests.e2e.local.flipped:advantages"}},

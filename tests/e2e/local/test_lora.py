@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import yaml
 
 from rlrun.protocol.paths import RunPaths
-from tests.e2e.local.local_run import ROOT, LocalRun, mean
+from tests.e2e.local.local_run import LocalRun, example, mean
 
 STEPS = 32
 GAIN = 0.03
@@ -17,10 +16,10 @@ GAIN = 0.03
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun]) -> None:
-    document = yaml.safe_load((ROOT / "examples" / "lora.yaml").read_text())
-    document["spec"] |= {"maxSteps": STEPS, "evaluation": None, "checkpoint": {"interval": STEPS}}
-    run = new_run(document)
+def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
+    model = learned.folder / "model"  # the example makes the same one
+    options = {"maxSteps": STEPS, "evaluation": None, "checkpoint": {"interval": STEPS}}
+    run = new_run(example("lora", model_folder=model, **options))
     run.run()
     lines, rewards = run.steps(), run.rewards()
     assert lines[0]["off_policy/max"] == 0
@@ -31,7 +30,7 @@ def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun]
     paths = RunPaths(run.folder)
     sizes = [
         sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        for folder in (paths.model, paths.versions_on_disk()[-1].path, paths.checkpoints_on_disk()[-1].path / "trainer")
+        for folder in (model, paths.versions_on_disk()[-1].path, paths.checkpoints_on_disk()[-1].path / "trainer")
     ]
     assert sizes[1] < sizes[0] / 4, "a version is the adapter"
     assert sizes[2] < sizes[0], "a checkpoint is the adapter, and two moments of it"

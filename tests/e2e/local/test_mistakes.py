@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlrun.protocol import exit_codes
-from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
+from tests.e2e.local.local_run import LEARNED_STEPS, LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -94,9 +94,17 @@ def fill(path: Path) -> None:
             file.write(b"\0" * 65536)
 
 
-def test_a_full_disk_ends_the_run_with_its_name(new_run: Callable[..., LocalRun], small_volume: Path) -> None:
-    run = new_run(quickstart(maxSteps=1000), folder=small_volume / "out")
-    run.start()
+def test_a_full_disk_ends_the_run_with_its_name(
+    new_run: Callable[..., LocalRun], learned: LocalRun, small_volume: Path
+) -> None:
+    document = quickstart(
+        model_folder=learned.folder / "model",
+        maxSteps=LEARNED_STEPS,
+        evaluation=None,
+        trainer={"processesPerReplica": 1},
+    )
+    run = new_run(document, folder=small_volume / "out")
+    run.start("--replay", str(learned.folder / "rollouts"))
     run.wait_until(lambda: (run.folder / "metrics.jsonl").exists() and len(run.steps()) > 1, "two steps")
     fill(small_volume / "ballast")
     code = run.wait(120)

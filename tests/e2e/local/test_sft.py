@@ -12,22 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from rlrun.protocol.batch import read_batch
 from rlrun.protocol.manifest import complete_checkpoints
 from rlrun.protocol.paths import RunPaths
-from tests.e2e.local.local_run import ROOT, LocalRun, processes_of
+from tests.e2e.local.local_run import ROOT, LocalRun, example, processes_of
 
 pytestmark = pytest.mark.timeout(600)
 STEPS, INTERVAL = 100, 25
-
-
-def example(**changes: Any) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "sft.yaml").read_text())
-    for key, value in changes.items():
-        document["spec"][key] = {**document["spec"].get(key, {}), **value} if isinstance(value, dict) else value
-    return document
 
 
 def by_hand(folder: Path, data: Path) -> float:
@@ -57,7 +49,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def undisturbed(new_run: Callable[..., LocalRun]) -> LocalRun:
-    run = new_run(example(**CHANGES))
+    run = new_run(example("sft", **CHANGES))
     run.run()
     return run
 
@@ -90,7 +82,7 @@ def test_the_example_learns_and_its_held_out_loss_is_the_models(undisturbed: Loc
 
 
 def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], undisturbed: LocalRun) -> None:
-    run = new_run(example(**CHANGES))
+    run = new_run(example("sft", **CHANGES))
     for number, module in enumerate(["rlrun.orchestrator", "rlrun.trainer"], 1):
         run.start(*(["--resume"] if number > 1 else []))
         run.wait_until(
@@ -117,7 +109,7 @@ def test_going_on_with_another_number_of_ranks_learns_the_same_rows(
 ) -> None:
     base = 3 * INTERVAL
     checkpoint = CHANGES["checkpoint"] | {"resume": {"policy": "Step", "step": base}}
-    run = new_run(example(**CHANGES | {"checkpoint": checkpoint, "trainer": {"processesPerReplica": 2}}))
+    run = new_run(example("sft", **CHANGES | {"checkpoint": checkpoint, "trainer": {"processesPerReplica": 2}}))
     shutil.copytree(undisturbed.folder, run.folder)
     document = (run.folder / "run.json").read_text()
     (run.folder / "run.json").write_text(document.replace(str(undisturbed.folder), str(run.folder)))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.local.local_run import LocalRun, quickstart
 
-STEPS = 10
+STEPS = 6
 ASYNC_LEVEL = 3
 
 pytestmark = pytest.mark.timeout(900)

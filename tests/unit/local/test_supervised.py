@@ -78,6 +78,18 @@ def test_options_of_rl_are_refused(
     assert problem in capsys.readouterr().err
 
 
+def test_a_replay_has_no_engine_to_give_a_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(
+        "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: run}\n"
+        "spec: {model: {tiny: {}}, maxSteps: 1, environments: [{id: reverse-text}]}\n"
+    )
+    assert main(["run.yaml", "--replay", ".", "--inference-port", "8000"]) == exit_codes.CONFIGURATION
+    assert "--inference-port names 1 ports, --replay without spec.evaluation runs no engine" in capsys.readouterr().err
+
+
 def test_the_summary_tells_the_losses(tmp_path: Path) -> None:
     lines = [
         {"step": 0, "validation/loss": 4.5},

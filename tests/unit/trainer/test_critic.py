@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from rlrun.algorithms import Objective
-from rlrun.config.learning import OptimizerConfig
+from rlrun.config.checkpoint import CheckpointConfig
+from rlrun.config.companions import CriticConfig
+from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer.critic import Critic, critic_step, estimate, row_values, to_critic, token_rewards
+from rlrun.trainer import loading
+from rlrun.trainer.critic import Critic, critic_step, estimate, make_critic, row_values, to_critic, token_rewards
 from rlrun.trainer.forward import micro_batch
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
@@ -35,16 +41,34 @@ from tests.unit.trainer.companions import (
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
-    solo: Group, make_model: MakeModel, rewarded: MakeBatch, tied: bool
+    solo: Group,
+    make_model: MakeModel,
+    rewarded: MakeBatch,
+    tied: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = to_critic(make_model("qwen3", tied=tied))
     policy = make_model("qwen3", tied=tied)
-    assert all(
-        torch.equal(p, dict(policy.named_parameters())[name])
-        for name, p in module.model.named_parameters(prefix="model")
+    policy.save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "load_model", None)  # nothing is loaded whole
+    trainer = TrainerConfig(
+        name="test",
+        uid="uid",
+        output_dir=str(tmp_path),
+        model=ModelConfig(path=str(tmp_path)),
+        max_steps=1,
+        seq_len=32,
+        seed=0,
+        algorithm=AlgorithmConfig(),
+        checkpoint=CheckpointConfig(),
     )
+    module = make_critic(CriticConfig(), trainer, str(tmp_path), group=solo).module
+    body = dict(module.model.named_parameters(prefix="model"))
+    assert len(body) == len(list(policy.model.parameters()))
+    assert all(torch.equal(p.full_tensor(), dict(policy.named_parameters())[name]) for name, p in body.items())
+    assert module.lm_head.weight.shape == (1, policy.config.hidden_size)
     row = micro_batch(rewarded().samples, solo.device)
-    assert not row_values(shard(module, solo), row).any()
+    assert not row_values(module, row).any()
 
 
 def test_a_value_is_that_of_the_text_before_the_token(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:

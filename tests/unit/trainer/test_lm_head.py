@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from rlrun.protocol.batch import Sample
 from rlrun.trainer import attention
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
-from rlrun.trainer.lm_head import find_head, head_statistics
+from rlrun.trainer.lm_head import KEPT_BYTES, find_head, head_statistics
 from rlrun.trainer.model import shard
 
 CPU = torch.device("cpu")
@@ -46,6 +47,7 @@ def written_out(
     tokens=st.integers(1, 9),
     vocabulary=st.integers(2, 17),
     chunk=st.integers(1, 10),
+    kept=st.sampled_from([0, 150, 10**6]),
     with_bias=st.booleans(),
     softcap=st.sampled_from([None, 1.5]),
     weights=st.sampled_from([(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)]),
@@ -55,6 +57,7 @@ def test_values_and_gradients_are_those_of_the_definition(
     tokens: int,
     vocabulary: int,
     chunk: int,
+    kept: int,
     with_bias: bool,
     softcap: float | None,
     weights: tuple[float, float],
@@ -74,9 +77,10 @@ def test_values_and_gradients_are_those_of_the_definition(
     single = [None if tensor is None else tensor.detach().float().requires_grad_() for tensor in (hidden, weight, bias)]
     assert single[0] is not None
     assert single[1] is not None
-    found = head_statistics(
-        single[0], single[1], targets, temperatures.float(), bias=single[2], softcap=softcap, chunk_tokens=chunk
-    )
+    with mock.patch.dict(KEPT_BYTES, cpu=kept):
+        found = head_statistics(
+            single[0], single[1], targets, temperatures.float(), bias=single[2], softcap=softcap, chunk_tokens=chunk
+        )
     for value, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(value, reference.float(), atol=1e-5, rtol=1e-5)
 
@@ -85,9 +89,10 @@ def test_values_and_gradients_are_those_of_the_definition(
         return torch.stack(parts).sum()
 
     gradients = torch.autograd.grad(total(expected), leaves)
-    own = torch.autograd.grad(total(found), [tensor for tensor in single if tensor is not None])
-    for gradient, reference in zip(own, gradients, strict=True):
-        torch.testing.assert_close(gradient, reference.float(), atol=1e-5, rtol=1e-5)
+    for again in (True, False):  # what was kept is gone the second time
+        own = torch.autograd.grad(total(found), [tensor for tensor in single if tensor is not None], retain_graph=again)
+        for gradient, reference in zip(own, gradients, strict=True):
+            torch.testing.assert_close(gradient, reference.float(), atol=1e-5, rtol=1e-5)
 
 
 def test_bfloat16_is_as_near_as_its_inputs_are() -> None:

@@ -13,10 +13,11 @@ from rlrun.config.companions import ReferenceConfig
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
+from rlrun.trainer import loading
 from rlrun.trainer.forward import micro_batch
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.reference import FrozenReference
+from rlrun.trainer.reference import FrozenReference, round_parameters
 from rlrun.trainer.signals import logprobs_without_gradient
 from rlrun.trainer.step import parameter_checksum
 from rlrun.trainer.updates import Update
@@ -123,19 +124,30 @@ def test_distillation_pulls_the_student_to_the_teacher_whatever_the_rewards(
 
 
 def test_a_teacher_comes_from_its_own_folder_and_must_have_the_vocabulary(
-    solo: Group, source: Path, tmp_path: Path, make_model: MakeModel
+    solo: Group, source: Path, tmp_path: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loading, "load_model", None)  # nothing is loaded whole
     policy = ModelConfig(path=str(source))
     options = {"initial": str(source), "group": solo}
     found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, **options)
     assert torch.equal(weights(found.model), weights(make_model()))
     assert not found.model.training
     assert not any(p.requires_grad for p in found.model.parameters())
-    with pytest.raises(RoleError, match=r"algorithm\.reference\.model .*source.* 50 tokens.*one of 51") as caught:
+    with pytest.raises(RoleError, match=r"algorithm\.reference: model .*source.* 50 tokens.*one of 51") as caught:
         FrozenReference.load(ReferenceConfig(model=str(source)), policy, vocabulary=51, **options)
     assert caught.value.code == exit_codes.CONFIGURATION
     with pytest.raises(RoleError, match=r"algorithm\.reference.*is not a folder"):
         FrozenReference.load(ReferenceConfig(model=str(tmp_path / "none")), policy, vocabulary=50, **options)
+
+
+def test_a_rounded_reference_keeps_the_exact_rotary_frequencies(make_model: MakeModel) -> None:
+    exact, rounded = make_model("qwen3", tied=True), make_model("qwen3", tied=True)
+    round_parameters(rounded, torch.bfloat16)
+    for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
+        assert torch.equal(ours, theirs.bfloat16())
+    frequencies = dict(exact.named_buffers())
+    assert frequencies
+    assert all(torch.equal(tensor, frequencies[name]) for name, tensor in rounded.named_buffers())
 
 
 def test_a_damaged_reference_is_told(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:

@@ -130,6 +130,8 @@ def _run(
     began = time.monotonic()
     paths = RunPaths(root)
     config = resolve(spec, name=name, uid=_uid(paths, options.resume), output_dir=str(root))
+    if options.replay and config.orchestrator.evaluation is None:
+        config = config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
     check_environments(config)
     check_model(config)
     check_data(config)
@@ -260,7 +262,8 @@ def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
     replicas = 0 if config.inference is None or config.trainer.shared_with is not None else config.inference.replicas
     chosen = options.inference_port or [free_port() for _ in range(replicas)]
     if len(chosen) != replicas:
-        wanted = f"spec.inference.replicas is {replicas}" if replicas else "task SFT runs no engine; leave it out"
+        without = "task SFT" if config.trainer.task == "SFT" else "--replay without spec.evaluation"
+        wanted = f"spec.inference.replicas is {replicas}" if replicas else f"{without} runs no engine; leave it out"
         raise PreflightError(f"--inference-port names {len(chosen)} ports, {wanted}")
     return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))
 

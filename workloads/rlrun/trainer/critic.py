@@ -25,7 +25,9 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import MicroBatch, micro_batch
 from rlrun.trainer.group import Group
-from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.loading import load_sharded
+from rlrun.trainer.lora import fill
+from rlrun.trainer.model import Memory
 from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.signals import Signals, release
 from rlrun.trainer.step import apply_gradient, sync_gradients_after
@@ -74,7 +76,11 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
             "its values are computed on whole rows by whole layers; set both to 1",
             exit_codes.CONFIGURATION,
         )
-    module = shard(to_critic(load_model(trainer.model, source)), group)
+    module: Any = load_sharded(
+        trainer.model, source, group, memory=Memory.of(trainer), kernel=trainer.attention, prepare=to_critic
+    )
+    head = module.get_output_embeddings().weight
+    fill(head, torch.zeros(head.shape))  # it had no memory when it was made
     optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
     return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
 

@@ -1,7 +1,8 @@
 """The LM head, fused with what is needed of its logits: log-probability of the chosen token and entropy, without the logits of a row.
 
-The logits `[K, V]` of a row are the largest tensor of a step. Here they exist for a chunk of tokens at a time, in float32, and are
-made again in the backward pass. With z = logits / temperature, p = softmax(z), y the chosen token and H the entropy:
+The logits `[K, V]` of a row are the largest tensor of a step. Here they exist for a chunk of tokens at a time, in float32. The first
+chunks are kept for the backward pass, as far as a fixed number of bytes reaches; the others are made again there. With
+z = logits / temperature, p = softmax(z), y the chosen token and H the entropy:
 
     d log p_y / d z_j = 1[j = y] - p_j            d H / d z_j = -p_j (log p_j + H)
 """
@@ -21,6 +22,8 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 """Size of one chunk of float32 logits; about three of them exist at a time."""
+KEPT_BYTES = {"cpu": 320 * 2**20, "cuda": 0}
+"""Most bytes of log-probabilities that wait for the backward pass. On CPU a matrix product costs more than this memory is worth."""
 
 
 def head_statistics(
@@ -73,11 +76,17 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
         chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy = temperatures.new_empty(len(hidden)), temperatures.new_empty(len(hidden))
+        ctx.kept = {}
+        left = KEPT_BYTES.get(hidden.device.type, 0) if any(ctx.needs_input_grad) else 0
         for start in range(0, len(hidden), chunk_tokens):
             part = slice(start, start + chunk_tokens)
-            log_p, _ = _log_softmax(hidden[part], weight, bias, temperatures[part], softcap)
+            log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], softcap)
+            left -= log_p.nbytes
+            if slope is None and left >= 0:
+                ctx.kept[start] = log_p
             logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
             entropy[part] = -torch.linalg.vecdot(log_p.exp(), log_p)
+            del log_p  # before the next chunk is made
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, entropy)
         ctx.softcap, ctx.chunk_tokens = softcap, chunk_tokens
         ctx.set_materialize_grads(False)
@@ -93,7 +102,9 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         for start in range(0, len(hidden), ctx.chunk_tokens):
             part = slice(start, start + ctx.chunk_tokens)
-            log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], ctx.softcap)
+            log_p, slope = ctx.kept.pop(start, None), None
+            if log_p is None:
+                log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], ctx.softcap)
             d_logits = _d_scaled_logits(
                 log_p,
                 targets[part],

@@ -37,7 +37,7 @@ def load_sharded(
     with_weights: bool = True,
     memory: Memory | None = None,
     kernel: AttentionKernel = "auto",
-    prepare: Callable[[nn.Module], None] = lambda model: None,
+    prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> nn.Module:
     """The model in float32, divided over the group's ranks by its layout; every rank takes part.
 
@@ -51,7 +51,7 @@ def load_sharded(
         with_weights: False leaves them undefined, to be filled from a checkpoint.
         memory: what is kept, recomputed and rounded; see `shard`.
         kernel: what computes attention.
-        prepare: changes the model before it is divided; parameters that it adds are left undefined.
+        prepare: changes the model before it is divided; parameters that it adds or replaces are left undefined.
 
     Raises:
         RoleError: it cannot be loaded, or not be divided so.
@@ -69,15 +69,21 @@ def load_sharded(
         prepare(model)
         return shard(model, group, memory=memory)
     model.set_attn_implementation(attention.implementation(kernel))
+    before = dict(_tensors(model))
     prepare(model)
+    kept = {name for name, tensor in _tensors(model) if tensor is before.get(name)}
     ties = _ties(model)
     shard(model, group, memory=memory)
     _materialise(model, ties, group, memory)
     with loading_errors(source):
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name in plan:
+        for name, tensor in _tensors(model):
+            if name in plan and name in kept:
                 _fill(tensor, plan[name])
     return model
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Any:
@@ -116,7 +122,7 @@ def _plan(model: Any, files: Mapping[str, Path], *, with_weights: bool) -> tuple
     """
     plan: dict[str, Read] = {}
     stored = set(model.state_dict())
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in _tensors(model):
         if name not in stored:  # `_materialise` knows how to make rotary frequencies
             owner = model.get_submodule(name.rpartition(".")[0])
             if "RotaryEmbedding" not in type(owner).__name__ or not hasattr(owner, "original_inv_freq"):

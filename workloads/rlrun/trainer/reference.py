@@ -13,7 +13,8 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer.forward import MicroBatch
 from rlrun.trainer.group import Group
-from rlrun.trainer.model import check_source, load_model, shard
+from rlrun.trainer.loading import load_sharded
+from rlrun.trainer.model import check_source
 from rlrun.trainer.signals import logprobs_without_gradient
 
 
@@ -41,22 +42,24 @@ class FrozenReference:
         """
         chosen = config.resolved(policy)
         source = initial if chosen is policy else chosen.path or chosen.name or ""
+
+        def prepare(model: nn.Module) -> None:
+            found = int(model.config.get_text_config().vocab_size)
+            if found != vocabulary:
+                raise RoleError(
+                    f"model ({config.model}) has a vocabulary of {found} tokens, the policy "
+                    f"({initial}) one of {vocabulary}: they must be the same; choose a model of the same family",
+                    exit_codes.CONFIGURATION,
+                )
+            model.requires_grad_(False)
+            if group.device.type == "cuda":
+                round_parameters(model, torch.bfloat16)
+
         try:
             check_source(chosen, source)
-            model = load_model(chosen, source)
+            model = load_sharded(chosen, source, group, prepare=prepare)
         except RoleError as error:
             raise RoleError(f"algorithm.reference: {error}", error.code) from error
-        found = int(model.config.get_text_config().vocab_size)
-        if found != vocabulary:
-            raise RoleError(
-                f"algorithm.reference.model ({config.model}) has a vocabulary of {found} tokens, the policy "
-                f"({initial}) one of {vocabulary}: they must be the same; choose a model of the same family",
-                exit_codes.CONFIGURATION,
-            )
-        if group.device.type == "cuda":
-            model.to(torch.bfloat16)
-        model.requires_grad_(False)
-        shard(model, group)
         return cls(model.eval())
 
     def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
@@ -73,3 +76,9 @@ class FrozenReference:
                 exit_codes.DATA,
             )
         return found
+
+
+def round_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep the parameters in `dtype`, in place. Buffers stay as they are: rotary frequencies bear no rounding."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
