@@ -8,13 +8,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rlrun.config.companions import CriticConfig, ReferenceConfig
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
 from rlrun.trainer.bench_options import BenchOptions
 from tests.trainer.conftest import Group, free_port
 
+PPO = AlgorithmConfig(
+    preset="ppo",
+    advantage=AdvantageConfig(name="gae"),
+    reference=ReferenceConfig(),
+    regularizers=RegularizerConfig(kl=0.1),
+    critic=CriticConfig(),
+)
 
-def test_two_ranks_measure_every_length(make_run: Callable[[str], Any], tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("algorithm", "beside"), [(AlgorithmConfig(), ""), (PPO, ", reference, critic")], ids=["alone", "companions"]
+)
+def test_two_ranks_measure_every_length(
+    make_run: Callable[[str], Any], tmp_path: Path, algorithm: AlgorithmConfig, beside: str
+) -> None:
     run, log, output = make_run("bench"), tmp_path / "log", tmp_path / "out.json"
-    config = run.write_config(ranks=2)
+    config = run.write_config(ranks=2, algorithm=algorithm)
     before = sorted(run.paths.root.iterdir())
     options = BenchOptions(seq_lens=(64, 16), rows=2, steps=2, warmup=1, output=str(output))
     began = time.monotonic()
@@ -32,6 +49,7 @@ def test_two_ranks_measure_every_length(make_run: Callable[[str], Any], tmp_path
     assert [(one["seq_len"], one["tokens"], len(one["seconds"])) for one in found] == [(16, 64, 2), (64, 256, 2)]
     assert all(second > 0 for one in found for second in one["seconds"])
     assert sum(second for one in found for second in one["seconds"]) < took
+    assert f"M parameters, adamw{beside}\n" in log.read_text()
     table = [line for line in log.read_text().splitlines() if line.startswith("| ")]
     assert [line.split(" | ")[:3] for line in table] == [
         ["| seq len", "tokens per step", "MFU %"],

@@ -76,3 +76,15 @@ def test_a_manifest_is_run_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.yaml").write_text("kind: RLRun\n")
     assert main(["run.yaml"]) == exit_codes.CONFIGURATION
     assert "apiVersion: required, but not set" in capsys.readouterr().err
+
+
+def test_a_manifest_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = str(Path(__file__).parents[3] / "examples/sft.yaml")
+    seen = []
+    monkeypatch.setattr(
+        "rlrun.cli.sft.run_bench", lambda config, options: seen.append((config.task, options.rows)) or 7
+    )
+    assert main([manifest, "--bench", "--bench.rows", "3"]) == 7
+    assert seen == [("SFT", 3)]
+    assert main([manifest, "--bench", "--plain"]) == exit_codes.USAGE
+    assert "--plain: is not understood beside --bench" in capsys.readouterr().err

@@ -37,7 +37,7 @@ _GROUP_SIZE = "rollouts_per_example"
 _DATA_SET = ("name", "path", "split")
 """PRIME-RL's names of the only data set stand in `data` itself."""
 _ROLES: tuple[Role, ...] = get_args(Role)
-_UID = "00000000-0000-0000-0000-000000000000"
+UID = "00000000-0000-0000-0000-000000000000"
 
 
 class RlConfig(RLRunSpec):
@@ -93,11 +93,11 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     options.output_dir = options.output_dir or config.output_dir
     if dry_run:
         folder = options.output_dir or str(Path("runs") / config.name)
-        print(resolve(config.spec(), name=config.name, uid=_UID, output_dir=folder).model_dump_json(indent=2))
+        print(resolve(config.spec(), name=config.name, uid=UID, output_dir=folder).model_dump_json(indent=2))
         return exit_codes.OK
 
     if bench is not None:
-        return run_bench(resolve(config.spec(), name=config.name, uid=_UID, output_dir="runs").trainer, bench)
+        return run_bench(resolve(config.spec(), name=config.name, uid=UID, output_dir="runs").trainer, bench)
 
     from rich.console import Console
 

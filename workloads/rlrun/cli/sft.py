@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from rlrun.cli.common import arguments
-from rlrun.cli.rl import RlConfig, start
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resolve import resolve
+from rlrun.cli.bench import run_bench, take_bench
+from rlrun.cli.common import arguments, report
+from rlrun.cli.rl import UID, RlConfig, start
+from rlrun.config.arguments import COMMAND_LINE
+from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.roles import Task
 
 _MANIFESTS = (".yaml", ".yml", ".json")
@@ -25,10 +31,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `sft`; returns the exit code."""
     words = arguments(argv)
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
+        if "--bench" in words:
+            return _bench(Path(words[0]), words[1:])
         from rlrun.local.main import main as local
 
         return local(words)
     return start(words, SftConfig, prog="sft", usage="sft RUN.yaml | sft @ RUN.toml")
+
+
+def _bench(manifest: Path, words: Sequence[str]) -> int:
+    """Measure the step of a manifest's run; returns the exit code."""
+    try:
+        rest, options = take_bench(words)
+        if rest:
+            raise ConfigError([Problem(COMMAND_LINE, rest[0], "is not understood beside --bench")])
+        run = read_manifest(manifest)
+    except ConfigError as error:
+        return report(error)
+    assert options is not None
+    return run_bench(resolve(run.spec, name=run.metadata.name, uid=UID, output_dir="runs").trainer, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`--bench`: the trainer's step on fake data, without an orchestrator and without files: MFU, tokens/s, step time and peak memory.
 
-The model has the shape of the run's, with random weights; every sample is one sequence of the measured length.
+The model has the shape of the run's, with random weights, and so have its reference and critic; every sample is one sequence of the
+measured length. A step is one update with all passes that the objective needs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlrun.algorithms import Objective
+from rlrun.config.algorithm_names import complete_options
+from rlrun.config.model import ModelConfig
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample
@@ -27,11 +31,15 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import plan
 from rlrun.trainer import lora
 from rlrun.trainer.bench_options import BenchOptions
+from rlrun.trainer.critic import check_layout, critic_around, to_critic
 from rlrun.trainer.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.group import Group, process_group
+from rlrun.trainer.learner import Learner
 from rlrun.trainer.model import Memory, load_model, shard
 from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.step import objective, train_step
+from rlrun.trainer.reference import FrozenReference, freeze
+from rlrun.trainer.step import objective
+from rlrun.trainer.updates import Update
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Measurement:
     """Of one step, all ranks."""
     seconds: list[float]
     mfu: list[float] | None
-    """Share of the devices' peak; None where the peak is not known."""
+    """Share of the devices' peak that the policy's update uses; None where the peak is not known."""
     peak_memory: float
     """Bytes of the rank that took most: allocated on CUDA, resident on CPU."""
 
@@ -57,7 +65,8 @@ def bench(config: TrainerConfig, options: BenchOptions) -> int:
     loss = objective(config.algorithm, config.seq_len)
     lengths = sorted(options.seq_lens or (config.seq_len,))
     with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
-        model = _random_model(config, Path(made), group)
+        source = _source(config, Path(made), group)
+        model = _random_model(config.model, source, config.seed)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if longest is not None and lengths[-1] > longest:
             raise RoleError(
@@ -69,7 +78,8 @@ def bench(config: TrainerConfig, options: BenchOptions) -> int:
             lora.inject(model, config.lora)
         shard(model, group, memory=Memory.of(config))
         lora.initialise(model, config.seed)
-        optimizer = make_optimizer(model, config.optimizer, group.device)
+        learner = _learner(config, model, loss, source, group)
+        group.barrier()  # rank 0 deletes its folder at the end
         found = []
         for length in lengths:
             batch = fake_batch(length, options.rows * group.data_size, model.config.get_text_config().vocab_size)
@@ -78,16 +88,7 @@ def bench(config: TrainerConfig, options: BenchOptions) -> int:
             seconds = []
             for _ in range(options.warmup + options.steps):
                 began = _now(group.device)
-                train_step(
-                    model,
-                    optimizer,
-                    batch,
-                    rows,
-                    group=group,
-                    loss=loss,
-                    lr=config.optimizer.lr,
-                    max_grad_norm=config.optimizer.max_grad_norm,
-                )
+                learner.step([Update(batch, rows)], lr=config.optimizer.lr, critic_lr=config.optimizer.lr)
                 seconds.append(_now(group.device) - began)
             found.append(_measurement(length, batch, seconds[options.warmup :], cost, group))
         if group.leads:
@@ -121,19 +122,41 @@ def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
     return Batch(1, 1, tuple(samples))
 
 
-def _random_model(config: TrainerConfig, made: Path, group: Group) -> nn.Module:
-    """The run's architecture with random weights, the same on every rank; `made` is a folder of this rank's own."""
-    source = config.model.source(made)
-    if config.model.tiny is not None:
-        if group.leads:
-            from rlrun.trainer.tiny_model import make_tiny_model
+def _source(config: TrainerConfig, made: Path, group: Group) -> str:
+    """Where the model's shape is described; `made` is a folder of this rank's own."""
+    if config.model.tiny is None:
+        return config.model.source(made)
+    if group.leads:
+        from rlrun.trainer.tiny_model import make_tiny_model
 
-            make_tiny_model(made / "tiny", config.model.tiny.model_copy(update={"warmup_environment": None}))
-        source = group.broadcast(str(made / "tiny"))
-    torch.manual_seed(config.seed)
-    model = load_model(config.model, source, with_weights=False)
-    group.barrier()  # rank 0 deletes its folder at the end
-    return model
+        make_tiny_model(made / "tiny", config.model.tiny.model_copy(update={"warmup_environment": None}))
+    found: str = group.broadcast(str(made / "tiny"))
+    return found
+
+
+def _random_model(config: ModelConfig, source: str, seed: int) -> nn.Module:
+    """An architecture with random weights, the same on every rank."""
+    torch.manual_seed(seed)
+    return load_model(config, source, with_weights=False)
+
+
+def _learner(config: TrainerConfig, model: nn.Module, loss: Objective, source: str, group: Group) -> Learner:
+    """The sharded policy, with companions of random weights."""
+    algorithm, memory = config.algorithm, Memory.of(config)
+    reference = critic = gae = None
+    if algorithm.reference is not None:
+        chosen = algorithm.reference.resolved(config.model)
+        frozen = _random_model(chosen, source if chosen is config.model else chosen.source(Path(source)), config.seed)
+        freeze(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
+        reference = FrozenReference(shard(frozen, group).eval())
+    if algorithm.critic is not None:
+        check_layout(config)
+        module = shard(to_critic(_random_model(config.model, source, config.seed)), group, memory=memory)
+        critic = critic_around(module, algorithm.critic, config, group=group)
+        gae = complete_options("advantage", algorithm.effective_advantage.name, algorithm.effective_advantage.options)
+    optimizer = make_optimizer(model, config.optimizer, group.device)
+    limit = config.optimizer.max_grad_norm
+    return Learner(model, optimizer, group, loss, limit, reference, critic, gae)
 
 
 def _measurement(length: int, batch: Batch, seconds: Sequence[float], cost: Cost, group: Group) -> Measurement:
@@ -175,7 +198,8 @@ def _peak(device: torch.device) -> float:
 def _title(config: TrainerConfig, model: nn.Module, group: Group) -> str:
     name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    return f"{group.world_size} x {name}, {millions:.1f} M parameters, {config.optimizer.name}"
+    beside = [word for word in ("reference", "critic") if getattr(config.algorithm, word) is not None]
+    return ", ".join([f"{group.world_size} x {name}", f"{millions:.1f} M parameters", config.optimizer.name, *beside])
 
 
 def table(found: Sequence[Measurement], title: str) -> str:

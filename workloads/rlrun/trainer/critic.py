@@ -69,6 +69,23 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
     Raises:
         RoleError: it cannot be loaded, or the run divides layers or rows over ranks.
     """
+    check_layout(trainer)
+    module = load_sharded(
+        trainer.model, source, group, memory=Memory.of(trainer), kernel=trainer.attention, prepare=to_critic
+    )
+    return critic_around(module, config, trainer, group=group)
+
+
+def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, group: Group) -> Critic:
+    """A fresh critic out of what `to_critic` made, sharded; arguments as of `make_critic`."""
+    head = module.get_output_embeddings().weight
+    fill(head, torch.zeros(head.shape))  # it had no memory when it was made
+    optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
+    return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
+
+
+def check_layout(trainer: TrainerConfig) -> None:
+    """Raises `RoleError` when the run divides layers or rows over ranks."""
     layout = trainer.parallelism
     if layout.tp > 1 or layout.cp > 1:
         raise RoleError(
@@ -76,13 +93,6 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
             "its values are computed on whole rows by whole layers; set both to 1",
             exit_codes.CONFIGURATION,
         )
-    module: Any = load_sharded(
-        trainer.model, source, group, memory=Memory.of(trainer), kernel=trainer.attention, prepare=to_critic
-    )
-    head = module.get_output_embeddings().weight
-    fill(head, torch.zeros(head.shape))  # it had no memory when it was made
-    optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
-    return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
 
 
 def to_critic(model: nn.Module) -> nn.Module:

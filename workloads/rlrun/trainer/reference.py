@@ -18,6 +18,29 @@ from rlrun.trainer.model import check_source
 from rlrun.trainer.signals import logprobs_without_gradient
 
 
+def freeze(model: nn.Module, group: Group, *, vocabulary: int) -> None:
+    """Make a loaded model a reference, before it is divided: nothing is trained, and parameters are rounded where that saves memory.
+
+    Args:
+        model: changed in place.
+        group: whose device it will be on.
+        vocabulary: size of the policy's.
+
+    Raises:
+        RoleError: its vocabulary has another size.
+    """
+    found = int(model.config.get_text_config().vocab_size)
+    if found != vocabulary:
+        raise RoleError(
+            f"model ({model.config.name_or_path}) has a vocabulary of {found} tokens, the policy one of {vocabulary}: "
+            "they must be the same; choose a model of the same family",
+            exit_codes.CONFIGURATION,
+        )
+    model.requires_grad_(False)
+    if group.device.type == "cuda":
+        round_parameters(model, torch.bfloat16)
+
+
 class FrozenReference:
     """Log-probs of a model that the trainer holds itself, sharded like the policy; on CUDA in bfloat16."""
 
@@ -44,16 +67,7 @@ class FrozenReference:
         source = initial if chosen is policy else chosen.path or chosen.name or ""
 
         def prepare(model: nn.Module) -> None:
-            found = int(model.config.get_text_config().vocab_size)
-            if found != vocabulary:
-                raise RoleError(
-                    f"model ({config.model}) has a vocabulary of {found} tokens, the policy "
-                    f"({initial}) one of {vocabulary}: they must be the same; choose a model of the same family",
-                    exit_codes.CONFIGURATION,
-                )
-            model.requires_grad_(False)
-            if group.device.type == "cuda":
-                round_parameters(model, torch.bfloat16)
+            freeze(model, group, vocabulary=vocabulary)
 
         try:
             check_source(chosen, source)
