@@ -59,6 +59,8 @@ class Store:
         self._objects[ident] = slim
         shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
+            if known is not None and known["metadata"]["uid"] != metadata["uid"]:
+                self._gone.pop((ident[1], ident[2]), None)
             self._remember_claim((ident[1], ident[2]), known, slim)
             shares = self._remember_host((ident[1], ident[2]), known, slim)
         keys = self._keys(ident, slim) | shares
@@ -93,9 +95,9 @@ class Store:
             self._remember_claim((namespace, name), known, None)
             self._gone.pop((namespace, name), None)
             keys |= self._remember_host((namespace, name), known, None)
-        elif kind == POD.kind:
-            self._remember_gone(known)
         self._disown(ident, known)
+        if kind == POD.kind:
+            self._remember_gone(known)
         return keys
 
     def prune(self, kind: str, namespace: str | None, before: Iterable[Ident], listed: Iterable[Ident]) -> set[Key]:
@@ -174,11 +176,20 @@ class Store:
 
     def _remember_gone(self, pod: Manifest) -> None:
         owner, role = _label(pod), (pod["metadata"].get("labels") or {}).get(ROLE_LABEL)
-        if owner is None or role == "inference":
+        if owner is None or role == "inference" or not self._is_present(owner, pod):
             return
         number, known = attempt_of(pod["metadata"]) or 0, self._gone.get(owner, [])
         newest = max([number, *(attempt_of(other["metadata"]) or 0 for other in known)])
         self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
+
+    def _is_present(self, key: Key, pod: Manifest) -> bool:
+        """Whether a pod is of the run that has the name now, and not of one that was deleted before: directly, or by its StatefulSet."""
+        run = self._objects.get((RLRUN.kind, *key))
+        if run is None:
+            return False
+        owners = {run["metadata"]["uid"]}
+        owners |= {child["metadata"]["uid"] for child in self.children(key) if owners & _owners(child)}
+        return bool(owners & _owners(pod))
 
     def _remember_host(self, key: Key, old: Manifest | None, new: Manifest | None) -> set[Key]:
         """Keep who is whose guest.
@@ -208,6 +219,10 @@ class Store:
                 self._users.pop((CLAIM.kind, key[0], before), None)
         if after:
             self._users.setdefault((CLAIM.kind, key[0], after), set()).add(key)
+
+
+def _owners(manifest: Manifest) -> set[str]:
+    return {owner["uid"] for owner in manifest["metadata"].get("ownerReferences") or ()}
 
 
 def _label(manifest: Manifest) -> Key | None:

@@ -36,6 +36,11 @@ class Served:
         self.process: subprocess.Popen[bytes] | None = None
         self.client = EngineClient(f"http://127.0.0.1:{run.engine_port}", API_KEY)
 
+    async def connect(self) -> None:
+        """With a client of its own, as for every new server."""
+        await self.client.close()
+        self.client = EngineClient(self.client.base_url, API_KEY)
+
     async def start(self, **inference: object) -> None:
         self.run.script(inference={"tokenSeconds": 0} | inference)
         tiny = self.run.config.trainer.model.tiny
@@ -175,7 +180,7 @@ async def test_an_update_that_breaks_stops_the_server_and_only_the_first_time(se
         await served.client.update_weights(path, 1)
     assert served.process is not None
     assert served.run.wait(served.process) == exit_codes.FAILURE
-    await served.client.close()
+    await served.connect()
     await served.start(faults=[{"version": 1, "action": "fail_update"}])
     await served.client.update_weights(path, 1)
     assert (await served.client.ready()).weight_version == 1

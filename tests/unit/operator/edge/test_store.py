@@ -56,17 +56,24 @@ def test_a_deleted_object_is_not_revived_by_a_late_event() -> None:
     assert store.children(("ns", "a")) == []
 
 
-def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone() -> None:
-    def pod(role: str, attempt: int) -> dict[str, Any]:
-        made = make("Pod", f"a-{role}", attempt, run="a", uid=f"{role}-{attempt}", status={"phase": "Running"})
-        made["metadata"]["labels"] |= {"rlrun.io/role": role, "rlrun.io/attempt": str(attempt)}
-        return made
+def owned(manifest: dict[str, Any], by: str) -> dict[str, Any]:
+    manifest["metadata"]["ownerReferences"] = [{"uid": by}]
+    return manifest
 
+
+def pod(role: str, attempt: int, owner: str) -> dict[str, Any]:
+    made = make("Pod", f"a-{role}", attempt, run="a", uid=f"{role}-{attempt}", status={"phase": "Running"})
+    made["metadata"]["labels"] |= {"rlrun.io/role": role, "rlrun.io/attempt": str(attempt)}
+    return owned(made, owner)
+
+
+def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone() -> None:
     store = Store()
     store.put(make("RLRun", "a", 1), 0.0)
+    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
 
     def vanish(role: str, attempt: int) -> list[str]:
-        store.put(pod(role, attempt), 0.0)
+        store.put(pod(role, attempt, "group" if role == "trainer" else "uid-RLRun-a"), 0.0)
         store.remove("Pod", "ns", f"a-{role}", f"{role}-{attempt}")
         return [found["metadata"]["uid"] for found in store.gone(("ns", "a"))]
 
@@ -77,6 +84,23 @@ def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone
     assert store.gone(("ns", "a"))[0]["status"] == {"phase": "Running"}
     assert vanish("trainer", 3) == ["trainer-3"]
     store.remove("RLRun", "ns", "a", "uid-RLRun-a")
+    assert store.gone(("ns", "a")) == []
+
+
+def test_pods_of_a_run_that_was_deleted_are_not_its_successors() -> None:
+    """Their names, labels and attempts are the same, and within a second their times are, too."""
+    store = Store()
+    store.put(make("RLRun", "a", 1, uid="first"), 0.0)
+    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "first"), 0.0)
+    for role, owner in (("orchestrator", "first"), ("trainer", "group")):
+        store.put(pod(role, 1, owner), 0.0)
+    store.remove("Pod", "ns", "a-orchestrator", "orchestrator-1")
+    assert len(store.gone(("ns", "a"))) == 1
+    store.put(make("RLRun", "a", 9, uid="second"), 0.0)  # the watch broke between the two
+    assert store.gone(("ns", "a")) == []
+    store.put(pod("orchestrator", 2, "first"), 0.0)
+    store.remove("Pod", "ns", "a-orchestrator", "orchestrator-2")
+    store.remove("Pod", "ns", "a-trainer", "trainer-1")
     assert store.gone(("ns", "a")) == []
 
 
