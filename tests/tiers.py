@@ -70,7 +70,7 @@ class Tier:
     def start(cls, name: str, memory: str | None) -> Tier:
         """Start it; it stays in this process's group, so that Ctrl-C reaches it. `memory` is a folder for its temporary files."""
         environment = os.environ | ({"TMPDIR": memory} if memory and name in IN_MEMORY else {})
-        command = [sys.executable, "-m", "pytest", *TIERS[name]]
+        command = [sys.executable, "-m", "pytest", "--durations=12", *TIERS[name]]
         process = subprocess.Popen(
             command,
             env=environment,
