@@ -223,7 +223,7 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
 
 def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[str, Tensor]:
     if with_adapters(family):
-        publish.publish_adapter(model, path, config={}, dtype="float32", group=group)
+        publish.publish_adapter(model, path, config={"r": LORA.rank}, dtype="float32", group=group)
     else:
         publish.publish(model, path, files=publish.ModelFiles({}), dtype="float32", group=group)
     tensors: dict[str, Tensor] = {}
