@@ -2,6 +2,9 @@
 
 Every tier runs, whatever became of the others. Each is one pytest of its own; its output appears line by line under its name,
 and its summary once more at the end, then the tests that failed: the tail of a log says what is wrong.
+
+Where only a few tests of a tier failed, these run once more at the end, with the machine to themselves. What fails again has failed.
+What passes then is unsteady: it is named at the end as well, since it depends on how busy the machine is, and has to be mended.
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ SHORT_SUMMARY = "= short test summary info ="
 AT_LAST: Sequence[str] = ("real",)
 """Afterwards, alone: real engines and trainers in pods beside those of `parts` keep more threads busy than two cores bear."""
 
+FEW = 3
+"""More failures than this in a tier are no accident."""
+TESTS_FAILED = 1
+"""Exit code of pytest: tests ran, and some failed."""
 IN_MEMORY = frozenset({"unit", "parts"})
 """Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that takes
 images and clusters at the same time one such call may last longer than a test waits."""
@@ -57,6 +64,7 @@ class Tier:
         summary: its last line.
         failures: the lines of its short summary that name a test that failed, or that could not run.
         seconds: how long it took.
+        unsteady: tests that failed beside the other tiers and passed alone.
     """
 
     name: str
@@ -65,12 +73,21 @@ class Tier:
     summary: str = ""
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    unsteady: list[str] = field(default_factory=list)
 
     @classmethod
-    def start(cls, name: str, memory: str | None) -> Tier:
+    def start(cls, name: str, memory: str | None, *options: str) -> Tier:
         """Start it; it stays in this process's group, so that Ctrl-C reaches it. `memory` is a folder for its temporary files."""
         environment = os.environ | ({"TMPDIR": memory} if memory and name in IN_MEMORY else {})
-        command = [sys.executable, "-m", "pytest", "--durations=12", *TIERS[name]]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--durations=12",
+            f"-ocache_dir=.pytest_cache/{name}",
+            *options,
+            *TIERS[name],
+        ]
         process = subprocess.Popen(
             command,
             env=environment,
@@ -124,22 +141,37 @@ class Run:
                 thread.start()
             for thread in threads:
                 thread.join()
+        for tier in list(self.done):
+            self._look_again(tier)
         for number, handler in before.items():
             signal.signal(number, handler)
         return not self._stopped and all(tier.passed for tier in self.done)
 
     def _follow(self, lane: Sequence[str]) -> None:
         for name in lane:
-            with self._lock:
-                if self._stopped:
-                    return
-                tier = Tier.start(name, self._memory)
-                self._running.append(tier)
-            print(f"== {name}", flush=True)
-            tier.follow()
-            with self._lock:
-                self._running.remove(tier)
+            if (tier := self._one(name)) is not None:
                 self.done.append(tier)
+
+    def _one(self, name: str, *options: str) -> Tier | None:
+        """Run a tier to its end; None after a signal to end."""
+        with self._lock:
+            if self._stopped:
+                return None
+            tier = Tier.start(name, self._memory, *options)
+            self._running.append(tier)
+        print(f"== {name}", flush=True)
+        tier.follow()
+        with self._lock:
+            self._running.remove(tier)
+        return tier
+
+    def _look_again(self, tier: Tier) -> None:
+        """Run the few tests that failed once more; a tier whose failures were not repeated has passed, unsteadily."""
+        if tier.process.returncode != TESTS_FAILED or not 0 < len(tier.failures) <= FEW:
+            return
+        again = self._one(tier.name, "--last-failed", "--last-failed-no-failures=none")
+        if again is not None and again.passed:
+            tier.unsteady, tier.failures, tier.process = tier.failures, [], again.process
 
     def _stop(self, number: int, _frame: object) -> None:
         self._stopped = True  # without the lock: this runs in the main thread, which never holds it
@@ -167,6 +199,8 @@ def main(wanted: Sequence[str]) -> int:
     for tier in run.done:
         for line in tier.failures:
             print(f"[{tier.name}] {line}", flush=True)
+        for line in tier.unsteady:
+            print(f"[{tier.name}] UNSTEADY, passed alone: {line}", flush=True)
     return 0 if passed else 1
 
 

@@ -57,7 +57,8 @@ def test_the_last_lines_name_what_failed(
         "    assert 1 == 2, 'one is not two'\n"
         "def test_unable(absent): pass\n"
     )
-    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path), "-pno:cacheprovider")})
+    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("some",),))
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.setenv("COLUMNS", "400")
@@ -75,6 +76,39 @@ def test_the_last_lines_name_what_failed(
     )
 
 
+def test_the_few_that_failed_run_again_alone_and_are_named_whatever_comes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "from pathlib import Path\n"
+        "import pytest\n"
+        "runs = Path(__file__).with_name('runs')\n"
+        "runs.open('a').write('.')\n"
+        "@pytest.mark.parametrize('busy', [False, True])\n"
+        "def test_hasty(busy): assert not busy or len(runs.read_text()) > 1, 'too slow'\n"
+        "@pytest.mark.parametrize('number', range(int(Path(__file__).with_name('wrong').read_text())))\n"
+        "def test_wrong(number): assert False\n"
+    )
+    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
+    monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "AT_LAST", ())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    for wrong, code, runs, said in (
+        (0, 0, 2, "UNSTEADY, passed alone: FAILED"),
+        (1, 1, 2, "test_some.py::test_wrong[0]"),
+        (3, 1, 1, "test_some.py::test_wrong[2]"),
+    ):
+        (tmp_path / "wrong").write_text(str(wrong))
+        (tmp_path / "runs").write_text("")
+        assert runner.main([]) == code
+        table = capsys.readouterr().out.split(f"some: {'FAILED (1)' if code else 'passed'} in ")[-1]
+        assert said in table
+        assert "test_some.py::test_hasty[True]" in table
+        assert ("UNSTEADY" in table) == (wrong == 0)
+        assert len((tmp_path / "runs").read_text()) == runs
+
+
 def test_temporary_files_are_in_memory_and_gone_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +120,8 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
     )
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"), "-pno:cacheprovider")})
+    monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"),)})
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("some",),))
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.setattr(runner, "MEMORY", memory)
