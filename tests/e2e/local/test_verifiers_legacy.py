@@ -20,6 +20,8 @@ from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from tests.cluster.cache import cache_root, locked
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[3]
 LOCK = ROOT / "requirements/verifiers-0.1.txt"
 
