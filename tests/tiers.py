@@ -3,8 +3,8 @@
 Every tier runs, whatever became of the others. Each is one pytest of its own; its output appears line by line under its name,
 and its summary once more at the end, then the tests that failed: the tail of a log says what is wrong.
 
-Where only a few tests of a tier failed, these run once more at the end, with the machine to themselves. What fails again has failed.
-What passes then is unsteady: it is named at the end as well, since it depends on how busy the machine is, and has to be mended.
+Where only a few tests of a tier failed, these run once more at the end, with the machine to themselves. They have failed all the same:
+the second look says whether a failure comes from the others' load, which is where races hide, or stays.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tier:
         summary: its last line.
         failures: the lines of its short summary that name a test that failed, or that could not run.
         seconds: how long it took.
-        unsteady: tests that failed beside the other tiers and passed alone.
+        passes_alone: whether what failed beside the other tiers passed alone; None: nobody looked.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Tier:
     summary: str = ""
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    unsteady: list[str] = field(default_factory=list)
+    passes_alone: bool | None = None
 
     @classmethod
     def start(cls, name: str, memory: str | None, *options: str) -> Tier:
@@ -166,12 +166,12 @@ class Run:
         return tier
 
     def _look_again(self, tier: Tier) -> None:
-        """Run the few tests that failed once more; a tier whose failures were not repeated has passed, unsteadily."""
+        """Run the few tests that failed once more; that changes no verdict."""
         if tier.process.returncode != TESTS_FAILED or not 0 < len(tier.failures) <= FEW:
             return
         again = self._one(tier.name, "--last-failed", "--last-failed-no-failures=none")
-        if again is not None and again.passed:
-            tier.unsteady, tier.failures, tier.process = tier.failures, [], again.process
+        if again is not None:
+            tier.passes_alone = again.passed
 
     def _stop(self, number: int, _frame: object) -> None:
         self._stopped = True  # without the lock: this runs in the main thread, which never holds it
@@ -199,8 +199,10 @@ def main(wanted: Sequence[str]) -> int:
     for tier in run.done:
         for line in tier.failures:
             print(f"[{tier.name}] {line}", flush=True)
-        for line in tier.unsteady:
-            print(f"[{tier.name}] UNSTEADY, passed alone: {line}", flush=True)
+        if tier.passes_alone is not None:
+            print(
+                f"[{tier.name}] alone, {'all of these passed' if tier.passes_alone else 'they failed too'}", flush=True
+            )
     return 0 if passed else 1
 
 

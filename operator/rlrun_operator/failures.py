@@ -87,9 +87,8 @@ def first_cause(
     """
     trainer = [pod for pod in pods if pod.role == "trainer" and pod.attempt == attempt]
     lost = {pod.name: _gone_cause(pod) for pod in gone if pod.attempt == attempt and pod.node is not None}
-    causes = list(
-        lost.values()
-    )  # what is known of them says more than their absence, or that of their successors' past
+    # What is known of the lost says more than their absence, or their successors' youth.
+    causes = list(lost.values())
     found = (_trainer_cause(pod, None if pod.name in lost else settled_at) for pod in trainer)
     causes += [cause for cause in found if cause is not None]
     orchestrator = next((p for p in pods if p.name == names.orchestrator(attempt)), None)

@@ -65,7 +65,8 @@ def test_the_last_lines_name_what_failed(
     assert runner.main([]) == 1
     table, *last = capsys.readouterr().out.split("some: FAILED (1) in ")[1].splitlines()
     assert "1 failed, 1 passed, 1 error" in table
-    bad, unable = last
+    bad, unable, alone = last
+    assert alone == "[some] alone, they failed too"
     assert (bad.startswith("[some] FAILED "), "test_some.py::test_bad - AssertionError: one is not two" in bad) == (
         True,
         True,
@@ -76,7 +77,7 @@ def test_the_last_lines_name_what_failed(
     )
 
 
-def test_the_few_that_failed_run_again_alone_and_are_named_whatever_comes_of_it(
+def test_the_few_that_failed_are_looked_at_again_alone_and_have_failed_whatever_comes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_some.py").write_text(
@@ -94,18 +95,13 @@ def test_the_few_that_failed_run_again_alone_and_are_named_whatever_comes_of_it(
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
-    for wrong, code, runs, said in (
-        (0, 0, 2, "UNSTEADY, passed alone: FAILED"),
-        (1, 1, 2, "test_some.py::test_wrong[0]"),
-        (3, 1, 1, "test_some.py::test_wrong[2]"),
-    ):
+    for wrong, runs, said in ((0, 2, "alone, all of these passed"), (1, 2, "alone, they failed too"), (3, 1, None)):
         (tmp_path / "wrong").write_text(str(wrong))
         (tmp_path / "runs").write_text("")
-        assert runner.main([]) == code
-        table = capsys.readouterr().out.split(f"some: {'FAILED (1)' if code else 'passed'} in ")[-1]
-        assert said in table
-        assert "test_some.py::test_hasty[True]" in table
-        assert ("UNSTEADY" in table) == (wrong == 0)
+        assert runner.main([]) == 1
+        end = capsys.readouterr().out.split("some: FAILED (1) in ")[-1]
+        assert "test_some.py::test_hasty[True]" in end
+        assert [said] == ([line.removeprefix("[some] ") for line in end.splitlines() if " alone, " in line] or [None])
         assert len((tmp_path / "runs").read_text()) == runs
 
 

@@ -77,7 +77,7 @@ def test_refusals(text: str, why: str) -> None:
     started = time.monotonic()
     with pytest.raises(ExpressionError, match=why):
         evaluate(text)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 0.5
 
 
 def test_deep_nesting_is_bounded_by_length() -> None:

@@ -236,10 +236,10 @@ class EngineClient:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
-        except (
-            RuntimeError
-        ) as error:  # aiohttp's word where the session was closed under a request that it was about to repeat
-            if not self._closed:
+        except RuntimeError as error:
+            if (
+                not self._closed
+            ):  # aiohttp says so where the session was closed under a request that it was about to repeat
                 raise
             raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed") from error
 

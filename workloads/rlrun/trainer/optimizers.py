@@ -36,8 +36,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,
         "weight_decay": config.weight_decay,
-        "fused": device.type
-        in ("cpu", "cuda"),  # one operation for all: of sharded parameters each is costly to dispatch
+        # One operation for all parameters: of sharded ones each is costly to dispatch.
+        "fused": device.type in ("cpu", "cuda"),
     }
     if config.name == "adamw":
         return torch.optim.AdamW(_trained(model.parameters()), **adamw)

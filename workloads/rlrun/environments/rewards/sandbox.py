@@ -95,9 +95,8 @@ def _checked(result: int, what: str) -> int:
 
 def _landlock(libc: ctypes.CDLL, readable: list[str]) -> None:
     abi = _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
-    rights = 13 + min(
-        2, abi - 1
-    )  # 1: all but moving between folders (2) and truncating (3); the filter refuses truncate, too
+    # Version 1 knows all rights but moving between folders (2) and truncating (3), which the filter refuses as well.
+    rights = 13 + min(2, abi - 1)
     handled = (1 << rights) - 1
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, struct.pack("=Q", handled), 8, 0), "landlock_create_ruleset")
     for path in readable:
