@@ -231,14 +231,22 @@ def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
     for container in pod.containers:
         if (found := _container_trouble(pod, container, role)) is not None:
             return found
-    mounts = (_newest(scene.events, "Pod", pod.name, reason=reason) for reason in ("FailedMount", "FailedAttachVolume"))
+    mounts = (
+        _newest(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
+        for reason in ("FailedMount", "FailedAttachVolume")
+    )
     event = next((event for event in mounts if event is not None), None)
-    begun = any(c.running or c.exit is not None for c in pod.containers)
+    begun = pod.mounted or any(c.running or c.exit is not None for c in pod.containers)
     if event is None or begun:
         return None
     text = shorten(str(event.get("message")), _TEXT_MAX)
     where = f" on node {pod.node}" if pod.node else ""
-    fix = f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
+    missing = _MISSING.search(text)
+    fix = (
+        f"create {missing.group(1).lower()} {missing.group(2)} in the run's namespace, or correct {role}.podTemplate"
+        if missing
+        else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
+    )
     return Say("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
 
 
@@ -279,16 +287,23 @@ def _container_trouble(pod: Pod, container: Container, role: str) -> Say | None:
     return None
 
 
-def _newest(events: Sequence[Manifest], kind: str, name: str, reason: str | None = None) -> Manifest | None:
-    """The latest event about an object; a `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash)."""
-    found = [event for event in events if _about(event, kind, name) and reason in (None, event.get("reason"))]
+def _newest(
+    events: Sequence[Manifest], kind: str, name: str, reason: str | None = None, uid: str | None = None
+) -> Manifest | None:
+    """The latest event about an object; a `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash).
+
+    `uid`: of the object. A StatefulSet's pods bear the names of those before them, and events outlive what they are about.
+    """
+    found = [event for event in events if _about(event, kind, name, uid) and reason in (None, event.get("reason"))]
     return max(found, key=_when, default=None)
 
 
-def _about(event: Manifest, kind: str, name: str) -> bool:
+def _about(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
     target: Mapping[str, Any] = event.get("involvedObject") or event.get("regarding") or {}
     known = str(target.get("name", ""))
-    return target.get("kind") == kind and (known.startswith(name) if name.endswith("-") else known == name)
+    if target.get("kind") != kind or not (known.startswith(name) if name.endswith("-") else known == name):
+        return False
+    return uid is None or target.get("uid") in (None, uid)
 
 
 def _when(event: Manifest) -> float:

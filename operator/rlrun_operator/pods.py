@@ -58,6 +58,8 @@ class Pod:
     deleted_at: float | None
     """When its deletion was asked for."""
     ready: bool
+    mounted: bool
+    """Its volumes are there, and so is its sandbox; what the kubelet said of them before is past."""
     disruption: tuple[str, str] | None
     """Reason and message of the condition DisruptionTarget, if true."""
     unscheduled: tuple[str, str] | None
@@ -121,6 +123,7 @@ def _read(manifest: Manifest) -> Pod | None:
         created_at=seconds_of(metadata.get("creationTimestamp")) or 0.0,
         deleted_at=deleted,
         ready=_is(conditions, "Ready", "True"),
+        mounted=_is(conditions, "PodReadyToStartContainers", "True"),
         disruption=_words(conditions, "DisruptionTarget", "True"),
         unscheduled=_words(conditions, "PodScheduled", "False"),
         containers=tuple(containers),

@@ -145,7 +145,8 @@ class World:
             self.path(CORE, "events") + f"?fieldSelector=involvedObject.kind=RLRun,involvedObject.name={name}"
         )
         return [
-            e["reason"] for e in sorted(found, key=lambda e: (e["firstTimestamp"], e["metadata"]["resourceVersion"]))
+            e["reason"]
+            for e in sorted(found, key=lambda e: (e["firstTimestamp"], int(e["metadata"]["resourceVersion"])))
         ]
 
 

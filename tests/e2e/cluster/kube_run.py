@@ -95,7 +95,8 @@ class KubeRun:
             else:
                 last = None
             if time.monotonic() > deadline:
-                raise AssertionError(f"{self.name}: not within {timeout:.0f} s: {what} ({last})\n{self.explain()}")
+                seen = f"{self.told()}{f'; {last}' if last else ''}"
+                raise AssertionError(f"{self.name}: not within {timeout:.0f} s: {what} ({seen})\n{self.explain()}")
             time.sleep(POLL_SECONDS)
 
     def wait_phase(self, phase: str, timeout: float = 180.0) -> dict[str, Any]:
@@ -127,6 +128,15 @@ class KubeRun:
         """SIGKILL the processes of a container whose command line holds `words`; its first process, the exit shim, lives on."""
         killed = self.kubectl("exec", pod, "-c", container, "--", "python3", "-c", _KILL, words)
         assert int(killed) > 0, f"no process of {pod} has {words!r} in its command line"
+
+    def told(self) -> str:
+        """What its status says, on one line: a summary of tests shows only the first."""
+        try:
+            status = self.status()
+        except ClusterError as error:
+            return str(error)
+        said = (f"{c['type']}: {c['message']}" for c in status.get("conditions", []) if c["status"] != "True")
+        return f"{status.get('phase')}, attempt {status.get('attempt')}; " + " | ".join(said)
 
     def explain(self) -> str:
         """All that helps to see why a test failed."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from rlrun.algorithms.advantages import RewardGroups
+from rlrun.advantages import RewardGroups
 
 
-def advantages(groups: RewardGroups) -> Tensor:
+def advantages(groups: RewardGroups) -> npt.NDArray[np.float64]:
     """The negated group-mean advantage, `[N]`."""
     return -groups.centred

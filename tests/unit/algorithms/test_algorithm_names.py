@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 
-from rlrun.algorithms import ADVANTAGES, DEFAULT_ADVANTAGE, DEFAULT_LOSS, LOSSES, PRESETS, Objective, advantages
-from rlrun.algorithms.advantages import SHAPING
+from rlrun.advantages import ADVANTAGES, advantages
+from rlrun.advantages.estimators import SHAPING
+from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective
 from rlrun.config.algorithm_names import (
     ADVANTAGE_ENTRIES,
+    DEFAULT_ADVANTAGE,
     LOSS_ENTRIES,
     Kind,
     complete_options,
@@ -47,7 +49,9 @@ def test_defaults_are_within_their_own_bounds() -> None:
 def test_presets_run(name: str) -> None:
     chosen = PRESETS[name]
     assert chosen.description
-    values = advantages(chosen.advantage, [1.0, 0.0], group_size=2, lengths=[2, 2], **chosen.advantage_options)
+    values = torch.from_numpy(
+        advantages(chosen.advantage, [1.0, 0.0], group_size=2, lengths=[2, 2], **chosen.advantage_options)
+    )
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -0.1], requires_grad=True)
     objective = Objective(
         chosen.loss,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,15 @@ def test_nothing_heavy_is_imported(manifest: Any, words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("program", ["rlrun.cli.main", "rlrun.cli.rl"])
+def test_a_reader_that_stops_reading_gets_no_traceback(program: str) -> None:
+    words = ["tiny-model", "--help"] if program == "rlrun.cli.main" else ["--help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", program, *words], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, "")

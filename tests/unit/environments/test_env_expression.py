@@ -74,10 +74,10 @@ def test_values(text: str, value: str) -> None:
     ],
 )
 def test_refusals(text: str, why: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ExpressionError, match=why):
         evaluate(text)
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_deep_nesting_is_bounded_by_length() -> None:

@@ -62,7 +62,8 @@ def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
 def test_the_image_chooses_the_implementation(tmp_path: Path, role: Any) -> None:
     config = run_config(tmp_path, trainer={"replicas": 2})
     stub = role_command(role, pod(implementation="stub"), config, FILE)
-    assert stub == [sys.executable, "-m", f"rlrun.stub.{role}", "--config", str(FILE)]
+    package = "rlrun" if role == "orchestrator" else "rlrun.stub"
+    assert stub == [sys.executable, "-m", f"{package}.{role}", "--config", str(FILE)]
     assert "stub" not in " ".join(role_command(role, pod(), config, FILE))
 
 

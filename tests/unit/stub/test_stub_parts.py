@@ -1,13 +1,11 @@
-"""Script, model, policy and advantages."""
+"""Script, model and policy."""
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from rlrun.config.model import TinyModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
-from rlrun.stub.advantages import advantages
 from rlrun.stub.metrics import step_metrics
 from rlrun.stub.model import make_model
 from rlrun.stub.policy import WEIGHTS, Policy, read_policy, write_policy
@@ -99,39 +96,6 @@ def test_a_policy_approaches_its_last_accuracy_and_weights_of_a_real_model_are_r
     assert read_policy(tmp_path / WEIGHTS) == policy
     with pytest.raises(RoleError, match=r"model\.tiny"):
         read_policy(tmp_path / "model.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("grpo", {}),
-        ("grpo", {"std": "group"}),
-        ("grpo", {"global_std": True, "neg_clipped": True}),
-        ("rloo", {}),
-        ("opo", {}),
-        ("opo", {"leave_one_out": True}),
-        ("dr_grpo", {"turn_discount": 0.5}),
-        ("max_rl", {"length_penalty": 0.01}),
-        ("reinforce_pp", {}),
-        ("reinforce_pp_baseline", {"neg_clipped": True}),
-        ("reward", {}),
-    ],
-)
-def test_advantages_are_those_of_the_algorithms(name: str, options: dict[str, Any]) -> None:
-    from rlrun.algorithms import advantages as real
-
-    rng = random.Random(0)
-    ids = [0] * 4 + [1] * 3 + [2]
-    rewards = [rng.choice([0.0, 0.25, 1.0]) for _ in ids]
-    lengths, turns = [rng.randint(1, 9) for _ in ids], [rng.randint(1, 3) for _ in ids]
-    ours = advantages(name, rewards, group_ids=ids, lengths=lengths, turns=turns, **options)
-    theirs = real(name, rewards, group_ids=ids, lengths=lengths, turns=turns, **options)
-    np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
-
-
-def test_an_advantage_of_the_users_own_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs torch"):
-        advantages("my.module:function", [1.0], group_ids=[0], lengths=[1])
 
 
 def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
-"""Advantages and policy losses as plain torch functions on packed tensors.
+"""Policy and value losses as plain torch functions on packed tensors.
 
-`advantages` turns the rewards of groups into advantages, `policy_loss` those into a differentiable scalar.
-Names, options and presets are data in `rlrun.config.algorithm_names`.
+`policy_loss` turns advantages (`rlrun.advantages`) into a differentiable scalar, `gae` values into advantages per token. Names,
+options and presets are data in `rlrun.config.algorithm_names`.
 """
 
-from rlrun.algorithms.advantages import ADVANTAGES, RewardGroups, advantages
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights
 from rlrun.algorithms.correction import Corrected, correct_mismatch
-from rlrun.algorithms.custom import Algorithm
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import TokenLoss
@@ -18,16 +16,13 @@ from rlrun.algorithms.proximal import proximal_logprobs
 from rlrun.algorithms.regularizers import Regularizers
 from rlrun.algorithms.returns import Estimate, Moments, gae, returns_to_go, whiten
 from rlrun.algorithms.values import ValueLoss, explained_variance, value_loss
-from rlrun.config.algorithm_names import AGGREGATIONS, DEFAULT_ADVANTAGE, DEFAULT_LOSS, PRESETS, Preset
+from rlrun.config.algorithm_names import AGGREGATIONS, DEFAULT_LOSS, PRESETS, Preset
 
 __all__ = [
-    "ADVANTAGES",
     "AGGREGATIONS",
-    "DEFAULT_ADVANTAGE",
     "DEFAULT_LOSS",
     "LOSSES",
     "PRESETS",
-    "Algorithm",
     "Corrected",
     "Estimate",
     "LossInputs",
@@ -36,10 +31,8 @@ __all__ = [
     "Objective",
     "Preset",
     "Regularizers",
-    "RewardGroups",
     "TokenLoss",
     "ValueLoss",
-    "advantages",
     "aggregation_count",
     "aggregation_weights",
     "correct_mismatch",

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights, check_aggregation
 from rlrun.algorithms.correction import corrected
-from rlrun.algorithms.custom import bind, builtins
 from rlrun.algorithms.inputs import LossInputs, prepare
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import FUNCTIONS, TokenLoss
 from rlrun.algorithms.regularizers import Regularizers
 from rlrun.config.algorithm_names import complete_correction, correction_problem, default_aggregation
+from rlrun.custom import bind, builtins
 
 LOSSES = builtins("loss", FUNCTIONS)
 NO_REGULARIZERS = Regularizers()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlrun.config.arguments import COMMAND_LINE
 from rlrun.config.problems import ConfigError
@@ -15,6 +18,21 @@ def report(error: ConfigError) -> int:
     print(error, file=sys.stderr)
     only_command_line = all(problem.source == COMMAND_LINE for problem in error.problems)
     return exit_codes.USAGE if only_command_line else exit_codes.CONFIGURATION
+
+
+def piped(run: Callable[[], int]) -> int:
+    """The exit code of `run`. A reader that has read enough of its output (`| head`) is no error worth a traceback."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        watch = select.poll()
+        watch.register(sys.stdout, 0)
+        if not watch.poll(0):
+            raise  # another pipe than this
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        return 128 + signal.SIGPIPE
+    return code
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlrun.cli import export, local, render, tiny_model, validate, version
-from rlrun.cli.common import arguments
+from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
 from rlrun.protocol import exit_codes
 
@@ -40,7 +40,10 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rlrun`; returns the exit code."""
-    words = arguments(argv)
+    return piped(lambda: _run(arguments(argv)))
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return exit_codes.OK if words else exit_codes.USAGE

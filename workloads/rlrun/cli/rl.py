@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec, check_name
 from rlrun.cli.bench import run_bench, take_bench
-from rlrun.cli.common import arguments, report
+from rlrun.cli.common import arguments, piped, report
 from rlrun.config.arguments import COMMAND_LINE, parse_arguments
 from rlrun.config.files import read_document
 from rlrun.config.help import help_text
@@ -61,7 +61,7 @@ class RlConfig(RLRunSpec):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl`; returns the exit code."""
     usage = "rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"
-    return start(arguments(argv), RlConfig, prog="rl", usage=usage)
+    return piped(lambda: start(arguments(argv), RlConfig, prog="rl", usage=usage))
 
 
 def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.cli.bench import run_bench, take_bench
-from rlrun.cli.common import arguments, report
+from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.rl import UID, RlConfig, start
 from rlrun.config.arguments import COMMAND_LINE
 from rlrun.config.problems import ConfigError, Problem
@@ -29,7 +29,10 @@ class SftConfig(RlConfig):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `sft`; returns the exit code."""
-    words = arguments(argv)
+    return piped(lambda: _run(arguments(argv)))
+
+
+def _run(words: Sequence[str]) -> int:
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
         if "--bench" in words:
             return _bench(Path(words[0]), words[1:])

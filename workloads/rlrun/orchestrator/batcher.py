@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.algorithms import advantages
+from rlrun.advantages import advantages
 from rlrun.config.learning import AdvantageConfig
 from rlrun.orchestrator.conversation import Recorded
 from rlrun.orchestrator.filters import Rules, is_trained_on, shaped_reward

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.environments.protocol import Message
+from rlrun.orchestrator.tokenizer import load_tokenizer
 
 _STAND_IN = "@#reply#@"
 
@@ -51,12 +52,7 @@ class ChatTokens:
     @classmethod
     def load(cls, source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
         """The tokenizer of a model folder or hub name."""
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(source), revision=revision or "main", trust_remote_code=trust_remote_code
-        )
-        return cls(tokenizer)
+        return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation that the model is to answer, generation prompt included."""

@@ -65,7 +65,8 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
                 attempt=pod.attempt,
                 nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
             )
-    package = "rlrun.stub" if pod.implementation == "stub" else "rlrun"
+    # The orchestrator is always the real one.
+    package = "rlrun.stub" if pod.implementation == "stub" and role != "orchestrator" else "rlrun"
     return [sys.executable, "-m", f"{package}.{role}", "--config", str(config_file)]
 
 

@@ -3,7 +3,8 @@
     python -m rlrun.stub.model        --config run.json     a model folder that `trainer` and `inference` below understand
     python -m rlrun.stub.trainer      --config run.json     one process per trainer pod
     python -m rlrun.stub.inference    --config run.json     one engine
-    python -m rlrun.stub.orchestrator --config run.json     the real orchestrator, which otherwise imports torch for its advantages
+
+The orchestrator beside them is the real one; it needs neither torch nor an engine.
 
 Files, manifests, attempts, channel, hand-over, guard, exit codes and signals are those of the real roles, in most places their own
 code. What is made up: a policy is one number, the probability that it writes the right character of `reverse-text`; a step moves

@@ -415,6 +415,34 @@ def test_a_volume_that_cannot_be_mounted() -> None:
         "Connection refused",
         "run-data",
     )
+    kube.pod("trainer")["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": "True"}]
+    kube.tick(1)
+    assert kube.condition("PodsReady")["reason"] == "PodsStarting", (
+        "the mount went well after all; now the image is pulled"
+    )
+
+
+def test_a_missing_secret_that_a_pod_mounts() -> None:
+    kube = Kube()
+    kube.make_ready = False
+    kube.settle()
+    text = 'MountVolume.SetUp failed for volume "token" : secret "hub-token" not found'
+    kube.events = [event("Pod", "run-trainer-0", "FailedMount", text)]
+    check(kube, "PodsReady", "MountFailed", "create secret hub-token in the run's namespace", "trainer.podTemplate")
+
+
+def test_events_about_a_pod_of_the_same_name_before_it_are_past() -> None:
+    kube = Kube()
+    kube.make_ready = False
+    kube.settle()
+    before = event("Pod", "run-trainer-0", "FailedMount", "MountVolume.SetUp failed: mount.nfs: Connection refused")
+    before["involvedObject"]["uid"] = "another"
+    kube.events = [before]
+    patience_over(kube)
+    assert kube.condition("PodsReady")["reason"] == "PodsStarting"
+    before["involvedObject"]["uid"] = kube.pod("trainer")["metadata"]["uid"]
+    kube.tick(1)
+    assert kube.condition("PodsReady")["reason"] == "MountFailed"
 
 
 def making_the_model(kube: Kube) -> None:

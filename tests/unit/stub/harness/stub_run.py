@@ -99,7 +99,8 @@ class StubRun:
             "PYTHONPATH": IMPORT_PATH,
             "PYTHONUNBUFFERED": "1",
         }
-        command = [sys.executable, "-m", f"rlrun.stub.{role}", "--config", str(self.file)]
+        package = "rlrun" if role == "orchestrator" else "rlrun.stub"
+        command = [sys.executable, "-m", f"{package}.{role}", "--config", str(self.file)]
         with self.log(name or role, attempt).open("ab") as log:
             process = subprocess.Popen(command, env=variables | environment, stderr=log, stdout=log)
         self.processes.append(process)

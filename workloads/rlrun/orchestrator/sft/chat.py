@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlrun.orchestrator.sft.conversation import Conversation
+from rlrun.orchestrator.tokenizer import load_tokenizer
 from rlrun.orchestrator.tokens import TemplateError
 
 _STAND_IN = "@#content#@"
@@ -68,11 +69,7 @@ class ChatEncoder:
     @classmethod
     def load(cls, source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatEncoder:
         """The tokenizer of a model folder or hub name."""
-        from transformers import AutoTokenizer
-
-        return cls(
-            AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=trust_remote_code)
-        )
+        return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
 
     def encode(self, chat: Conversation) -> Encoded:
         """Tokens and weights of a conversation.

@@ -2,62 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from rlrun.algorithms.custom import bind, builtins
 from rlrun.config.algorithm_names import is_import_path
+from rlrun.custom import bind, builtins
 
 STD_FLOOR = 1e-6
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RewardGroups:
-    """N rewards in K groups. `rewards` `[N]` fp64, `group_ids` `[N]` in 0..K-1, `lengths` `[N]` fp64 tokens or None.
+    """N rewards in K groups: numpy arrays. `rewards` `[N]` fp64, `group_ids` `[N]` in 0..K-1, `lengths` `[N]` fp64 tokens or None.
 
     fp64 because a group of equal rewards must give 0 even after a division by 1e-6.
     """
 
-    rewards: Tensor
-    group_ids: Tensor
+    rewards: Floats
+    group_ids: Integers
     num_groups: int
-    lengths: Tensor | None = None
+    lengths: Floats | None = None
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum(self, values: Floats) -> Floats:
         """The group's total of `values` `[N]`, repeated for each of its members: `[N]`."""
-        totals = values.new_zeros(self.num_groups).index_add(0, self.group_ids, values)
-        return totals[self.group_ids]
+        totals = np.bincount(self.group_ids, weights=values, minlength=self.num_groups)
+        return totals.astype(np.float64)[self.group_ids]
 
     @property
-    def sizes(self) -> Tensor:
+    def sizes(self) -> Floats:
         """G of each rollout's group, `[N]`."""
-        return self.sum(torch.ones_like(self.rewards))
+        return self.sum(np.ones_like(self.rewards))
 
     @property
-    def centred(self) -> Tensor:
+    def centred(self) -> Floats:
         """R - mean of the group, `[N]`."""
         return self.rewards - self.sum(self.rewards) / self.sizes
 
 
 def advantages(
     name: str,
-    rewards: Tensor | Sequence[float],
+    rewards: npt.ArrayLike,
     *,
     group_size: int | None = None,
-    group_ids: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | Sequence[int] | None = None,
-    turns: Tensor | Sequence[int] | None = None,
+    group_ids: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    turns: npt.ArrayLike | None = None,
     **options: Any,
-) -> Tensor:
+) -> npt.NDArray[np.float32]:
     """One advantage per rollout, `[N]` fp32.
 
     Args:
         name: a key of `ADVANTAGES`, or `package.module:function`, called as `function(RewardGroups, **options)` and
-            returning `[N]`.
+            returning `[N]` numbers.
         rewards: `[N]`.
         group_size: contiguous groups of this size; or
         group_ids: `[N]` integers, equal within a group; groups may be of any size and interleaved.
@@ -70,40 +72,38 @@ def advantages(
     """
     function, complete = bind("advantage", name, ADVANTAGES, options)
     values = _vector("rewards", rewards)
-    ids, num_groups = _groups(len(values), group_size, group_ids, values.device)
+    ids, num_groups = _groups(len(values), group_size, group_ids)
     weights, steps = _counts("lengths", lengths, values), _counts("turns", turns, values)
     if not is_import_path(name):
         values = _shaped(
             values, weights, steps, complete.pop("turn_discount", 1.0), complete.pop("length_penalty", 0.0)
         )
     result = function(RewardGroups(values, ids, num_groups, weights), **complete)
-    if not isinstance(result, Tensor) or result.shape != values.shape or not bool(torch.isfinite(result).all()):
-        raise ValueError(f"advantage {name} must return {len(values)} finite numbers in a tensor, got {result}")
-    return result.float()
+    return _returned(name, result, len(values))
 
 
-def grpo(groups: RewardGroups, *, std: str, global_std: bool, neg_clipped: bool) -> Tensor:
+def grpo(groups: RewardGroups, *, std: str, global_std: bool, neg_clipped: bool) -> Floats:
     """R - mean (Dr. GRPO's bias-free form); `std="group"` divides as in DeepSeekMath, a group of 1 by 1."""
     advantage = groups.centred
     if std == "group":
-        variance = groups.sum(advantage.square()) / (groups.sizes - 1).clamp(min=1)
-        advantage = advantage / torch.where(groups.sizes > 1, variance.sqrt() + STD_FLOOR, 1)
+        variance = groups.sum(np.square(advantage)) / np.maximum(groups.sizes - 1, 1)
+        advantage = advantage / np.where(groups.sizes > 1, np.sqrt(variance) + STD_FLOOR, 1)
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
-def dr_grpo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+def dr_grpo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Floats:
     """R - mean (Liu et al. 2025); the constant length is the aggregation's part."""
     return _finish(groups, groups.centred, global_std, neg_clipped)
 
 
-def rloo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+def rloo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Floats:
     """(R - mean)·G/(G-1), that is R less the mean of the others (Ahmadian et al. 2024); a group of 1 keeps R."""
-    others = (groups.sizes - 1).clamp(min=1)
-    advantage = torch.where(groups.sizes > 1, groups.centred * groups.sizes / others, groups.rewards)
+    others = np.maximum(groups.sizes - 1, 1)
+    advantage = np.where(groups.sizes > 1, groups.centred * groups.sizes / others, groups.rewards)
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
-def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clipped: bool) -> Tensor:
+def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clipped: bool) -> Floats:
     """R - ΣR·L/ΣL: the baseline of least variance if the gradient's norm grows with length (OPO, Hao et al. 2025).
 
     `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; a group of 1 keeps R.
@@ -115,38 +115,38 @@ def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clip
     total, length = groups.sum(weighted), groups.sum(groups.lengths)
     if not leave_one_out:
         return _finish(groups, groups.centred - total / length, global_std, neg_clipped)
-    others = (length - groups.lengths).clamp(min=1)
-    advantage = torch.where(groups.sizes > 1, groups.centred - (total - weighted) / others, groups.rewards)
+    others = np.maximum(length - groups.lengths, 1)
+    advantage = np.where(groups.sizes > 1, groups.centred - (total - weighted) / others, groups.rewards)
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
-def max_rl(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+def max_rl(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Floats:
     """(R - mean)/mean of the group; 0 where the mean is not positive (MaxRL)."""
     mean = groups.rewards - groups.centred
-    advantage = torch.where(mean > 0, groups.centred / torch.where(mean > 0, mean, 1), 0)
+    advantage = np.where(mean > 0, groups.centred / np.where(mean > 0, mean, 1), 0)
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
-def reinforce_pp(groups: RewardGroups, *, neg_clipped: bool) -> Tensor:
+def reinforce_pp(groups: RewardGroups, *, neg_clipped: bool) -> Floats:
     """R whitened over the batch: the return-to-go of an outcome reward with γ = 1 (REINFORCE++, Hu et al. 2025)."""
     return _finish(groups, _whitened(groups.rewards), False, neg_clipped)
 
 
-def reinforce_pp_baseline(groups: RewardGroups, *, neg_clipped: bool) -> Tensor:
+def reinforce_pp_baseline(groups: RewardGroups, *, neg_clipped: bool) -> Floats:
     """R - mean of the group, whitened over the batch (REINFORCE++-baseline)."""
     return _finish(groups, _whitened(groups.centred), False, neg_clipped)
 
 
-def reward(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Tensor:
+def reward(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Floats:
     """R (REINFORCE without a baseline)."""
     return _finish(groups, groups.rewards, global_std, neg_clipped)
 
 
-def _per_token(groups: RewardGroups, **options: Any) -> Tensor:
+def _per_token(groups: RewardGroups, **options: Any) -> Floats:
     raise ValueError("advantage gae is estimated per token, from a critic's values: call rlrun.algorithms.gae")
 
 
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+FUNCTIONS: Mapping[str, Callable[..., Floats]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
@@ -163,8 +163,8 @@ SHAPING = ("turn_discount", "length_penalty")
 
 
 def _shaped(
-    rewards: Tensor, lengths: Tensor | None, turns: Tensor | None, turn_discount: float, length_penalty: float
-) -> Tensor:
+    rewards: Floats, lengths: Floats | None, turns: Floats | None, turn_discount: float, length_penalty: float
+) -> Floats:
     """R·γ^(turns - 1) - penalty·L."""
     if turns is not None:
         rewards = rewards * turn_discount ** (turns - 1)
@@ -175,52 +175,61 @@ def _shaped(
     return rewards - length_penalty * lengths
 
 
-def _whitened(values: Tensor) -> Tensor:
+def _whitened(values: Floats) -> Floats:
     """Less the mean, divided by the unbiased standard deviation + 1e-6; a single value becomes 0."""
     centred = values - values.mean() if len(values) else values
-    return centred / (values.std() + STD_FLOOR) if len(values) > 1 else centred
+    return centred / (values.std(ddof=1) + STD_FLOOR) if len(values) > 1 else centred
 
 
-def _counts(name: str, counts: Tensor | Sequence[int] | None, rewards: Tensor) -> Tensor | None:
+def _counts(name: str, counts: npt.ArrayLike | None, rewards: Floats) -> Floats | None:
     if counts is None:
         return None
-    values = _vector(name, counts).to(rewards.device)
+    values = _vector(name, counts)
     if len(values) != len(rewards):
         raise ValueError(f"{name} has {len(values)} entries for {len(rewards)} rewards")
-    if bool((values < 1).any()):
-        raise ValueError(f"{name} must be positive, got {values.min().item():g}")
+    if (values < 1).any():
+        raise ValueError(f"{name} must be positive, got {values.min():g}")
     return values
 
 
-def _finish(groups: RewardGroups, advantage: Tensor, global_std: bool, neg_clipped: bool) -> Tensor:
+def _finish(groups: RewardGroups, advantage: Floats, global_std: bool, neg_clipped: bool) -> Floats:
     if global_std and len(advantage) > 1:
-        advantage = advantage / (groups.rewards.std() + STD_FLOOR)
-    return advantage.clamp(min=0) if neg_clipped else advantage
+        advantage = advantage / (groups.rewards.std(ddof=1) + STD_FLOOR)
+    return np.maximum(advantage, 0) if neg_clipped else advantage
 
 
-def _vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
-    vector = torch.as_tensor(values).detach().double()
-    if vector.dim() != 1:
+def _vector(name: str, values: npt.ArrayLike) -> Floats:
+    vector = np.asarray(values, np.float64)
+    if vector.ndim != 1:
         raise ValueError(f"{name} must have shape [N], got {list(vector.shape)}")
-    if not bool(torch.isfinite(vector).all()):
-        where = int((~torch.isfinite(vector)).nonzero()[0])
-        raise ValueError(f"{name} is not finite: {vector[where].item()} at {where}")
+    if not np.isfinite(vector).all():
+        where = int(np.flatnonzero(~np.isfinite(vector))[0])
+        raise ValueError(f"{name} is not finite: {vector[where]:g} at {where}")
     return vector
 
 
-def _groups(
-    count: int, group_size: int | None, group_ids: Tensor | Sequence[int] | None, device: torch.device
-) -> tuple[Tensor, int]:
+def _groups(count: int, group_size: int | None, group_ids: npt.ArrayLike | None) -> tuple[Integers, int]:
     if (group_size is None) == (group_ids is None):
         raise ValueError("give either group_size (equal contiguous groups) or group_ids (any groups)")
     if group_size is not None:
         if group_size < 1 or count % group_size:
             raise ValueError(f"group_size must divide the number of rewards ({count}), got {group_size}")
-        return torch.arange(count, device=device) // group_size, count // group_size
-    ids = torch.as_tensor(group_ids, device=device)
+        return np.arange(count) // group_size, count // group_size
+    ids = np.asarray(group_ids)
     if ids.shape != (count,):
         raise ValueError(f"group_ids must have shape [{count}], got {list(ids.shape)}")
-    if count and (ids.is_floating_point() or ids.dtype == torch.bool):
+    if count and not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"group_ids must be integers, got {ids.dtype}")
-    known, inverse = torch.unique(ids, return_inverse=True)
-    return inverse, len(known)
+    known, inverse = np.unique(ids, return_inverse=True)
+    return inverse.astype(np.int64), len(known)
+
+
+def _returned(name: str, result: object, count: int) -> npt.NDArray[np.float32]:
+    """What an estimator gave, checked: a user's own may return anything that numpy reads, a torch tensor on a CPU too."""
+    try:
+        values = np.asarray(result, np.float32)
+    except (TypeError, ValueError, RuntimeError):
+        values = np.empty(0, np.float32)
+    if values.shape != (count,) or not np.isfinite(values).all():
+        raise ValueError(f"advantage {name} must return {count} finite numbers, got {result}")
+    return values

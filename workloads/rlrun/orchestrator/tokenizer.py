@@ -1,0 +1,42 @@
+"""Loads the run's tokenizer, without torch where that can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_GENERIC = "TokenizersBackend"
+"""The class that transformers writes for a tokenizer that is its `tokenizer.json` and nothing more."""
+_MODEL_TYPE = "llama"
+"""Of other types' models AutoTokenizer knows some whose files name the wrong class."""
+
+
+def load_tokenizer(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model folder or hub name, as `AutoTokenizer` finds it.
+
+    AutoTokenizer imports torch, which costs seconds of CPU and 600 MB. So a folder that says itself which class it wants (tiny models do)
+    is given that class.
+
+    Raises:
+        OSError, ValueError: there is no tokenizer, or it cannot be read.
+    """
+    if _is_generic(Path(source)):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(source))
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(source), revision=revision or "main", trust_remote_code=trust_remote_code)
+
+
+def _is_generic(folder: Path) -> bool:
+    try:
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_bytes())
+        model = json.loads((folder / "config.json").read_bytes())
+        return (tokenizer.get("tokenizer_class"), model.get("model_type")) == (
+            _GENERIC,
+            _MODEL_TYPE,
+        ) and "auto_map" not in tokenizer
+    except (OSError, ValueError, AttributeError):
+        return False
