@@ -162,7 +162,16 @@ def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
     if said[reasons.STORAGE_READY].status != "True" or said[reasons.SCHEDULED].status != "True":
         return True
     starting = [c for pod in scene.pods if not pod.ready for c in pod.containers if not c.running and c.exit is None]
-    return any(c.waiting_reason in ("ContainerCreating", "PodInitializing", "") for c in starting)
+    return nodes_would_help(scene, said) or any(
+        c.waiting_reason in ("ContainerCreating", "PodInitializing", "") for c in starting
+    )
+
+
+def nodes_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
+    """Whether nodes could: no node takes a pod, or the one that took it has not begun with it."""
+    if said[reasons.SCHEDULED].reason == reasons.UNSCHEDULABLE:
+        return True
+    return any(pod.node and not pod.mounted and not has_begun(pod) for pod in scene.pods)
 
 
 def _unscheduled(scene: Scene) -> Say | None:
@@ -236,9 +245,10 @@ def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
         for reason in ("FailedMount", "FailedAttachVolume")
     )
     event = next((event for event in mounts if event is not None), None)
-    begun = pod.mounted or any(c.running or c.exit is not None for c in pod.containers)
-    if event is None or begun:
+    if pod.mounted or has_begun(pod):
         return None
+    if event is None:
+        return _silent_node(scene, pod, role)
     text = shorten(str(event.get("message")), _TEXT_MAX)
     where = f" on node {pod.node}" if pod.node else ""
     missing = _MISSING.search(text)
@@ -248,6 +258,22 @@ def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
         else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
     )
     return Say("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
+
+
+def has_begun(pod: Pod) -> bool:
+    """Whether a container of it has ever been started."""
+    return any(c.running or c.exit is not None for c in pod.containers)
+
+
+def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
+    node = next((n for n in scene.nodes or () if n["metadata"]["name"] == pod.node), None)
+    conditions = ((node or {}).get("status") or {}).get("conditions") or ()
+    ready = next((c for c in conditions if c.get("type") == "Ready"), None)
+    if ready is None or ready.get("status") == "True":
+        return None
+    why = shorten(f"{ready.get('reason')}: {ready.get('message')}", _TEXT_MAX)
+    fix = "it begins when the node is back; delete the pod to have it placed on another one"
+    return Say("False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}")
 
 
 def _container_trouble(pod: Pod, container: Container, role: str) -> Say | None:

@@ -64,7 +64,7 @@ def follow(
     unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
     explain = max((waits.explain_in(kind) for kind in unexplained), default=None) if helps else None
-    nodes = said[reasons.SCHEDULED].reason == reasons.UNSCHEDULABLE
+    nodes = diagnose.nodes_would_help(scene, said)
     wakes = [wake_in, PATIENCE_SECONDS if patient else None, explain, _until_silent(case, heard)]
     return finish(
         case,

@@ -70,6 +70,7 @@ IMAGE_PULL_FAILED = "ImagePullFailed"
 CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
 CONTAINER_FAILING = "ContainerFailing"
 MOUNT_FAILED = "MountFailed"
+NODE_NOT_READY = "NodeNotReady"
 MODEL_PREPARING = "ModelPreparing"
 ENGINE_LOADING = "EngineLoading"
 WAITING_FOR_FIRST_STEP = "WaitingForFirstStep"
@@ -122,6 +123,7 @@ CONDITION_REASONS = {
     CONTAINER_CONFIG_INVALID: "A container names a Secret, ConfigMap or key that does not exist.",
     CONTAINER_FAILING: "A container ends again and again, or cannot be started.",
     MOUNT_FAILED: "A node cannot mount a volume.",
+    NODE_NOT_READY: "The node of a pod that has not begun does not answer.",
     MODEL_PREPARING: "The trainer's first pod makes the tiny model.",
     ENGINE_LOADING: "The engines load the model or wait for weights.",
     WAITING_FOR_FIRST_STEP: "The attempt's first step is not done; the message says what it waits for.",
@@ -163,6 +165,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         CONTAINER_CONFIG_INVALID,
         CONTAINER_FAILING,
         MOUNT_FAILED,
+        NODE_NOT_READY,
         CHECKPOINTS_OVERDUE,
         HEARTBEAT_LOST,
     }

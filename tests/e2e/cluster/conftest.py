@@ -20,6 +20,11 @@ USE = "RLRUN_TEST_CLUSTER"
 REAL = "test_real_images.py"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Last comes what the nodes need a minute to get over: a kubelet tries an API server that was away again after up to 60 s."""
+    items.sort(key=lambda item: item.get_closest_marker("nodes_recover") is not None)
+
+
 @pytest.fixture(scope="session")
 def images(request: pytest.FixtureRequest) -> Mapping[str, BuiltImage]:
     """Images of this checkout; the large ones of the real roles only where a test runs them."""

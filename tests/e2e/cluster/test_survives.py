@@ -101,6 +101,7 @@ def test_operator_killed_and_upgraded_during_a_run(
         deploy.install(cluster, references, watch=["team-a"])
 
 
+@pytest.mark.nodes_recover
 def test_api_server_away_for_a_minute(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
     run = new_run(stub_manifest("offline", steps=400))
     run.apply()

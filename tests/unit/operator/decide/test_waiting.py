@@ -431,6 +431,29 @@ def test_a_missing_secret_that_a_pod_mounts() -> None:
     check(kube, "PodsReady", "MountFailed", "create secret hub-token in the run's namespace", "trainer.podTemplate")
 
 
+def test_a_node_that_does_not_answer_is_named() -> None:
+    kube = Kube()
+    kube.make_ready = False
+    kube.settle()
+    patience_over(kube)
+    assert kube.decide().look_up == {"events", "nodes"}, (
+        "whether the node answers is what explains a pod that does not begin"
+    )
+    silent = node("node-1")
+    silent["status"]["conditions"] = [
+        {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting."}
+    ]
+    kube.nodes = [silent]
+    words = "trainer pod run-trainer-0: node node-1 is not ready (NodeStatusUnknown: Kubelet stopped posting.)"
+    kube.tick(1)
+    assert kube.condition("PodsReady")["reason"] == "NodeNotReady"
+    assert words in kube.condition("PodsReady")["message"]
+    assert kube.condition("InferenceAvailable")["reason"] == "NodeNotReady"
+    silent["status"]["conditions"][0]["status"] = "True"
+    kube.tick(1)
+    assert kube.condition("PodsReady")["reason"] == "PodsStarting"
+
+
 def test_events_about_a_pod_of_the_same_name_before_it_are_past() -> None:
     kube = Kube()
     kube.make_ready = False
