@@ -31,8 +31,8 @@ TIERS: Mapping[str, Sequence[str]] = {
     "real": (REAL_IMAGES,),
 }
 """Arguments of pytest."""
-LANES: Sequence[Sequence[str]] = (("unit", "parts"), ("controlplane", "cluster"))
-"""Two lanes of tiers run side by side: the first computes, the second waits for controllers and stubs most of its time."""
+LANES: Sequence[Sequence[str]] = (("parts",), ("controlplane", "cluster", "unit"))
+"""Two lanes of tiers run side by side: the first computes, the second begins with what mostly waits for controllers and stubs."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
