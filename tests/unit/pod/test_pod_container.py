@@ -70,6 +70,25 @@ def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[.
     assert pod.message == "", "it was asked to stop: nothing failed"
 
 
+def test_a_crash_of_native_code_tells_where_python_was(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-orchestrator")
+    crash = """
+        import ctypes, sys
+        def inner():
+            ctypes.string_at(0)
+        def outer(depth=30):
+            return outer(depth - 1) if depth else inner()
+        outer()
+    """
+    code, _, _ = pod.run("orchestrator", crash)
+    assert code == 128 + signal.SIGSEGV
+    told = pod.message.splitlines()
+    assert told[0] == "was ended by SIGSEGV; its last lines:"
+    assert told[1] == "Fatal Python error: Segmentation fault"
+    assert "in string_at" in told[3], "the latest call comes first, and is not cut off"
+    assert "in inner" in told[4]
+
+
 def test_nothing_that_the_role_started_outlives_it(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-orchestrator")
     orphan = """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.config.run import RunConfig
-from rlrun.protocol.failures import ERROR_FILE
+from rlrun.protocol.failures import ERROR_FILE, ROLE_ENVIRONMENT
 from rlrun.protocol.paths import Role, RunPaths
 from rlrun.trainer.launch import torchrun_command
 
@@ -127,7 +127,7 @@ def processes(
         "RLRUN_ATTEMPT": str(attempt),
         "RLRUN_API_KEY": api_key,
         LAUNCH_VARIABLE: launch_id,
-        "PYTHONUNBUFFERED": "1",
+        **ROLE_ENVIRONMENT,
     }
     if config.trainer.gpus_per_replica == 0:
         shared["OMP_NUM_THREADS"] = "1"  # ranks, engine and orchestrator share the cores; more threads only fight

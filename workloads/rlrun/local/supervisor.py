@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+from rlrun.protocol.failures import telling_lines
 from rlrun.protocol.processes import processes_with
 
 _PR_SET_PDEATHSIG = 1
@@ -116,11 +117,10 @@ class Supervisor:
 
 
 def last_lines(log: Path, count: int = 15) -> list[str]:
-    """The end of a log; a few lines of a traceback say more than a name of a file."""
+    """What tells most of the end of a log; a few lines of a traceback say more than a name of a file."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
-            lines = file.read().decode(errors="replace").splitlines()
+            return telling_lines(file.read().decode(errors="replace"), count)
     except OSError:
         return []
-    return [line for line in lines if line.strip()][-count:]

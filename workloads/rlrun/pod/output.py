@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlrun.protocol.failures import telling_lines
+
 _CHUNK_BYTES = 64 * 1024
 KEPT_BYTES = 8 * 1024
 """The end of each stream that is remembered."""
@@ -60,9 +62,8 @@ class Output:
         self._readers.append(thread)
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """The end of stderr, or of stdout when there is nothing there."""
-        text = (self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace")
-        return [line for line in text.splitlines() if line.strip()][-count:]
+        """What tells most of the end of stderr, or of stdout when there is nothing there."""
+        return telling_lines((self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace"), count)
 
     def drain(self) -> None:
         """Wait until the pipes have ended; for a moment only, should a process that cannot be killed hold one open."""

@@ -11,7 +11,7 @@ from rlrun.config.run import RunConfig
 from rlrun.pod.network import interface_of
 from rlrun.pod.settings import PodSettings
 from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import ERROR_DIR_VARIABLE, RoleError
+from rlrun.protocol.failures import ERROR_DIR_VARIABLE, ROLE_ENVIRONMENT, RoleError
 from rlrun.protocol.paths import Role
 from rlrun.trainer.launch import Nodes, torchrun_command
 
@@ -97,7 +97,7 @@ def role_environment(role: Role, pod: PodSettings, env: Mapping[str, str], error
     """
     defaults = {
         "OMP_NUM_THREADS": "1",  # the processes of a pod share its cores; more threads only fight
-        "PYTHONUNBUFFERED": "1",
+        **ROLE_ENVIRONMENT,
         # The image's user has no entry in /etc/passwd, which getpass.getuser() of torch and vLLM wants without these.
         "USER": "rlrun",
         "LOGNAME": "rlrun",

@@ -30,6 +30,12 @@ _IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 """How libraries that are not Python's own tell the number: torch's writers, safetensors."""
 
 
+CRASH = "Fatal Python error:"
+"""How faulthandler begins; every role runs with it (`ROLE_ENVIRONMENT`)."""
+ROLE_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+"""For every role's processes: what they print is there when they die, and a crash of native code tells where Python was."""
+
+
 class RoleError(Exception):
     """Ends a role without a traceback.
 
@@ -79,6 +85,13 @@ def _refusal(error: BaseException) -> str | None:
         if isinstance(failures, dict):
             pending += [failure[0] for failure in failures.values()]
     return None
+
+
+def telling_lines(text: str, count: int = 15) -> list[str]:
+    """At most `count` lines of a log's end that say why a process ended: the first of a crash (its latest call), or the last."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    crash = next((i for i, line in enumerate(lines) if CRASH in line), None)
+    return lines[-count:] if crash is None else lines[crash:][:count]
 
 
 def volume_is_full(root: Path) -> bool:
