@@ -9,7 +9,9 @@ import pytest
 
 from tests.cluster import Cluster, ClusterError, attach, up
 from tests.cluster.api import find
-from tests.controlplane.installation import fresh_namespace, install_crds
+from tests.controlplane.harness import OperatorProcess
+from tests.controlplane.installation import fresh_namespace, install_crds, judged_operator
+from tests.controlplane.world import World
 
 NAME = "cplane"
 USE = "RLRUN_TEST_CLUSTER"
@@ -42,3 +44,18 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     """A fresh namespace of this test."""
     with fresh_namespace(cluster) as name:
         yield name
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One operator for all namespaces, for the tests of a file that has a fixture `nodes`."""
+    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
+        yield operator
+
+
+@pytest.fixture
+def world(cluster: Cluster, operator: OperatorProcess, namespace: str) -> World:
+    """A namespace of this test, under the operator."""
+    return World(cluster, namespace)

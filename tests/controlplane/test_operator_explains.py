@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster
-from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
+from tests.controlplane.harness import wait_for
 from tests.controlplane.world import CORE, World
 
 LABEL = {"explains": "yes"}
@@ -23,21 +22,6 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     names = cluster.add_fake_nodes(2, gpus=8, labels=LABEL, prefix="explain")
     yield names
     cluster.kubectl("delete", "node", *names)
-
-
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces."""
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
-        yield operator
-
-
-@pytest.fixture
-def world(cluster: Cluster, operator: OperatorProcess, namespace: str) -> World:
-    """A namespace of this test, under the operator."""
-    return World(cluster, namespace)
 
 
 def check_told(world: World, condition: str, reason: str, *words: str) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tests.cluster import Cluster
 from tests.controlplane.corpus import MALFORMED, Malformed
 from tests.controlplane.harness import OperatorProcess, wait_for
-from tests.controlplane.installation import judged_operator
 from tests.controlplane.world import APPS, CORE, RUNS, World
 
 GPU = "nvidia.com/gpu"
@@ -24,21 +23,6 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     names = cluster.add_fake_nodes(4, gpus=8, labels=PRODUCT, prefix="life")
     yield names
     cluster.kubectl("delete", "node", *names)
-
-
-@pytest.fixture(scope="module")
-def operator(
-    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """One operator for all namespaces."""
-    with judged_operator(cluster, tmp_path_factory.mktemp("operator")) as operator:
-        yield operator
-
-
-@pytest.fixture
-def world(cluster: Cluster, operator: OperatorProcess, namespace: str) -> World:
-    """A namespace of this test, under the operator."""
-    return World(cluster, namespace)
 
 
 def test_a_run_goes_from_creation_to_complete(world: World, cluster: Cluster) -> None:
