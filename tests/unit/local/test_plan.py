@@ -108,8 +108,8 @@ def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     run = config(tmp_path, model={"path": str(folder)})
     with pytest.raises(PreflightError, match="there is no folder"):
-        check_model(run)
+        check_model(run.trainer.model)
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     with pytest.raises(PreflightError, match=r"holds no weights \(\*.safetensors\)"):
-        check_model(run)
+        check_model(run.trainer.model)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import export, main, render, validate, version
+from rlrun.cli import evaluation, export, main, render, validate, version
 from rlrun.cli.crd import crd_files
 from rlrun.cli.docs_resource import NOTE, cells, page, resource_page, status_page
 from rlrun.config.algorithm_names import (
@@ -159,6 +159,8 @@ def cli_page() -> str:
         "render": render.parser(),
         "export": export.parser(),
         "version": version.parser(),
+        "eval": evaluation.eval_parser(),
+        "synthesize": evaluation.synthesize_parser(),
     }
     for name, parser in commands.items():
         lines += ["", f"### `rlrun {name}`", "", "```text", parser.format_help().rstrip(), "```"]

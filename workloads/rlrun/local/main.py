@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -23,11 +21,12 @@ from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
+from rlrun.local.model import prepare_model
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_data, check_folder, check_model, check_ports, free_port, gpus
 from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
-from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor, last_lines
+from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
 from rlrun.local.view import View, duration
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import next_number
@@ -133,7 +132,7 @@ def _run(
     if options.replay and config.orchestrator.evaluation is None:
         config = config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
     check_environments(config)
-    check_model(config)
+    check_model(config.trainer.model)
     check_data(config)
     host = config.trainer.shared_with
     if host is not None:
@@ -169,7 +168,7 @@ def _run(
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
     attempt = next_number(paths)
     if host is None:
-        _prepare_model(config, files[0], paths, attempt, console)
+        prepare_model(config, files[0], paths, attempt, console)
     if interrupted:
         return _INTERRUPTED
     launch_id = uuid.uuid4().hex
@@ -286,28 +285,6 @@ def check_environments(config: RunConfig) -> None:
 def _uid(paths: RunPaths, resume: bool) -> str:
     before = recorded_run(paths) if resume else None
     return str(uuid.uuid4()) if before is None else before.uid
-
-
-def _prepare_model(config: RunConfig, file: Path, paths: RunPaths, attempt: int, console: Console) -> None:
-    """Make the tiny model that the manifest asks for, unless it is there; a folder appears only when it is whole."""
-    if config.trainer.model.tiny is None or paths.model.is_dir():
-        return
-    console.print("making the tiny model", highlight=False)
-    log = paths.logs(attempt, "trainer") / "model.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "rlrun.trainer.tiny_model", "--config", str(file)]
-    with log.open("ab") as output:
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-    if result.returncode:
-        lines = "\n".join(f"  | {line}" for line in last_lines(log))
-        raise PreflightError(f"the tiny model could not be made:\n{lines}\n  its log: {log}", exit_codes.FAILURE)
 
 
 def _shown(path: Path) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rlrun.config.run import RunConfig
 from rlrun.protocol.failures import ERROR_FILE, ROLE_ENVIRONMENT
@@ -122,37 +123,87 @@ def processes(
         trainer_gpus: indices of the trainer's GPUs.
         inference_gpus: indices of the engines' GPUs, dealt out in order.
     """
-    config, paths = configs[0], RunPaths(Path(configs[0].trainer.output_dir))
+    config = configs[0]
+    make = _maker(config, attempt, api_key, launch_id, on_cpu=config.trainer.gpus_per_replica == 0)
+    trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
+    orchestrator = make(
+        "orchestrator", "orchestrator", [sys.executable, "-m", "rlrun.orchestrator", *_from(files[0])], ()
+    )
+    if config.trainer.shared_with is not None:  # all else is the host's
+        return [orchestrator]
+    return [
+        *_engines(config, files, inference_gpus, make),
+        make("trainer", "trainer", trainer, trainer_gpus),
+        orchestrator,
+    ]
+
+
+def engine_processes(
+    configs: Sequence[RunConfig],
+    files: Sequence[Path],
+    *,
+    api_key: str,
+    launch_id: str,
+    gpus: Sequence[int],
+) -> list[RoleProcess]:
+    """The engines alone, for what samples without training.
+
+    Args:
+        configs: as `with_endpoints` gives them, one per engine.
+        files: the configuration files they were written to.
+        api_key: see `processes`.
+        launch_id: see `processes`.
+        gpus: indices of the engines' GPUs, dealt out in order.
+    """
+    config = configs[0]
+    assert config.inference is not None
+    make = _maker(config, 1, api_key, launch_id, on_cpu=config.inference.gpus_per_replica == 0)
+    return _engines(config, files, gpus, make)
+
+
+class _Make(Protocol):
+    def __call__(self, role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess: ...
+
+
+def _maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_cpu: bool) -> _Make:
+    paths = RunPaths(Path(config.trainer.output_dir))
     shared = {
         "RLRUN_ATTEMPT": str(attempt),
         "RLRUN_API_KEY": api_key,
         LAUNCH_VARIABLE: launch_id,
         **ROLE_ENVIRONMENT,
     }
-    if config.trainer.gpus_per_replica == 0:
+    if on_cpu:
         shared["OMP_NUM_THREADS"] = "1"  # ranks, engine and orchestrator share the cores; more threads only fight
 
-    def process(role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess:
+    def make(role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess:
         folder = paths.logs(attempt, role)
         environment = shared | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / ERROR_FILE)
 
-    engines = []
-    per_engine = 0 if config.inference is None else config.inference.gpus_per_replica
-    own = config.inference is not None and config.trainer.shared_with is None
-    for i, file in enumerate(files if own else ()):
-        name = f"inference-{i}" if len(files) > 1 else "inference"
-        command = [sys.executable, "-m", "rlrun.inference", "--config", str(file)]
-        engines.append(process("inference", name, command, inference_gpus[i * per_engine : (i + 1) * per_engine]))
-    trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
-    orchestrator = [sys.executable, "-m", "rlrun.orchestrator", "--config", str(files[0])]
-    if config.trainer.shared_with is not None:  # all else is the host's
-        return [process("orchestrator", "orchestrator", orchestrator, ())]
+    return make
+
+
+def _engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[int], make: _Make) -> list[RoleProcess]:
+    if config.inference is None:
+        return []
+    each = config.inference.gpus_per_replica
     return [
-        *engines,
-        process("trainer", "trainer", trainer, trainer_gpus),
-        process("orchestrator", "orchestrator", orchestrator, ()),
+        make(
+            "inference",
+            f"inference-{i}" if len(files) > 1 else "inference",
+            [sys.executable, "-m", ENGINE_MODULE, *_from(file)],
+            gpus[i * each : (i + 1) * each],
+        )
+        for i, file in enumerate(files)
     ]
 
+
+def _from(file: Path) -> list[str]:
+    return ["--config", str(file)]
+
+
+ENGINE_MODULE = "rlrun.inference"
+"""What an engine's process runs."""
 
 LAUNCH_VARIABLE = "RLRUN_LAUNCH_ID"

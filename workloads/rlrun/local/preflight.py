@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlrun.config.model import ModelConfig
 from rlrun.config.run import RunConfig
 from rlrun.local.plan import Ports
 from rlrun.protocol import exit_codes
@@ -68,13 +69,13 @@ def check_folder(root: Path, *, resume: bool) -> None:
     check_writable(root, remedy="choose another --output-dir")
 
 
-def check_model(config: RunConfig) -> None:
+def check_model(model: ModelConfig) -> None:
     """A local model folder must be one.
 
     Raises:
         PreflightError: names the folder and what is missing in it.
     """
-    given = config.trainer.model.path
+    given = model.path
     if given is None:
         return
     folder = Path(given)

@@ -1,18 +1,19 @@
-"""Held-out evaluation: the first tasks of each environment's `eval` split, answered by exactly one policy version."""
+"""Evaluation: the first tasks of each environment's split, answered by exactly one policy version; in a run, and after it (`evaluate`)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EvaluationConfig, SamplingConfig
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Split
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.arenas import Arena
@@ -34,16 +35,60 @@ def due(version: int, config: EvaluationConfig | None, *, max_steps: int) -> boo
 
 
 @dataclass(frozen=True)
-class Answer:
+class Question:
+    """One sample of one task that is wanted."""
+
+    arena: Arena
+    task: TaskRef
+    sample: int
+
+
+def questions(arenas: Iterable[Arena], split: Split, *, num_tasks: int, samples_per_task: int) -> Iterator[Question]:
+    """What is asked of every policy: the first tasks of each environment's split, each as often as samples are wanted."""
+    for arena in arenas:
+        tasks = arena.environment.tasks(split)
+        for index in range(min(num_tasks, len(tasks))):
+            for sample in range(samples_per_task):
+                yield Question(arena, tasks[index], sample)
+
+
+class Judged(Protocol):
+    """What is measured of a rollout; `Rollout` is one, and so is what is left of it in a file."""
+
+    @property
+    def reward(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def truncated(self) -> bool: ...
+    @property
+    def loss_tokens(self) -> int: ...
+
+
+class Answered(Protocol):
     """One sample of one task; `rollout` is None when all tries failed, and counts as reward 0 would be a lie: it is left out."""
+
+    @property
+    def environment(self) -> str: ...
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def rollout(self) -> Judged | None: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The `Answered` of a policy that was just asked."""
 
     environment: str
     task_id: str
     sample: int
     rollout: Rollout | None
+    error: str = ""
+    """Why the last try failed."""
 
 
-def evaluation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
+def evaluation_metrics(answers: Sequence[Answered]) -> dict[str, float]:
     """Metrics of one evaluation.
 
     Returns:
@@ -95,51 +140,68 @@ class Evaluator:
         """All answers of a version; the caller holds the engines at it, and brings the deadline."""
         assert self._config.evaluation is not None
         settings, began = self._config.evaluation, time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            plays = [
-                group.create_task(self._answer(arena, task, sample, version))
-                for arena in self._arenas
-                for task in _first(arena.environment.tasks("eval"), settings.num_tasks)
-                for sample in range(settings.samples_per_task)
-            ]
-        answers = [play.result() for play in plays]
+        wanted = questions(
+            self._arenas, "eval", num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task
+        )
+        answers = await self.ask(wanted, version)
         shown = {k: round(v, 4) for k, v in evaluation_metrics(answers).items() if k.endswith("reward/mean")}
         logger.info(f"version {version}: {shown} ({len(answers)} answers in {time.monotonic() - began:.1f} s)")
         return answers
 
+    async def ask(
+        self,
+        wanted: Iterable[Question],
+        version: int,
+        *,
+        taken: Callable[[Question, Answer], None] = lambda _question, _answer: None,
+    ) -> list[Answer]:
+        """The answers of a version, in the order of the questions.
+
+        Args:
+            wanted: the questions, all asked at once as far as the player's bound allows.
+            version: the engines hold it until this returns.
+            taken: told of each answer as it comes.
+        """
+
+        async def answer(question: Question) -> Answer:
+            found = await self._answer(question.arena, question.task, question.sample, version)
+            taken(question, found)
+            return found
+
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(answer(question)) for question in wanted]
+        return [task.result() for task in asking]
+
     async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
-        sampling = self._sampling(arena)
+        sampling, reason = self._sampling(arena), ""
         for _ in range(MAX_TRIES):
             session = Session(self._pool, sampling, self._chat.stop_token_ids, version)
             try:
                 rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
             except (EpisodeError, RolloutError, EngineUnavailableError) as error:
                 logger.debug(f"evaluation of task {task}: {error}")
+                reason = str(error)
                 continue
             if all((s.versions[s.loss_mask] == version).all() for s in rollout.sequences):
                 return Answer(arena.config.label, rollout.task_id, sample, rollout)
-        return Answer(arena.config.label, str(task), sample, None)
+            reason = "the weights were changed while it answered"
+        return Answer(arena.config.label, str(task), sample, None, reason)
 
     def _sampling(self, arena: Arena) -> SamplingConfig:
         assert self._config.evaluation is not None
         return self._config.evaluation.sampling or arena.config.sampling or self._config.sampling
 
 
-def _first(tasks: Sequence[TaskRef], count: int) -> Iterator[TaskRef]:
-    return (tasks[index] for index in range(min(count, len(tasks))))
-
-
-def trace_line(answer: Answer, version: int) -> Mapping[str, Any]:
+def trace_line(answer: Answer) -> dict[str, Any]:
     """An answer as people read it."""
     rollout = answer.rollout
     line: dict[str, Any] = {
-        "policy_version": version,
         "environment": answer.environment,
         "task_id": answer.task_id,
         "sample": answer.sample,
     }
     if rollout is None:
-        return line | {"error": "every try failed"}
+        return line | {"error": answer.error or "every try failed"}
     return line | {
         "reward": rollout.reward,
         "metrics": dict(rollout.metrics),

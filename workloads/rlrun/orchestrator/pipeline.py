@@ -370,7 +370,7 @@ class Pipeline:
             logger.warning(f"the evaluation of version {version} is given up: it took longer than {HOLD_SECONDS:g} s")
             return {}
         with storage_errors(self._paths.traces):
-            lines = [trace_line(answer, version) for answer in answers]
+            lines = [{"policy_version": version} | trace_line(answer) for answer in answers]
             await asyncio.to_thread(write_jsonl, self._paths.evaluation_trace(version), lines)
         metrics = evaluation_metrics(answers)
         suffix = "/reward/mean"

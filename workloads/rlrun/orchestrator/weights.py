@@ -37,7 +37,7 @@ class WeightSync:
 
     def __init__(self, pool: EnginePool, signal: Signal, *, timeout_seconds: float) -> None:
         self._pool, self._signal, self._timeout = pool, signal, timeout_seconds
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, str | None] = {}
         self._held: deque[int] = deque()
         self._synced: set[Replica] = set()
         self._ever_synced = False
@@ -46,12 +46,12 @@ class WeightSync:
         self.seconds = 0.0
         """How long the latest hand-over took."""
 
-    def publish(self, version: int, path: str, *, hold: bool) -> None:
+    def publish(self, version: int, path: str | None, *, hold: bool) -> None:
         """The trainer has published a version.
 
         Args:
             version: the policy version.
-            path: its folder.
+            path: its folder; None: the model that the engines were started with.
             hold: every replica gets this version, and none a newer one, until `release`.
         """
         self._paths[version] = path
@@ -111,7 +111,11 @@ class WeightSync:
             # The first time in an attempt the engine may hold weights of another attempt under the same number.
             force = replica not in self._synced
             async with asyncio.timeout(self._timeout):
-                await replica.client.update_weights(self._paths[version], version, force=force)
+                path = self._paths[version]
+                if path is None:
+                    await replica.client.reload_weights(version, force=force)
+                else:
+                    await replica.client.update_weights(path, version, force=force)
         except (EngineError, TimeoutError) as error:
             status = error.status if isinstance(error, EngineError) else None
             reason = str(error) or f"the update to version {version} took longer than {self._timeout:g} s"

@@ -7,8 +7,6 @@ checkpoint of adapters holds only what was trained: the model that they change i
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from rlrun.config.checkpoint import ExportConfig, ResumeConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import DType, ModelConfig
 from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import new_folder
+from rlrun.protocol.durable import link_files, new_folder
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.protocol.paths import COMPLETE, RunPaths
@@ -71,13 +69,7 @@ def export_version(version: Path, output: Path) -> None:
         RoleError: the volume is full or read-only.
     """
     with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
-        for file in sorted(version.iterdir()):
-            if file.name == COMPLETE:
-                continue
-            try:
-                os.link(file, folder / file.name)
-            except OSError:  # a file system without links: those that cannot write either fail in the copy
-                shutil.copyfile(file, folder / file.name)
+        link_files(version, folder, leave_out=(COMPLETE,))
 
 
 def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DType | None = None) -> Exported:

@@ -1,0 +1,220 @@
+"""`eval` and `synthesize` on a run's folder, with stubs for engine and trainer: real processes, environments, hand-overs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.cli.main import main
+from rlrun.config.data import DataSetConfig
+from rlrun.config.model import TinyModelConfig
+from rlrun.environments.rows import Rows
+from rlrun.local import plan
+from rlrun.local.preflight import free_port
+from rlrun.protocol.attempts import first_attempt, write_attempt
+from rlrun.protocol.paths import RunPaths
+from rlrun.stub.model import make_model
+from rlrun.stub.policy import Policy, small_files, write_adapter, write_model
+from rlrun.stub.script import PolicyScript
+
+pytestmark = pytest.mark.timeout(300)
+ACCURACIES = {10: 0.6, 20: 1.0}
+BASE = 0.05
+TASKS, SAMPLES = 3, 2
+START_SECONDS = 120.0
+
+
+@dataclass
+class Folder:
+    """A run that has published two versions, as the stub's trainer writes them."""
+
+    manifest: Path
+    paths: RunPaths
+    output: Path
+
+    def eval(self, *options: str) -> int:
+        return main(
+            [
+                *("eval", str(self.manifest), "--run-dir", str(self.paths.root), "--output", str(self.output)),
+                *("--samples-per-task", str(SAMPLES), "--max-tasks", str(TASKS), *options),
+            ]
+        )
+
+    def results(self) -> dict[str, float]:
+        """Mean reward by policy."""
+        found = json.loads((self.output / "results.json").read_text())["results"]
+        return {row["policy"]: row["metrics"]["reward/mean"] for row in found}
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All answers, in no order."""
+        files = sorted((self.output / "answers").rglob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """With `indirect` parameter `lora` the versions are adapters."""
+    monkeypatch.setattr(plan, "ENGINE_MODULE", "rlrun.stub.inference")
+    lora = getattr(request, "param", None) == "lora"
+    spec: dict[str, Any] = {
+        "model": {"tiny": {}},
+        "maxSteps": 20,
+        "seqLen": 64,
+        "environments": [{"id": "reverse-text", "sampling": {"maxTokens": 16}}],
+    }
+    if lora:
+        spec["trainer"] = {"lora": {"rank": 4}}
+    document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "asked"}, "spec": spec}
+    manifest = tmp_path / "run.yaml"
+    manifest.write_text(yaml.safe_dump(document))
+    paths = RunPaths(tmp_path / "runs" / "asked")
+    make_model(paths.model, TinyModelConfig(), PolicyScript(first=BASE))
+    config = resolve(read_manifest(manifest).spec, name="asked", uid="uid", output_dir=str(paths.root))
+    paths.run_json.write_text(config.model_dump_json())
+    write_attempt(paths, first_attempt(world_size=1, config_hash="hash", uid="uid"))
+    for step, accuracy in ACCURACIES.items():
+        policy, path = Policy(step, accuracy), paths.version(step, 1)
+        if lora:
+            write_adapter(path, policy, 4)
+        else:
+            write_model(path, policy, small_files(paths.model), complete=True)
+    return Folder(manifest, paths, tmp_path / "evaluation")
+
+
+@contextmanager
+def stubs(*roles: str, config: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], Path]]]:
+    """Stub processes with their logs, until the block ends."""
+    started = []
+    for role in roles:
+        log = config.with_name(f"{role}.log")
+        command = [sys.executable, "-m", f"rlrun.stub.{role}", "--config", str(config)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, env=os.environ | {"RLRUN_ATTEMPT": "1"}, stdout=output, stderr=output)
+        started.append((process, log))
+    try:
+        yield started
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def engine_of(run: Folder) -> Iterator[str]:
+    """The run's own engine, as somebody would start it by hand; its address."""
+    port = free_port()
+    config = json.loads(run.paths.run_json.read_text())
+    config["inference"]["port"] = port
+    run.paths.run_json.write_text(json.dumps(config))
+    with stubs("inference", config=run.paths.run_json) as [(process, log)]:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
+    run: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run.eval("--steps", "20") == 0
+    assert run.results() == {"step 20": 1.0}
+    first = run.lines()
+    assert len(first) == TASKS * SAMPLES
+    assert not RunPaths(run.output).weights.exists(), "what the engine loaded is taken away"
+
+    monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")
+    monkeypatch.setattr(plan, "ENGINE_MODULE", "rlrun.no_engine")
+    with engine_of(run) as url:
+        assert run.eval("--engine-url", url) == 0
+    found = run.results()
+    assert list(found) == ["base", "step 10", "step 20"]
+    assert found["step 20"] == 1.0
+    assert found["base"] < found["step 10"] < 1.0
+    lines = run.lines()
+    assert len(lines) == 3 * TASKS * SAMPLES
+    assert all(line in lines for line in first), "those of before are kept as they are"
+    assert sorted(path.name for path in run.paths.weights.iterdir()) == ["v00000010.a0001", "v00000020.a0001"]
+    out = capsys.readouterr()
+    assert "18 answers of 3 policies are wanted, 6 are there" in out.err
+    assert "avg@2" in out.out
+    assert "pass@2" in out.out
+
+    assert run.eval() == 0, "no engine can start, and none is needed"
+    assert run.results() == found
+
+
+def test_an_engine_that_ends_ends_the_command(
+    run: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "ENGINE_MODULE", "rlrun.no_engine")
+    assert run.eval("--base") == 1
+    err = capsys.readouterr().err
+    assert "error: inference ended with exit code 1" in err
+    assert "No module named rlrun.no_engine" in err
+    assert "eval: everything is stopped; what was answered is kept" in err
+    assert "Traceback" not in err
+
+
+def test_what_is_synthesized_is_learned_by_sft(
+    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data.parquet"
+    options = ("--run-dir", str(run.paths.root), "--max-tasks", "8", "--min-reward", "1")
+    assert main(["synthesize", str(run.manifest), "--output", str(data), *options]) == 0
+    assert f"{data}: 8 rollouts" in capsys.readouterr().out, "the newest policy makes no mistake"
+    assert [path.name for path in tmp_path.glob("data.*")] == [data.name], "nothing is left to go on with"
+
+    spec = {
+        "task": "SFT",
+        "model": {"path": str(run.paths.model)},
+        "maxSteps": 1,
+        "seqLen": 64,
+        "data": {"sources": [{"path": str(data)}], "batchSize": 8},
+    }
+    paths = RunPaths(tmp_path / "sft")
+    config = resolve(RLRunSpec.model_validate(spec), name="sft", uid="uid", output_dir=str(paths.root))
+    ports = plan.Ports(free_port(), free_port(), free_port(), ())
+    [placed] = plan.with_endpoints(config, ports, None)
+    paths.root.mkdir()
+    paths.run_json.write_text(placed.model_dump_json())
+    monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")
+    with stubs("trainer", "orchestrator", config=paths.run_json) as started:
+        for process, log in started:
+            assert process.wait(START_SECONDS) == 0, log.read_text()
+    [line] = [json.loads(text) for text in paths.metrics.read_text().splitlines()]
+    assert (line["step"], line["batch/samples"], line["data/epoch"]) == (1, 8, 1)
+    learned = "".join(row["messages"][-1]["content"] for row in data_rows(data))
+    assert line["batch/loss_tokens"] == len(learned) + 8, "every character of every reply, and its end"
+
+
+def data_rows(path: Path) -> list[dict[str, Any]]:
+    rows = Rows(DataSetConfig(path=str(path)), "data")
+    return [rows.row(index) for index in range(len(rows))]
+
+
+@pytest.mark.parametrize("run", ["lora"], indirect=True)
+def test_adapters_are_served_and_the_base_is_one_without_an_update(run: Folder) -> None:
+    assert run.eval("--steps", "10,20", "--base") == 0
+    found = run.results()
+    assert found["step 20"] == 1.0
+    assert 0.2 < found["step 10"] < 1.0
+    assert set(found) == {"base", "step 10", "step 20"}

@@ -1,0 +1,179 @@
+"""`eval RUN.yaml` and `synthesize RUN.yaml`: ask a run's policies, and tell how good they are, or keep what they say."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlrun.cli.common import arguments
+from rlrun.config.parser import Parser
+
+if TYPE_CHECKING:
+    from rlrun.evaluate.job import Request
+
+
+def eval_parser() -> argparse.ArgumentParser:
+    """The command line of `eval`."""
+    p = Parser(
+        "eval",
+        "Measure the base model and the policies of a run on its environments' held-out tasks: avg@k and unbiased pass@k. "
+        "Without --steps and --base: the base model and every step that is there.",
+    )
+    _add_common(p)
+    p.add_argument("--steps", type=_numbers, metavar="10,20", help="policies to measure, by step")
+    p.add_argument("--base", action="store_true", help="measure the base model, beside --steps or alone")
+    p.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder of the results and of all answers, which are never asked twice (default: evaluations/<name>)",
+    )
+    p.add_argument(
+        "--samples-per-task",
+        type=_positive,
+        metavar="K",
+        help="answers per task (default: spec.evaluation.samplesPerTask, or 1)",
+    )
+    p.add_argument(
+        "--max-tasks",
+        type=_positive,
+        metavar="N",
+        help="tasks per environment, from the first on (default: spec.evaluation.numTasks, or 64)",
+    )
+    return p
+
+
+def synthesize_parser() -> argparse.ArgumentParser:
+    """The command line of `synthesize`."""
+    p = Parser(
+        "synthesize",
+        "Write a policy's rollouts as a data set of chats, which `sft` reads (data.sources: [{path: data.jsonl}]).",
+    )
+    _add_common(p)
+    p.add_argument("--output", type=Path, required=True, metavar="FILE", help="data.jsonl or data.parquet; a new file")
+    p.add_argument("--step", type=_step, metavar="N", help="the policy's step (default: the newest that is there)")
+    p.add_argument("--base", action="store_true", help="ask the base model instead")
+    p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
+    p.add_argument("--samples-per-task", type=_positive, metavar="K", help="rollouts per task (default: 1)")
+    p.add_argument("--max-tasks", type=_positive, metavar="N", help="tasks per environment (default: all)")
+    p.add_argument("--min-reward", type=float, metavar="R", help="leave out rollouts of a lower reward")
+    return p
+
+
+def _add_common(p: argparse.ArgumentParser) -> None:
+    p.add_argument("manifest", type=Path, metavar="RUN.yaml", help="an RLRun manifest")
+    p.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<name>)")
+    p.add_argument(
+        "--weights-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder with policies (v00000010.a0001, step_10, ...) instead of the run's folder",
+    )
+    p.add_argument("--environment-ids", type=_words, metavar="a,b", help="only these environments, by id or name")
+    p.add_argument(
+        "--engine-url",
+        action="append",
+        metavar="URL",
+        help="an engine that was started for the run's folder, with RLRUN_API_KEY; again for more of them (default: start them here)",
+    )
+    p.add_argument(
+        "--inference-gpu-ids", type=_numbers, metavar="0,1", help="GPUs of the engines that are started here"
+    )
+
+
+def eval_main(argv: Sequence[str] | None = None) -> int:
+    """Run `eval`; returns the exit code."""
+    return run_eval(arguments(argv))
+
+
+def synthesize_main(argv: Sequence[str] | None = None) -> int:
+    """Run `synthesize`; returns the exit code."""
+    return run_synthesize(arguments(argv))
+
+
+def run_eval(argv: Sequence[str]) -> int:
+    """Run `eval`; returns the exit code."""
+    options = eval_parser().parse_args(list(argv))
+
+    from rlrun.evaluate.main import evaluate
+
+    return evaluate(_request(options, work=options.output, steps=options.steps, newest=False, split="eval"))
+
+
+def run_synthesize(argv: Sequence[str]) -> int:
+    """Run `synthesize`; returns the exit code."""
+    p = synthesize_parser()
+    options = p.parse_args(list(argv))
+    if options.base and options.step is not None:
+        p.error("--base and --step are two policies; choose one")
+
+    from rlrun.evaluate.main import synthesize
+
+    output: Path = options.output.absolute()
+    work = output.with_name(f"{output.name}.parts")
+    steps = None if options.step is None else [options.step]
+    request = _request(options, work=work, steps=steps, newest=True, split=options.split)
+    return synthesize(request, output, min_reward=options.min_reward)
+
+
+def _request(
+    options: argparse.Namespace, *, work: Path | None, steps: Sequence[int] | None, newest: bool, split: str
+) -> Request:
+    from rlrun.evaluate.job import Request
+
+    return Request(
+        manifest=options.manifest,
+        work=work,
+        run_dir=options.run_dir,
+        weights_dir=options.weights_dir,
+        steps=steps,
+        newest=newest,
+        base=options.base,
+        environment_ids=options.environment_ids,
+        split="train" if split == "train" else "eval",
+        samples_per_task=options.samples_per_task,
+        max_tasks=options.max_tasks,
+        training_sampling=newest,
+        engine_urls=options.engine_url,
+        gpu_ids=options.inference_gpu_ids,
+    )
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected names with commas between them")
+    return words
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in _words(text)]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, expected whole numbers with commas between them, such as 10,20"
+        )
+    return numbers
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from {least}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _step(text: str) -> int:
+    return _whole(text, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(eval_main())

@@ -1,0 +1,112 @@
+"""Rollouts as the rows of a data set that supervised fine-tuning reads: chats in OpenAI's form, and where they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.evaluate.play import Part
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.paths import TMP_SUFFIX
+
+SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What of the rollouts becomes rows."""
+
+    rows: Sequence[dict[str, Any]]
+    truncated: int
+    """Left out: their last message was cut by a limit, and would teach to stop in the middle."""
+    below: int
+    """Left out: their reward is too low."""
+
+
+def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
+    """The rows, in order of environment, task and sample.
+
+    Args:
+        parts: of one policy.
+        min_reward: least reward of a rollout; None: any.
+    """
+    rows, truncated, below = [], 0, 0
+    for part in parts:
+        for answer in part.answers():
+            if answer.rollout is None:
+                continue
+            if answer.rollout.truncated:
+                truncated += 1
+            elif min_reward is not None and answer.rollout.reward < min_reward:
+                below += 1
+            else:
+                rows.append(
+                    {
+                        "messages": [dict(message) for message in answer.messages],
+                        "environment": answer.environment,
+                        "task_id": answer.task_id,
+                        "sample": answer.sample,
+                        "reward": answer.rollout.reward,
+                        "policy": part.policy.name,
+                    }
+                )
+    return Selected(rows, truncated, below)
+
+
+def check_output(path: Path) -> None:
+    """Refuse what cannot be written, before anything is asked.
+
+    Raises:
+        RoleError: another kind of file, one that exists, or a package is missing.
+    """
+    if path.suffix not in SUFFIXES:
+        raise RoleError(f"--output: got {path.name}, expected a name that ends in .jsonl or .parquet", exit_codes.USAGE)
+    if path.exists():
+        raise RoleError(f"--output: {path} exists; choose another name or remove it", exit_codes.USAGE)
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise RoleError(
+                f"--output: {path.name} needs the package pyarrow; install it, or write .jsonl",
+                exit_codes.CONFIGURATION,
+            ) from None
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the file; it appears whole.
+
+    Raises:
+        RoleError: the volume refuses, or the rows do not fit a table.
+    """
+    with storage_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jsonl":
+            write_bytes(path, "".join(_lines(rows)).encode())
+        else:
+            _write_parquet(path, rows)
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    temporary = path.with_name(path.name + TMP_SUFFIX)
+    try:
+        pq.write_table(pa.Table.from_pylist(list(rows)), temporary)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        temporary.unlink(missing_ok=True)
+        raise RoleError(
+            f"--output: the rollouts do not fit the columns of a table ({str(error).splitlines()[0]}); write .jsonl instead",
+            exit_codes.DATA,
+        ) from None
+    temporary.replace(path)

@@ -1,0 +1,126 @@
+"""The engines that answer: started here as `rlrun local` starts a run's, or somebody's whose address is given."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.config.run import RunConfig
+from rlrun.inference.client import EngineClient, EngineError, EngineUnavailableError
+from rlrun.local.failure import exit_code, explain
+from rlrun.local.plan import Ports, engine_processes, split_gpus, with_endpoints
+from rlrun.local.preflight import PreflightError, free_port, gpus
+from rlrun.local.supervisor import Supervisor
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+_POLL_SECONDS = 0.25
+_FORBIDDEN = (401, 403)
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Where they are."""
+
+    urls: Sequence[str]
+    api_key: str
+    weights: Path
+    """Folder below which they load weights; what is put there has to be taken away again."""
+    supervisor: Supervisor | None = None
+    """Of those that were started here."""
+    root: Path = Path()
+    """The folder of those that were started here."""
+
+    async def watch(self) -> None:
+        """Wait for an engine that was started here to end; it never may.
+
+        Raises:
+            RoleError: one has ended; what it said is printed.
+        """
+        while self.supervisor is not None:
+            ended = self.supervisor.exited()
+            if ended:
+                explain(ended[0], self.root)
+                message = "everything is stopped; what was answered is kept, the same command goes on from there"
+                raise RoleError(message, exit_code(ended[0], self.root))
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def own_engines(config: RunConfig, gpu_ids: Sequence[int] | None) -> Iterator[Engines]:
+    """Start the engines that a configuration describes, and end them with the block.
+
+    Args:
+        config: its output folder gets the engines' files and logs.
+        gpu_ids: the GPUs to use; None: as many as are needed.
+
+    Raises:
+        PreflightError: GPUs are missing.
+    """
+    assert config.inference is not None
+    root = Path(config.trainer.output_dir)
+    try:
+        _, devices = split_gpus(config, gpus(), [], gpu_ids)
+    except ValueError as error:
+        raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+    ports = tuple(free_port() for _ in range(config.inference.replicas))
+    configs = with_endpoints(config, Ports(free_port(), free_port(), free_port(), ports), None)
+    files = [root / (f"engine.{i}.json" if i else "engine.json") for i in range(len(configs))]
+    for file, document in zip(files, configs, strict=True):
+        write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
+    shutil.rmtree(RunPaths(root).weights, ignore_errors=True)  # of a command that was killed
+    launch_id, api_key = uuid.uuid4().hex, secrets.token_urlsafe(32)
+    supervisor = Supervisor(launch_id)
+    try:
+        supervisor.start(engine_processes(configs, files, api_key=api_key, launch_id=launch_id, gpus=devices))
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        yield Engines(urls, api_key, RunPaths(root).weights, supervisor, root)
+    finally:
+        supervisor.stop()
+
+
+@contextmanager
+def given_engines(urls: Sequence[str], api_key: str, weights: Path) -> Iterator[Engines]:
+    """Engines that somebody else has started.
+
+    Args:
+        urls: their addresses.
+        api_key: their key.
+        weights: the folder of weights that they were started for.
+    """
+    yield Engines(urls, api_key, weights / f".evaluation-{secrets.token_hex(4)}")
+
+
+async def check_given(clients: Sequence[EngineClient]) -> None:
+    """See that engines that somebody else has started are there, and that nobody uses them: their weights are about to change.
+
+    Raises:
+        RoleError: names the engine, and what to do.
+    """
+    for client in clients:
+        url = client.base_url
+        try:
+            running = (await client.metrics()).running
+        except EngineUnavailableError as error:
+            raise RoleError(
+                f"--engine-url: no engine answers at {url} ({error}); start one with `inference @ RUN_FOLDER/run.json`, or leave "
+                "--engine-url out and one is started here",
+                exit_codes.UNAVAILABLE,
+            ) from None
+        except EngineError as error:
+            key = "; RLRUN_API_KEY has to be the key that it was started with" if error.status in _FORBIDDEN else ""
+            raise RoleError(f"--engine-url: {error}{key}", exit_codes.CONFIGURATION) from None
+        if running:
+            raise RoleError(
+                f"--engine-url: {url} answers {running} requests of somebody else, whose weights would be changed; name an engine "
+                "that no run uses",
+                exit_codes.UNAVAILABLE,
+            )

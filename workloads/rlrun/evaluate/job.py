@@ -1,0 +1,201 @@
+"""From what a person asks for to what is done: everything that can be wrong is said before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.lora import LoRAConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig
+from rlrun.config.run import RunConfig
+from rlrun.config.suggest import did_you_mean
+from rlrun.environments.protocol import Split
+from rlrun.evaluate import policies
+from rlrun.evaluate.policies import Policy
+from rlrun.evaluate.staging import Export, exporter, highest_rank
+from rlrun.local.model import prepare_model
+from rlrun.local.preflight import check_model
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import model_folder
+
+API_KEY_VARIABLE = "RLRUN_API_KEY"
+ALL_TASKS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line says; None: it says nothing."""
+
+    manifest: Path
+    work: Path | None
+    """Folder for answers, logs and what engines load."""
+    run_dir: Path | None
+    weights_dir: Path | None
+    steps: Sequence[int] | None
+    newest: bool
+    """Of the policies the newest alone, where neither steps nor the base model are named."""
+    base: bool
+    environment_ids: Sequence[str] | None
+    split: Split
+    samples_per_task: int | None
+    max_tasks: int | None
+    training_sampling: bool
+    """Sample as in training, whatever `spec.evaluation.sampling` says, and by default all tasks once."""
+    engine_urls: Sequence[str] | None
+    gpu_ids: Sequence[int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Which policies are asked what, and by what means."""
+
+    name: str
+    work: Path
+    config: RunConfig
+    """Of engines and orchestrator; its output folder is `work`."""
+    policies: Sequence[Policy]
+    split: Split
+    engine_urls: Sequence[str]
+    """Empty: engines are started."""
+    api_key: str
+    gpu_ids: Sequence[int] | None
+    engine_weights: Path
+    """The folder of weights of engines that are given."""
+    export: Export
+
+    @property
+    def evaluation(self) -> EvaluationConfig:
+        """How much is asked."""
+        assert self.config.orchestrator.evaluation is not None
+        return self.config.orchestrator.evaluation
+
+    @property
+    def adapters(self) -> list[Policy]:
+        """The policies that are adapters."""
+        return [policy for policy in self.policies if policy.kind == "adapter"]
+
+
+def prepare(request: Request, console: Console) -> Job:
+    """Decide everything, and make the tiny model where a manifest asks for one that no run has made yet.
+
+    Raises:
+        ConfigError: the manifest is wrong.
+        RoleError: names the field or option, its value and what to do.
+        OSError: the folder for answers cannot be written.
+    """
+    manifest = read_manifest(request.manifest)
+    name, spec = manifest.metadata.name, manifest.spec
+    work = (request.work or Path("evaluations") / name).absolute()
+    run = RunPaths((request.run_dir or Path("runs") / name).absolute())
+    if request.run_dir is not None and not run.run_json.is_file():
+        raise RoleError(f"--run-dir: {run.root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+    environments = _environments(spec, request.environment_ids)
+    folder = request.weights_dir.absolute() if request.weights_dir is not None else None
+    available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
+    where = str(folder or run.root)
+    if request.newest and request.steps is None and not request.base:
+        wanted: Sequence[int] | None = [policies.newest(available, where).step or 0]
+    else:
+        wanted = request.steps
+    # Found out before a model is made: nothing but the base model's identity is missing.
+    policies.choose(available, Policy(None, "base", None, ""), steps=wanted, with_base=request.base, where=where)
+    api_key = _api_key() if request.engine_urls else ""
+    work.mkdir(parents=True, exist_ok=True)
+    model, made = _model(spec, name, run, work, console)
+    base = policies.base_policy(model, made)
+    chosen = policies.choose(available, base, steps=wanted, with_base=request.base, where=where)
+    served_as = policies.served_as(chosen)
+    adapters = [policy for policy in chosen if policy.kind == "adapter"]
+    served = LoRAConfig(rank=highest_rank(adapters)) if served_as == "adapter" else None
+    changes = {
+        "task": "RL",
+        "model": model,
+        "environments": environments,
+        "trainer": type(spec.trainer)(lora=served),  # nothing is trained
+        "evaluation": _evaluation(spec, request),
+    }
+    config = resolve(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
+    return Job(
+        name=name,
+        work=work,
+        config=config,
+        policies=chosen,
+        split=request.split,
+        engine_urls=tuple(request.engine_urls or ()),
+        api_key=api_key,
+        gpu_ids=request.gpu_ids,
+        engine_weights=folder or run.weights,
+        export=exporter(model, model.source(run.model), spec.trainer.lora),
+    )
+
+
+def _environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[EnvironmentConfig]:
+    if not spec.environments:
+        raise RoleError(
+            f"spec.environments is empty (task {spec.task}), so nothing can be asked; take a manifest with environments, and name the "
+            "weights with --run-dir or --weights-dir",
+            exit_codes.CONFIGURATION,
+        )
+    if ids is None:
+        return list(spec.environments)
+    known = [name for e in spec.environments for name in dict.fromkeys((e.label, e.id))]
+    for wanted in ids:
+        if wanted not in known:
+            labels = ", ".join(e.label for e in spec.environments)
+            raise RoleError(
+                f"--environment-ids: got {wanted!r}{did_you_mean(wanted, known)}; the manifest's environments are: {labels}",
+                exit_codes.USAGE,
+            )
+    return [e for e in spec.environments if e.label in ids or e.id in ids]
+
+
+def _evaluation(spec: RLRunSpec, request: Request) -> EvaluationConfig:
+    told = spec.evaluation or EvaluationConfig()
+    if request.training_sampling:
+        told = EvaluationConfig(num_tasks=ALL_TASKS)
+    changes = {"num_tasks": request.max_tasks, "samples_per_task": request.samples_per_task}
+    return told.model_copy(update={field: value for field, value in changes.items() if value is not None})
+
+
+def _api_key() -> str:
+    key = os.environ.get(API_KEY_VARIABLE, "")
+    if not key:
+        raise RoleError(
+            f"--engine-url needs {API_KEY_VARIABLE} in the environment: the key that the engine was started with",
+            exit_codes.USAGE,
+        )
+    return key
+
+
+def _model(spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Console) -> tuple[ModelConfig, Path | None]:
+    """The model as a folder or a name on the hub, and its folder. A tiny one is the run's, or else made here."""
+    model = spec.model
+    if model.tiny is not None:
+        folder = model_folder(run.root, spec.trainer.shared_with)
+        if not folder.is_dir():
+            folder = RunPaths(work).model
+            trainer = type(spec.trainer)()
+            config = resolve(
+                spec.model_copy(update={"trainer": trainer}), name=name, uid="evaluation", output_dir=str(work)
+            )
+            file = work / "model.json"
+            write_bytes(file, (config.model_dump_json(indent=1, by_alias=False) + "\n").encode())
+            prepare_model(config, file, RunPaths(work), 1, console)
+        model = ModelConfig(path=str(folder), dtype=model.dtype)
+    elif model.path is not None:
+        model = model.model_copy(update={"path": str(Path(model.path).absolute())})
+    if model.path is None:
+        return model, None
+    check_model(model)
+    return model, Path(model.path)

@@ -1,0 +1,133 @@
+"""The two commands, from a request to an exit code."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from loguru import logger
+from rich.console import Console
+
+from rlrun.config.problems import ConfigError
+from rlrun.evaluate import dataset, report
+from rlrun.evaluate.job import Job, Request, prepare
+from rlrun.evaluate.play import Part, run
+from rlrun.orchestrator.failures import first_cause
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import write_json
+from rlrun.protocol.failures import RoleError, storage_errors
+
+INTERRUPTED = 130
+_WIDTH = 160
+"""Of a table that is written into a file or pipe."""
+
+
+def evaluate(request: Request) -> int:
+    """Run `eval`; returns the exit code."""
+
+    def finish(job: Job, parts: list[Part], console: Console) -> int:
+        document = report.results(job, parts)
+        path = report.write_path(job.work)
+        with storage_errors(job.work):
+            write_json(path, document)
+        console.print(report.table(document))
+        console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
+        return _complain(parts)
+
+    return _command("eval", request, finish)
+
+
+def synthesize(request: Request, output: Path, *, min_reward: float | None) -> int:
+    """Run `synthesize`; returns the exit code."""
+
+    def finish(job: Job, parts: list[Part], console: Console) -> int:
+        selected = dataset.select(parts, min_reward=min_reward)
+        left_out = [
+            f"{count} left out because {why}"
+            for count, why in (
+                (selected.truncated, "a token limit cut them"),
+                (selected.below, f"their reward is below {min_reward}"),
+            )
+            if count
+        ]
+        told = "; ".join([f"{len(selected.rows)} rollouts", *left_out])
+        if not selected.rows:
+            _complain(parts)
+            raise RoleError(
+                f"nothing to write: {told}; lower --min-reward, raise maxTokens, or sample more", exit_codes.DATA
+            )
+        dataset.write(output, selected.rows)
+        console.print(f"{output}: {told}", highlight=False, soft_wrap=True)
+        code = _complain(parts)
+        if code == exit_codes.OK and not report.unanswered(parts):
+            shutil.rmtree(job.work, ignore_errors=True)  # nothing is left to go on with
+        return code
+
+    try:
+        dataset.check_output(output)
+    except RoleError as error:
+        print(f"synthesize: {error}", file=sys.stderr)
+        return error.code
+    return _command("synthesize", request, finish)
+
+
+def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Console], int]) -> int:
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=_WIDTH)
+    progress = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        progress.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    try:
+        job = prepare(request, progress)
+        with _alone(job.work):
+            logger.remove()
+            logger.add(job.work / f"{name}.log", level="INFO", backtrace=False, diagnose=False)
+            return finish(job, run(job, tell), console)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; what was answered is kept, the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as failure:
+        cause = first_cause(failure)
+        if isinstance(cause, RoleError):
+            print(f"{name}: {cause}", file=sys.stderr)
+            return cause.code
+        if isinstance(cause, OSError):
+            print(f"{name}: {cause.filename or request.manifest}: {cause.strerror}", file=sys.stderr)
+            return exit_codes.STORAGE
+        raise
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Keep a second command out of a folder, for as long as this process lives.
+
+    Raises:
+        RoleError: another command is in it.
+    """
+    with (work / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RoleError(
+                f"another command works in {work}; wait for it, or choose another --output", exit_codes.UNAVAILABLE
+            ) from None
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _complain(parts: list[Part]) -> int:
+    """Say what was not answered; the exit code."""
+    for line in report.unanswered(parts):
+        print(f"warning: {line}; the same command asks them again", file=sys.stderr)
+    return exit_codes.DATA if report.nothing_answered(parts) else exit_codes.OK

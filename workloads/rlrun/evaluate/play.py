@@ -1,0 +1,203 @@
+"""Asks every policy what is not answered yet: the orchestrator's evaluation and its hand-over of weights, without a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.environments.protocol import Split
+from rlrun.evaluate.answers import AnswerFile, Line, fingerprint
+from rlrun.evaluate.engines import Engines, check_given, given_engines, own_engines
+from rlrun.evaluate.job import Job
+from rlrun.evaluate.policies import Policy
+from rlrun.evaluate.staging import Staging
+from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.arenas import Arena, open_arenas
+from rlrun.orchestrator.background import background_tasks
+from rlrun.orchestrator.dispatcher import Player
+from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.evaluation import Answer, Evaluator, Question, questions
+from rlrun.orchestrator.main import load_chat
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.weights import WeightSync
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+Tell = Callable[[str], None]
+"""Shows a person one line."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One policy and one environment: what is wanted, and where the answers are."""
+
+    policy: Policy
+    environment: str
+    wanted: Sequence[Question]
+    file: AnswerFile
+
+    def answers(self) -> list[Line]:
+        """What is known of it."""
+        return self.file.answers(self.wanted)
+
+
+def run(job: Job, tell: Tell) -> list[Part]:
+    """Ask what is missing, to the end; answers are kept as they come.
+
+    Raises:
+        RoleError: why it cannot go on; possibly inside an exception group.
+        KeyboardInterrupt: a signal came.
+    """
+    parts = asyncio.run(_until_signalled(job, tell))
+    if parts is None:
+        raise KeyboardInterrupt
+    return parts
+
+
+async def _until_signalled(job: Job, tell: Tell) -> list[Part] | None:
+    """None: a signal came before the end."""
+    work = asyncio.ensure_future(_run(job, tell))
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        work.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if stopped:
+            return None
+        raise
+
+
+async def _run(job: Job, tell: Tell) -> list[Part]:
+    logs = RunPaths(job.work).logs(1, "orchestrator")
+    config = job.config.orchestrator
+    async with AsyncExitStack() as stack:
+        background = await stack.enter_async_context(background_tasks())
+        arenas = await stack.enter_async_context(open_arenas(config.environments, logs, background))
+        parts = [part for policy in job.policies for part in _parts(job, policy, arenas)]
+        missing = {
+            policy: [p for p in parts if p.policy == policy and p.file.missing(p.wanted)] for policy in job.policies
+        }
+        total = sum(len(part.wanted) for part in parts)
+        left = sum(len(part.file.missing(part.wanted)) for part in parts)
+        tell(f"{total} answers of {len(job.policies)} policies are wanted, {total - left} are there")
+        if not left:
+            return parts
+        engines = stack.enter_context(_engines(job))
+        background(engines.watch())
+        asking = await _Asking.begin(job, arenas, engines, stack)
+        background(asking.sync.run())
+        staging = stack.enter_context(_staging(job, engines.weights))
+        for number, (policy, own) in enumerate(missing.items()):
+            if own:
+                await asking.ask(policy, number, own, staging)
+                tell(f"{policy.name}: answered by {', '.join(part.environment for part in own)}")
+    return parts
+
+
+def _parts(job: Job, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part]:
+    config = job.config.orchestrator
+    for index, arena in enumerate(arenas):
+        sampling = job.evaluation.sampling or arena.config.sampling or config.sampling
+        digest = fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=job.split)
+        file = AnswerFile.of(job.work / "answers", policy, arena.config, digest)
+        wanted = _wanted(job, arena, job.split)
+        if not wanted:
+            raise RoleError(
+                f"environments[{index}]: {arena.config.label} has no tasks in its {job.split} split; leave it out with --environment-ids",
+                exit_codes.DATA,
+            )
+        yield Part(policy, arena.config.label, wanted, file)
+
+
+def _wanted(job: Job, arena: Arena, split: Split) -> list[Question]:
+    settings = job.evaluation
+    return list(questions([arena], split, num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task))
+
+
+def _engines(job: Job) -> AbstractContextManager[Engines]:
+    if job.engine_urls:
+        return given_engines(job.engine_urls, job.api_key, job.engine_weights)
+    return own_engines(job.config, job.gpu_ids)
+
+
+@contextmanager
+def _staging(job: Job, folder: Path) -> Iterator[Staging]:
+    staging = Staging(folder, job.export, job.adapters)
+    try:
+        yield staging
+    finally:
+        staging.close()
+
+
+class _Asking:
+    """The engines as the orchestrator sees them, and who asks them.
+
+    Args:
+        config: the orchestrator's.
+        evaluator: asks.
+        pool: the engines.
+        signals: notified of what happens to them.
+    """
+
+    def __init__(self, config: OrchestratorConfig, evaluator: Evaluator, pool: EnginePool, signals: Signal) -> None:
+        self._evaluator, self._pool, self._signals = evaluator, pool, signals
+        self.sync = WeightSync(pool, signals, timeout_seconds=config.weight_sync.timeout_seconds)
+
+    @classmethod
+    async def begin(cls, job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack) -> _Asking:
+        """Make all that is needed; connections are closed with `stack`."""
+        config = job.config.orchestrator
+        longest = max(environment.timeout_seconds for environment in config.environments)
+        update = config.weight_sync.timeout_seconds
+        clients = [
+            EngineClient(url, engines.api_key, generate_timeout=longest, update_timeout=update) for url in engines.urls
+        ]
+        for client in clients:
+            stack.push_async_callback(client.close)
+        if engines.supervisor is None:
+            await check_given(clients)
+        chat = await asyncio.to_thread(load_chat, config)
+        signals = Signal()
+        pool = EnginePool([Replica(client.base_url, client) for client in clients], signals)
+        evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
+        return cls(config, evaluator, pool, signals)
+
+    async def ask(self, policy: Policy, number: int, parts: Sequence[Part], staging: Staging) -> None:
+        """Give the engines a policy and ask it what is missing.
+
+        Args:
+            policy: which.
+            number: its version for the engines; greater than those before it.
+            parts: what it is asked.
+            staging: where its weights are put.
+
+        Raises:
+            RoleError: the engines do not load it.
+        """
+        path = await asyncio.to_thread(staging.put, policy, number)
+        self.sync.publish(number, None if path is None else str(path), hold=True)
+        await self._signals.until(lambda: self._pool.version == number or not self.sync.held(number))
+        if not self.sync.held(number):
+            raise RoleError(f"{policy.name} cannot be loaded: {self._pool.problems()}", exit_codes.DATA)
+        files = {part.environment: part.file for part in parts}
+
+        def taken(question: Question, answer: Answer) -> None:
+            files[question.arena.config.label].add(question, answer)
+
+        await self._evaluator.ask([q for part in parts for q in part.file.missing(part.wanted)], number, taken=taken)
+        self.sync.release(number)
+        staging.remove(path)
