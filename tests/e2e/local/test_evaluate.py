@@ -32,11 +32,11 @@ from rlrun.stub.model import make_model
 from rlrun.stub.policy import Policy, small_files, write_adapter, write_model
 from rlrun.stub.script import PolicyScript
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 ACCURACIES = {10: 0.6, 20: 1.0}
 BASE = 0.05
 TASKS, SAMPLES = 3, 2
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rlrun.config.data import DataConfig, DataSetConfig, SourceConfig
 from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
@@ -17,6 +19,7 @@ from rlrun.environments.rows import Rows
 from rlrun.environments.stage import TaskRef
 from rlrun.evaluate import dataset, report
 from rlrun.evaluate.answers import AnswerFile, fingerprint
+from rlrun.evaluate.main import Shown
 from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.arenas import Arena
@@ -202,3 +205,17 @@ def test_a_data_set_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match=r"do not fit the columns of a table .*; write .jsonl instead"):
         dataset.write(tmp_path / "data.parquet", mixed)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_shown_on_terminals_alone(terminal: bool) -> None:
+    written = io.StringIO()
+    with Shown(Console(file=written, force_terminal=terminal, width=100)) as shown:
+        shown.answered()
+        shown.expect(3)
+        shown.answered()
+        shown.answered()
+        shown.tell("step [10]: answered")
+    text = written.getvalue()
+    assert "step [10]: answered\n" in text
+    assert ("2/3" in text) == terminal

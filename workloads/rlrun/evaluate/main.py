@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from loguru import logger
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TaskID
 
 from rlrun.config.problems import ConfigError
 from rlrun.evaluate import dataset, report
@@ -79,17 +81,15 @@ def synthesize(request: Request, output: Path, *, min_reward: float | None) -> i
 def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Console], int]) -> int:
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=_WIDTH)
-    progress = Console(stderr=True)
-
-    def tell(line: str) -> None:
-        progress.print(line, highlight=False, soft_wrap=True, markup=False)
-
+    told = Console(stderr=True)
     try:
-        job = prepare(request, progress)
+        job = prepare(request, told)
         with _alone(job.work):
             logger.remove()
             logger.add(job.work / f"{name}.log", level="INFO", backtrace=False, diagnose=False)
-            return finish(job, run(job, tell), console)
+            with Shown(told) as shown:
+                parts = run(job, shown)
+            return finish(job, parts, console)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
@@ -105,6 +105,37 @@ def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Con
             print(f"{name}: {cause.filename or request.manifest}: {cause.strerror}", file=sys.stderr)
             return exit_codes.STORAGE
         raise
+
+
+class Shown:
+    """Lines on stderr, and a bar below them where that is a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            *Progress.get_default_columns(),
+            MofNCompleteColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def tell(self, line: str) -> None:
+        self._bar.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def expect(self, answers: int) -> None:
+        self._task = self._bar.add_task("answers", total=answers)
+
+    def answered(self) -> None:
+        if self._task is not None:
+            self._bar.advance(self._task)
 
 
 @contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.protocol import Split
@@ -29,8 +30,21 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 
-Tell = Callable[[str], None]
-"""Shows a person one line."""
+
+class Watcher(Protocol):
+    """A person who waits."""
+
+    def tell(self, line: str) -> None:
+        """What happens."""
+        ...
+
+    def expect(self, answers: int) -> None:
+        """How many answers will come."""
+        ...
+
+    def answered(self) -> None:
+        """One of them has come."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,22 +61,22 @@ class Part:
         return self.file.answers(self.wanted)
 
 
-def run(job: Job, tell: Tell) -> list[Part]:
+def run(job: Job, watcher: Watcher) -> list[Part]:
     """Ask what is missing, to the end; answers are kept as they come.
 
     Raises:
         RoleError: why it cannot go on; possibly inside an exception group.
         KeyboardInterrupt: a signal came.
     """
-    parts = asyncio.run(_until_signalled(job, tell))
+    parts = asyncio.run(_until_signalled(job, watcher))
     if parts is None:
         raise KeyboardInterrupt
     return parts
 
 
-async def _until_signalled(job: Job, tell: Tell) -> list[Part] | None:
+async def _until_signalled(job: Job, watcher: Watcher) -> list[Part] | None:
     """None: a signal came before the end."""
-    work = asyncio.ensure_future(_run(job, tell))
+    work = asyncio.ensure_future(_run(job, watcher))
     stopped = False
 
     def stop() -> None:
@@ -81,7 +95,7 @@ async def _until_signalled(job: Job, tell: Tell) -> list[Part] | None:
         raise
 
 
-async def _run(job: Job, tell: Tell) -> list[Part]:
+async def _run(job: Job, watcher: Watcher) -> list[Part]:
     logs = RunPaths(job.work).logs(1, "orchestrator")
     config = job.config.orchestrator
     async with AsyncExitStack() as stack:
@@ -93,9 +107,12 @@ async def _run(job: Job, tell: Tell) -> list[Part]:
         }
         total = sum(len(part.wanted) for part in parts)
         left = sum(len(part.file.missing(part.wanted)) for part in parts)
-        tell(f"{total} answers of {len(job.policies)} policies are wanted, {total - left} are there")
+        watcher.tell(f"{total} answers of {len(job.policies)} policies are wanted, {total - left} are there")
         if not left:
             return parts
+        watcher.expect(left)
+        if not job.engine_urls:
+            watcher.tell(f"starting the engines; logs are in {RunPaths(job.work).logs(1, 'inference')}")
         engines = stack.enter_context(_engines(job))
         background(engines.watch())
         asking = await _Asking.begin(job, arenas, engines, stack)
@@ -103,8 +120,8 @@ async def _run(job: Job, tell: Tell) -> list[Part]:
         staging = stack.enter_context(_staging(job, engines.weights))
         for number, (policy, own) in enumerate(missing.items()):
             if own:
-                await asking.ask(policy, number, own, staging)
-                tell(f"{policy.name}: answered by {', '.join(part.environment for part in own)}")
+                await asking.ask(policy, number, own, staging, watcher)
+                watcher.tell(f"{policy.name}: answered by {', '.join(part.environment for part in own)}")
     return parts
 
 
@@ -176,7 +193,7 @@ class _Asking:
         evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
         return cls(config, evaluator, pool, signals)
 
-    async def ask(self, policy: Policy, number: int, parts: Sequence[Part], staging: Staging) -> None:
+    async def ask(self, policy: Policy, number: int, parts: Sequence[Part], staging: Staging, watcher: Watcher) -> None:
         """Give the engines a policy and ask it what is missing.
 
         Args:
@@ -184,6 +201,7 @@ class _Asking:
             number: its version for the engines; greater than those before it.
             parts: what it is asked.
             staging: where its weights are put.
+            watcher: told of each answer.
 
         Raises:
             RoleError: the engines do not load it.
@@ -197,6 +215,7 @@ class _Asking:
 
         def taken(question: Question, answer: Answer) -> None:
             files[question.arena.config.label].add(question, answer)
+            watcher.answered()
 
         await self._evaluator.ask([q for part in parts for q in part.file.missing(part.wanted)], number, taken=taken)
         self.sync.release(number)
