@@ -97,12 +97,12 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @contextmanager
-def stubs(*roles: str, config: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], Path]]]:
-    """Stub processes with their logs, until the block ends."""
+def running(*modules: str, config: Path) -> Iterator[list[tuple[subprocess.Popen[bytes], Path]]]:
+    """Roles' processes with their logs, until the block ends."""
     started = []
-    for role in roles:
-        log = config.with_name(f"{role}.log")
-        command = [sys.executable, "-m", f"rlrun.stub.{role}", "--config", str(config)]
+    for module in modules:
+        log = config.with_name(f"{module}.log")
+        command = [sys.executable, "-m", module, "--config", str(config)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, env=os.environ | {"RLRUN_ATTEMPT": "1"}, stdout=output, stderr=output)
         started.append((process, log))
@@ -121,7 +121,7 @@ def engine_of(run: Folder) -> Iterator[str]:
     config = json.loads(run.paths.run_json.read_text())
     config["inference"]["port"] = port
     run.paths.run_json.write_text(json.dumps(config))
-    with stubs("inference", config=run.paths.run_json) as [(process, log)]:
+    with running("rlrun.stub.inference", config=run.paths.run_json) as [(process, log)]:
         deadline = time.monotonic() + START_SECONDS
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -197,7 +197,7 @@ def test_what_is_synthesized_is_learned_by_sft(
     paths.root.mkdir()
     paths.run_json.write_text(placed.model_dump_json())
     monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")
-    with stubs("trainer", "orchestrator", config=paths.run_json) as started:
+    with running("rlrun.stub.trainer", "rlrun.orchestrator", config=paths.run_json) as started:
         for process, log in started:
             assert process.wait(START_SECONDS) == 0, log.read_text()
     [line] = [json.loads(text) for text in paths.metrics.read_text().splitlines()]

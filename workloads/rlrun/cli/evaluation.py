@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlrun.cli.common import arguments
+from rlrun.cli.common import arguments, piped
 from rlrun.config.parser import Parser
 
 if TYPE_CHECKING:
@@ -86,12 +86,12 @@ def _add_common(p: argparse.ArgumentParser) -> None:
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
     """Run `eval`; returns the exit code."""
-    return run_eval(arguments(argv))
+    return piped(lambda: run_eval(arguments(argv)))
 
 
 def synthesize_main(argv: Sequence[str] | None = None) -> int:
     """Run `synthesize`; returns the exit code."""
-    return run_synthesize(arguments(argv))
+    return piped(lambda: run_synthesize(arguments(argv)))
 
 
 def run_eval(argv: Sequence[str]) -> int:

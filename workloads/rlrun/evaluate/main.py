@@ -96,6 +96,8 @@ def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Con
     except KeyboardInterrupt:
         print(f"{name}: interrupted; what was answered is kept, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        raise  # whoever reads the table has read enough
     except Exception as failure:
         cause = first_cause(failure)
         if isinstance(cause, RoleError):
