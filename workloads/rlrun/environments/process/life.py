@@ -30,7 +30,7 @@ SECRETS = ("RLRUN_API_KEY",)
 """Environment variables that are none of an environment's business."""
 GRACE_SECONDS = 10.0
 """The process ends an episode at its deadline; this much later it is given up from here."""
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
 """Between the end of the connection and that of the process."""
 DeathKind = Literal["crash", "hang", "memory"]
 
