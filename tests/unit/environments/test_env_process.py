@@ -306,9 +306,8 @@ async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
     assert wire.last == {"op": "abandon", "rollout": 1, "call": 1}
     second = asyncio.ensure_future(model.complete([{"role": "user", "content": "b"}]))
     await asyncio.sleep(0)
-    said = {"op": "reply", "finish_reason": "stop", "truncated": False}
-    model.answered({**said, "call": 1, "text": "late"})
-    model.answered({**said, "call": 2, "text": "in time"})
+    model.answered({"op": "reply", "call": 1, **vars(Reply("late"))})
+    model.answered({"op": "reply", "call": 2, **vars(Reply("in time"))})
     assert (await second).text == "in time"
 
 

@@ -19,6 +19,7 @@ from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel, Comp
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 Task = Literal["RL", "SFT"]
+TrajectoryStrategy = Literal["interleaved", "branching"]
 
 
 class TrainerSpec(Config):
@@ -147,6 +148,8 @@ class OrchestratorSpec(Config):
     """Rollouts per step; divisible by every environment's groupSize."""
     max_concurrency: Annotated[int, Field(ge=1, le=65536)] = 512
     """Most rollouts in flight at once."""
+    trajectory_strategy: TrajectoryStrategy = "interleaved"
+    """Samples of an episode of many turns: `branching` starts one where the chat template rewrites earlier turns."""
     record_rollouts: bool = False
     """Keep every packed batch for `--replay`; otherwise those that a kept checkpoint covers are deleted."""
     max_error_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5

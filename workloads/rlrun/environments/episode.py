@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Literal
 
-from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Reply, Score, Task
+from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Reply, Score, Task, Tool
 
 ErrorKind = Literal["timeout", "model", "environment", "reward", "crash", "hang", "memory"]
 """`timeout`: the deadline passed. `model`: the model client raised. `environment`: `run` raised or returned no episode.
@@ -95,10 +95,17 @@ class _WatchedModel:
         self._error: Exception | None = None
 
     async def complete(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
     ) -> Reply:
+        # Only what was asked for, so that a client that knows no tools serves environments that use none.
+        offered = {} if tools is None else {"tools": tools}
         try:
-            return await self._model.complete(messages, max_tokens=max_tokens, stop=stop)
+            return await self._model.complete(messages, max_tokens=max_tokens, stop=stop, **offered)
         except Exception as error:
             self._error = error
             raise

@@ -2,7 +2,7 @@
 
 An environment sees messages, never tokens: it hands the whole conversation to `ModelClient.complete`, and the client
 recognises the part it already holds (same prefix, its own replies verbatim) and appends only the new messages' tokens.
-So a reply must be put back exactly as it came: `{"role": "assistant", "content": reply.text}` (`Reply.message`).
+So a reply must be put back exactly as it came (`Reply.message`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 Message = dict[str, Any]
-"""One chat message, shaped like OpenAI's: `role` and `content`; a tool result may carry `tool_call_id` and `name`."""
+"""One chat message, shaped like OpenAI's: `role` and `content`; a reply may carry `tool_calls`, a tool result `tool_call_id` and `name`."""
+
+Tool = dict[str, Any]
+"""A function that the model may call, shaped like OpenAI's: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 Split = Literal["train", "eval"]
 
@@ -35,29 +38,49 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said. `finish_reason` is the engine's word ("stop", "length", ...); `truncated` means that the
-    reply was cut off by a token limit and not ended by the model."""
+    """What the model said.
+
+    Attributes:
+        text: all of it.
+        finish_reason: the engine's word ("stop", "length", ...).
+        truncated: whether a token limit cut it off, and not the model ended it.
+        tool_calls: the calls in it, if tools were offered, as OpenAI's messages have them.
+        content: the text without the calls, if tools were offered; None: `text`.
+        prompt_tokens: tokens that the model read.
+        completion_tokens: tokens that it sampled.
+    """
 
     text: str
     finish_reason: str = "stop"
     truncated: bool = False
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    content: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
     @property
     def message(self) -> Message:
         """The reply as the conversation must carry it: verbatim."""
-        return {"role": "assistant", "content": self.text}
+        message: Message = {"role": "assistant", "content": self.text if self.content is None else self.content}
+        return message | {"tool_calls": list(self.tool_calls)} if self.tool_calls else message
 
 
 class ModelClient(Protocol):
     """One episode's access to the policy. Calls of one episode are sequential."""
 
     async def complete(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
     ) -> Reply:
         """Sample the next assistant message.
 
         `messages` is the whole conversation so far. `max_tokens` bounds this reply (None: the run's own bound);
-        `stop` are strings that end it. Raises whatever the transport raises; environments let that through.
+        `stop` are strings that end it; `tools` are described to the model, and its calls are found in its reply (None:
+        replies are plain text). Raises whatever the transport raises; environments let that through.
         """
         ...
 

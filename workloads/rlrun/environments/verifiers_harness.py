@@ -12,10 +12,9 @@ The model's conversation carries replies verbatim; the trace, which rewards read
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from verifiers.v1 import graph
 from verifiers.v1.clients import ModelContext
@@ -38,12 +37,8 @@ from verifiers.v1.types import (
 from verifiers.v1.types import Message as VerifiersMessage
 
 from rlrun.environments.protocol import Message, ModelClient, Reply
+from rlrun.environments.tool_calls import describe, parse_tool_calls
 from rlrun.environments.verifiers_tools import ToolBox
-
-_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_TOOLS = """You can call these functions; each line is one function as JSON:
-{tools}
-To call one, write <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>. Its result is the next message."""
 
 
 class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
@@ -112,10 +107,8 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             self._prepared = True
             await self._toolboxes[-1].setup(data)
             if tools := self._tools:
-                described = "\n".join(
-                    json.dumps(t.model_dump(include={"name", "description", "parameters"})) for t in tools
-                )
-                system = "\n\n".join(filter(None, [system, _TOOLS.format(tools=described)]))
+                described = describe([t.model_dump(include={"name", "description", "parameters"}) for t in tools])
+                system = "\n\n".join(filter(None, [system, described]))
         if system is not None:
             messages = [SystemMessage(content=system), *messages]
         self._extend(messages)
@@ -193,26 +186,6 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
 
     async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
         await self._toolboxes[-1].close()
-
-
-def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """A reply as its text without the calls, and the calls: (name, arguments). Malformed calls stay in the text."""
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    def take(match: re.Match[str]) -> str:
-        try:
-            call = json.loads(match[1])
-        except ValueError:
-            return match[0]
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return match[0]
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return match[0]
-        calls.append((call["name"], arguments))
-        return ""
-
-    return _TOOL_CALL.sub(take, text).strip() if "<tool_call>" in text else text, calls
 
 
 def _response(reply: Reply, trace: Trace) -> Response:

@@ -1,21 +1,29 @@
 """The policy as one rollout's environment sees it, and the record of every token that it samples.
 
-A conversation that extends what was said before continues the same sequence ("interleaved": one training sample for many turns); any other
-one (an environment that rewrites or forgets) starts a new sequence ("branch"), so that no sample ever holds tokens in an order that the
-engine did not see.
+A conversation that goes on where a reply ended continues the same tokens; each such chain is one training sample. One that rewrites,
+summarises or forgets what was said starts a new sample, and one that goes back to an earlier reply takes its tokens up to there over
+into a new sample, where they are no longer trained on. So no sample holds tokens in an order that the engine did not see, and none that
+was sampled is trained on twice.
+
+What a new turn adds is up to the strategy. `interleaved`: the text of the new messages, whatever the chat template would do to earlier
+ones. `branching`: the template writes the whole conversation anew, as it would be written for the finished model, and where that is not
+what was said before (a template that drops earlier thoughts) a new sample starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.environments.protocol import Message, Reply
+from rlrun.config.roles import TrajectoryStrategy
+from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client import Completion
+from rlrun.orchestrator.parsing import ParseReply, Said, parse_text
 from rlrun.orchestrator.tokens import ChatTokens
 from rlrun.protocol.batch import NO_VERSION
 
@@ -30,17 +38,31 @@ class RolloutError(Exception):
     """A rollout that cannot be trained on: the prompt is too long, or nothing was sampled."""
 
 
+class Mark(NamedTuple):
+    """Where a reply ends in a sequence: from here the conversation may go on."""
+
+    messages: int
+    tokens: int
+    text: int
+
+
 @dataclass
 class TokenSequence:
     """Tokens of one sequence as they come; the four lists have one entry per token."""
 
+    tools: list[Tool] | None = None
+    """Functions that the model was told of at its beginning."""
     token_ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
-    """True on tokens that the policy sampled."""
+    """True on tokens that the policy sampled, and that no other sequence holds as such."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and with the last reply."""
+    text: str = ""
+    """The conversation as the chat template has to write it; only kept in branching."""
+    marks: list[Mark] = field(default_factory=list)
+    """The ends of all replies."""
     full: bool = False
     """No room is left below the longest sample."""
 
@@ -59,10 +81,42 @@ class TokenSequence:
         self.logprobs += completion.logprobs[:count]
         self.versions += completion.versions[:count]
 
+    def latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> Mark | None:
+        """The last reply that `messages` go on after; None: they are another conversation."""
+        if tools != self.tools:
+            return None
+        found = None
+        known = 0
+        for mark in self.marks:
+            if mark.messages >= len(messages) or not all(
+                map(_same, self.messages[known : mark.messages], messages[known : mark.messages])
+            ):
+                break
+            found, known = mark, mark.messages
+        return found
+
+    def fork(self, mark: Mark) -> TokenSequence:
+        """A new sequence that begins like this one up to a reply; nothing of that is trained on again."""
+        copy = TokenSequence(self.tools, text=self.text[: mark.text])
+        copy.append(self.token_ids[: mark.tokens])
+        return copy
+
     @property
     def loss_tokens(self) -> int:
         """Tokens that are trained on."""
         return sum(self.mask)
+
+
+class _Place(NamedTuple):
+    """Where a request's reply belongs."""
+
+    sequence: TokenSequence
+    new: bool
+    """Whether the sequence is none of the conversation's yet."""
+    added: list[int]
+    """Tokens of the new messages."""
+    text: str
+    """The whole conversation; only in branching."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +137,25 @@ class Conversation:
         chat: tokenizer and template.
         seq_len: longest sequence, in tokens; a reply that would exceed it is cut and marked as truncated.
         max_tokens: longest reply, in tokens.
+        strategy: what a further turn adds, see above.
+        parse: finds the calls in a reply, if tools were offered.
     """
 
-    def __init__(self, generate: Generate, chat: ChatTokens, *, seq_len: int, max_tokens: int) -> None:
-        self._generate, self._chat = generate, chat
+    def __init__(
+        self,
+        generate: Generate,
+        chat: ChatTokens,
+        *,
+        seq_len: int,
+        max_tokens: int,
+        strategy: TrajectoryStrategy = "interleaved",
+        parse: ParseReply = parse_text,
+    ) -> None:
+        self._generate, self._chat, self._parse = generate, chat, parse
         self._seq_len, self._max_tokens = seq_len, max_tokens
+        self._branching = strategy == "branching"
         self._sequences: list[TokenSequence] = []
+        self._calls = 0
         self.finish_reason = ""
         """Why the last reply ended."""
         self.truncated = False
@@ -97,26 +164,58 @@ class Conversation:
         """The replies in order."""
 
     async def complete(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
     ) -> Reply:
         """Sample the next assistant message; see `ModelClient`.
 
+        A call that fails or is cancelled leaves nothing behind. Where the conversation no longer fits into a sample the reply is
+        empty and truncated, and nothing of it is recorded.
+
         Raises:
-            RolloutError: the prompt alone leaves no room for a reply.
+            RolloutError: the first prompt alone leaves no room for a reply.
+            TemplateError: the chat template refuses the conversation.
         """
-        sequence = self._continue(messages) or self._start(messages)
-        room = min(self._seq_len - len(sequence.token_ids), self._max_tokens)
+        place = self._place(messages, None if tools is None else list(tools))
+        sequence = place.sequence
+        prompt = [*sequence.token_ids, *place.added]
+        room = min(self._seq_len - len(prompt), self._max_tokens)
         if max_tokens is not None:
             room = min(room, max_tokens)
         if sequence.full or room < 1:
+            if not any(known.loss_tokens for known in self._sequences):
+                raise RolloutError(
+                    f"the prompt has {len(prompt)} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
+                )
             sequence.full = True
-            return self._reply(sequence, messages, Reply("", "length", truncated=True))
-        completion = await self._generate(sequence.token_ids, max_tokens=room)
+            return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
+        completion = await self._generate(prompt, max_tokens=room)
         _check(completion)
         count, text, stopped = self._cut(completion, stop)
-        sequence.sampled(completion, count)
         finish = "stop" if stopped else completion.finish_reason
-        return self._reply(sequence, messages, Reply(text, finish, truncated=finish == "length"))
+        said = Said()
+        if tools is not None and finish != "length":
+            said = await self._parse(completion.token_ids[:count], text, messages, tools)
+        reply = Reply(
+            text,
+            finish,
+            truncated=finish == "length",
+            tool_calls=tuple(said.messages_calls(self._calls)),
+            content=said.content,
+            prompt_tokens=len(prompt),
+            completion_tokens=count,
+        )
+        self._calls += len(said.calls)
+        # Only now, in one step: until here the call may have been given up and made again.
+        sequence.append(place.added)
+        sequence.sampled(completion, count)
+        if self._branching:
+            sequence.text = place.text + self._chat.spelled(completion.token_ids[:count])
+        return self._reply(place, messages, reply)
 
     def recorded(self) -> list[Recorded]:
         """All sequences with tokens to train on.
@@ -138,33 +237,40 @@ class Conversation:
             raise RolloutError("the policy sampled no token")
         return found
 
-    def _start(self, messages: Sequence[Message]) -> TokenSequence:
-        token_ids = self._chat.encode(messages)
-        if len(token_ids) >= self._seq_len:
-            raise RolloutError(
-                f"the prompt has {len(token_ids)} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
-            )
-        sequence = TokenSequence()
-        sequence.append(token_ids)
-        self._sequences.append(sequence)
-        return sequence
+    def _place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
+        """Where the reply to `messages` belongs."""
+        found = self._latest(messages, tools)
+        text = self._chat.prompt(messages, tools or ()) if self._branching or found is None else ""
+        if found is None:
+            return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
+        mark, sequence = found
+        goes_on = mark == sequence.marks[-1]
+        if sequence.full and (goes_on or not mark.tokens):
+            return _Place(sequence, False, [], text)
+        last_token = sequence.token_ids[mark.tokens - 1]
+        if not self._branching:
+            added = self._chat.continuation(messages, mark.messages - 1, last_token, tools or ())
+        elif text.startswith(known := sequence.text[: mark.text]):
+            added = self._chat.appended(text[len(known) :], last_token)
+        else:
+            return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
+        return _Place(sequence if goes_on else sequence.fork(mark), not goes_on, added, text)
 
-    def _continue(self, messages: Sequence[Message]) -> TokenSequence | None:
-        """The newest sequence that `messages` extend, with the new messages' tokens appended; None when there is none."""
+    def _latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:
+        """The latest reply that `messages` go on after, of the newest sequence that has it."""
+        latest: tuple[Mark, TokenSequence] | None = None
         for sequence in reversed(self._sequences):
-            known = len(sequence.messages)
-            if known and known < len(messages) and all(map(_same, sequence.messages, messages)):
-                if not sequence.full:
-                    added = self._chat.continuation(messages, known - 1, sequence.token_ids[-1])
-                    if len(sequence.token_ids) + len(added) >= self._seq_len:
-                        sequence.full = True
-                    else:
-                        sequence.append(added)
-                return sequence
-        return None
+            mark = sequence.latest(messages, tools)
+            if mark is not None and (latest is None or mark.messages > latest[0].messages):
+                latest = mark, sequence
+        return latest
 
-    def _reply(self, sequence: TokenSequence, messages: Sequence[Message], reply: Reply) -> Reply:
+    def _reply(self, place: _Place, messages: Sequence[Message], reply: Reply) -> Reply:
+        sequence = place.sequence
+        if place.new:
+            self._sequences.append(sequence)
         sequence.messages = [*messages, reply.message]
+        sequence.marks.append(Mark(len(sequence.messages), len(sequence.token_ids), len(sequence.text)))
         self.finish_reason = reply.finish_reason
         self.truncated = self.truncated or reply.truncated
         self.texts.append(reply.text)
@@ -189,10 +295,18 @@ class Conversation:
 
 
 def _same(known: Message, given: Message) -> bool:
-    """Whether a message is one that was there before; of a reply only the text counts, environments add fields of their own."""
+    """Whether a message is one that was there before; of a reply only what was said counts, environments add fields of their own."""
     if known["role"] == "assistant" == given.get("role"):
-        return bool(known["content"] == given.get("content"))
+        return (known.get("content") or "") == (given.get("content") or "") and _calls(known) == _calls(given)
     return known == given
+
+
+def _calls(message: Message) -> list[tuple[object, object, object]]:
+    """Calls as they compare: programs write the arguments' JSON anew."""
+    return [
+        (call.get("id"), call["function"]["name"], arguments_of(call["function"]))
+        for call in message.get("tool_calls") or ()
+    ]
 
 
 def _check(completion: Completion) -> None:

@@ -58,7 +58,13 @@ class Player:
         """
         async with self._slots:
             began = time.monotonic()
-            conversation = Conversation(session, self._chat, seq_len=self._config.seq_len, max_tokens=max_tokens)
+            conversation = Conversation(
+                session,
+                self._chat,
+                seq_len=self._config.seq_len,
+                max_tokens=max_tokens,
+                strategy=self._config.trajectory_strategy,
+            )
             try:
                 played = await arena.environment.play(
                     task,

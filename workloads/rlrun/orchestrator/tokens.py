@@ -2,18 +2,27 @@
 
 A conversation grows by appending: tokens that are there stay verbatim, only new messages are tokenised. What a chat template puts around
 them is found by rendering the conversation with a stand-in for the model's own reply and taking what follows it.
+
+Tools are described to the model by its chat template; for a template that knows none, as text in the system message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlrun.environments.protocol import Message
+from rlrun.environments.protocol import Message, Tool
+from rlrun.environments.tool_calls import arguments_of, without_tools
 from rlrun.orchestrator.tokenizer import load_tokenizer
 
 _STAND_IN = "@#reply#@"
+_PROBE: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
+_PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class TemplateError(ValueError):
@@ -42,8 +51,8 @@ class ChatTokens:
         """Tokens that the tokenizer knows."""
         self._special = set(tokenizer.all_special_ids)
         stops = {int(tokenizer.eos_token_id)}
-        probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
-        closing = self._tokenise(self._after_reply(probe, generation_prompt=False))
+        self._closing = self._after_reply(_PROBE, (), generation_prompt=False)
+        closing = self._tokenise(self._closing)
         if closing and closing[0] in self._special:
             stops.add(closing[0])  # base models often end their template's turns with another token than their eos
         self.stop_token_ids: tuple[int, ...] = tuple(sorted(stops))
@@ -54,20 +63,47 @@ class ChatTokens:
         """The tokenizer of a model folder or hub name."""
         return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a conversation that the model is to answer, generation prompt included."""
-        return self._tokenise(self._render(messages, generation_prompt=True))
+        return self._tokenise(self.prompt(messages, tools))
 
-    def continuation(self, messages: Sequence[Message], replies_at: int, last_token: int) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Text of a conversation that the model is to answer.
+
+        Raises:
+            TemplateError: the chat template refuses the conversation.
+        """
+        return self._render(messages, tools, generation_prompt=True)
+
+    def continuation(
+        self, messages: Sequence[Message], replies_at: int, last_token: int, tools: Sequence[Tool] = ()
+    ) -> list[int]:
         """Ids to append after the model's own tokens.
 
         Args:
             messages: the whole conversation, new messages included.
             replies_at: index of the model's latest reply; what follows it is new.
             last_token: the last token that the model sampled; a stop token is not repeated.
+            tools: functions that the model may call.
+
+        Raises:
+            TemplateError: the chat template refuses the conversation, or what follows the reply cannot be told.
         """
         known = [*messages[:replies_at], {"role": "assistant", "content": _STAND_IN}, *messages[replies_at + 1 :]]
-        added = self._tokenise(self._after_reply(known, generation_prompt=True))
+        try:
+            added = self._after_reply(known, tools, generation_prompt=True)
+        except TemplateError:
+            # It wants the calls that are answered: then what follows the whole reply, as the template writes that.
+            whole = self.prompt(messages, tools)
+            head = self._render(messages[: replies_at + 1], tools, generation_prompt=False)
+            if not whole.startswith(head):
+                raise
+            added = self._closing + whole[len(head) :]
+        return self.appended(added, last_token)
+
+    def appended(self, text: str, last_token: int | None = None) -> list[int]:
+        """Ids of a text that follows the model's own tokens, if any; a stop token that it sampled is not repeated."""
+        added = self._tokenise(text)
         if added and added[0] == last_token and last_token in self.stop_token_ids:
             return added[1:]
         return added
@@ -76,17 +112,53 @@ class ChatTokens:
         """The text of a reply, without stop and other special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=generation_prompt
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """All of a reply as the chat template would have to write it: with special tokens, without the one that ends it."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        user = _PROBE[:1]
+        return self._written(user, [_PROBE_TOOL], generation_prompt=True) != self._written(
+            user, [], generation_prompt=True
         )
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> str:
+        if (tools or any(message.get("tool_calls") for message in messages)) and not self._knows_tools:
+            messages, tools = without_tools(messages, tools), ()
+        return self._written([_plain(message) for message in messages], tools, generation_prompt=generation_prompt)
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> str:
+        from jinja2 import TemplateError as JinjaError
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt
+            )
+        except (JinjaError, TypeError) as error:
+            raise TemplateError(f"the chat template refuses the conversation: {error}") from error
         return str(text)
 
-    def _after_reply(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
-        _, found, after = self._render(messages, generation_prompt=generation_prompt).rpartition(_STAND_IN)
+    def _after_reply(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> str:
+        _, found, after = self._render(messages, tools, generation_prompt=generation_prompt).rpartition(_STAND_IN)
         if not found:
             raise TemplateError("the chat template drops an assistant message, so a conversation cannot be continued")
         return after
 
     def _tokenise(self, text: str) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=False).input_ids]
+
+
+def _plain(message: Message) -> Message:
+    """A message as chat templates take it: its content a text, the arguments of its calls values."""
+    plain = message if message.get("content") is not None else message | {"content": ""}
+    if calls := plain.get("tool_calls"):
+        functions = [call["function"] | {"arguments": arguments_of(call["function"])} for call in calls]
+        return plain | {
+            "tool_calls": [call | {"function": function} for call, function in zip(calls, functions, strict=True)]
+        }
+    return plain

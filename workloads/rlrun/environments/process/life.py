@@ -223,14 +223,16 @@ class Life:
         answer: Document = {"rollout": number, "call": document["call"]}
         try:
             reply = await rollout.model.complete(
-                document["messages"], max_tokens=document["max_tokens"], stop=document["stop"]
+                document["messages"],
+                max_tokens=document["max_tokens"],
+                stop=document["stop"],
+                **({} if document["tools"] is None else {"tools": document["tools"]}),
             )
         except Exception as error:
             rollout.model_error = error
             self._wire.send({"op": "refused", **answer, "message": str(error)})
             return
-        said = {"text": reply.text, "finish_reason": reply.finish_reason, "truncated": reply.truncated}
-        self._wire.send({"op": "reply", **answer, **said})
+        self._wire.send({"op": "reply", **answer, **vars(reply)})
 
     # ---- what the process says
 

@@ -7,7 +7,7 @@ To the process:
 
     load      id, args                                     first, once
     play      rollout, split, index, timeout_seconds, reward_seconds
-    reply     rollout, call, text, finish_reason, truncated    answers `complete`
+    reply     rollout, call, and the fields of `Reply`     answers `complete`
     refused   rollout, call, message                           answers `complete`: the model cannot
     cancel    rollout
     ping      number
@@ -16,7 +16,7 @@ From the process:
 
     ready     id, single_turn, train, eval                 answers `load`: sizes of the splits
     unusable  message                                      answers `load`
-    complete  rollout, call, messages, max_tokens, stop
+    complete  rollout, call, messages, max_tokens, stop, tools
     abandon   rollout, call                                the environment waits no longer for this reply
     played    rollout, task_id, messages, replies, info, reward, metrics
     failed    rollout, kind, task_id, message

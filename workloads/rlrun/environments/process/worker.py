@@ -16,11 +16,12 @@ import socket
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.wire import Document, Lines, WireError, encode
-from rlrun.environments.protocol import Message, Reply
+from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
 
@@ -42,7 +43,12 @@ class _Model:
         self._answer: asyncio.Future[Reply] | None = None
 
     async def complete(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
     ) -> Reply:
         if self._answer is not None:
             raise RuntimeError("complete() was called again before it had answered; one call at a time")
@@ -52,8 +58,9 @@ class _Model:
         self._answer = asyncio.get_running_loop().create_future()
         call = {"rollout": self._rollout, "call": self._call}
         asked = {"messages": list(messages), "max_tokens": max_tokens, "stop": list(stop)}
+        offered = {"tools": None if tools is None else list(tools)}
         try:
-            self._wire.send({"op": "complete", **call, **asked})
+            self._wire.send({"op": "complete", **call, **asked, **offered})
             return await self._answer
         except asyncio.CancelledError:
             self._wire.send({"op": "abandon", **call})
@@ -68,7 +75,8 @@ class _Model:
         if document["op"] == "refused":
             self._answer.set_exception(ModelRefusedError(document["message"]))
         else:
-            self._answer.set_result(Reply(document["text"], document["finish_reason"], document["truncated"]))
+            said = {field.name: document[field.name] for field in fields(Reply)}
+            self._answer.set_result(Reply(**said | {"tool_calls": tuple(said["tool_calls"])}))
 
 
 class Worker:

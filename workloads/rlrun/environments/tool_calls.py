@@ -1,0 +1,83 @@
+"""Calls of functions as text, for models whose engine or chat template knows no form of their own:
+
+    <tool_call>{"name": "...", "arguments": {...}}</tool_call>
+
+It is the form that many models are trained on (Hermes, Qwen). A call that is no such JSON stays in the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rlrun.environments.protocol import Message, Tool
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_DESCRIPTION = """You can call these functions; each line is one function as JSON:
+{tools}
+To call one, write <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>. Its result is the next message."""
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """A reply as its text without the calls, and the calls: (name, arguments)."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def take(match: re.Match[str]) -> str:
+        try:
+            call = json.loads(match[1])
+        except (ValueError, RecursionError):
+            return match[0]
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return match[0]
+        arguments = call.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return match[0]
+        calls.append((call["name"], arguments))
+        return ""
+
+    return _CALL.sub(take, text).strip() if "<tool_call>" in text else text, calls
+
+
+def describe(functions: Sequence[dict[str, Any]]) -> str:
+    """What a model is told of the functions that it may call.
+
+    Args:
+        functions: `name`, `description` and `parameters` (a JSON schema) of each.
+    """
+    return _DESCRIPTION.format(tools="\n".join(json.dumps(function) for function in functions))
+
+
+def without_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """The same conversation for a chat template that knows no tools: they are described in the system message, calls are text."""
+    plain = [_as_text(message) for message in messages]
+    if not tools:
+        return plain
+    described = describe([tool.get("function", tool) for tool in tools])
+    if plain and plain[0]["role"] == "system":
+        content = "\n\n".join(filter(None, [plain[0]["content"], described]))
+        return [{"role": "system", "content": content}, *plain[1:]]
+    return [{"role": "system", "content": described}, *plain]
+
+
+def _as_text(message: Message) -> Message:
+    if not (calls := message.get("tool_calls")):
+        return message
+    parts = [message.get("content") or ""]
+    for call in calls:
+        function = call["function"]
+        written = json.dumps({"name": function["name"], "arguments": arguments_of(function)})
+        parts.append(f"<tool_call>{written}</tool_call>")
+    return {"role": message["role"], "content": "\n".join(filter(None, parts))}
+
+
+def arguments_of(function: dict[str, Any]) -> Any:
+    """The arguments of a call: OpenAI's messages have them as a text of JSON, chat templates want the value."""
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except ValueError:
+            return arguments
+    return arguments

@@ -1,0 +1,54 @@
+"""What a reply says where tools were offered: its text, and the calls in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlrun.environments.protocol import Message, Tool
+from rlrun.environments.tool_calls import parse_tool_calls
+
+
+@dataclass(frozen=True)
+class Said:
+    """A reply taken apart.
+
+    Attributes:
+        content: the text without the calls; None: the whole text.
+        calls: (name, arguments as JSON) in order.
+    """
+
+    content: str | None = None
+    calls: tuple[tuple[str, str], ...] = ()
+
+    def messages_calls(self, before: int) -> list[dict[str, Any]]:
+        """The calls as OpenAI's messages have them; `before` of the conversation's calls have ids already."""
+        return [
+            {"id": f"call_{before + index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for index, (name, arguments) in enumerate(self.calls)
+        ]
+
+
+class ParseReply(Protocol):
+    """Takes a reply apart.
+
+    Args:
+        token_ids: the reply.
+        text: the reply without special tokens.
+        messages: what it answers.
+        tools: functions that were offered.
+    """
+
+    async def __call__(
+        self, token_ids: Sequence[int], text: str, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> Said: ...
+
+
+async def parse_text(token_ids: Sequence[int], text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> Said:
+    """Calls in the form of `environments.tool_calls`."""
+    if not tools:
+        return Said()
+    content, calls = parse_tool_calls(text)
+    return Said(content, tuple((name, json.dumps(arguments)) for name, arguments in calls)) if calls else Said()
