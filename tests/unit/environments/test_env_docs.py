@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments import Demonstrates, known, load, run_episode
+from rlrun.environments import Demonstrates, Reply, known, load, run_episode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
 
@@ -43,6 +44,32 @@ async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
     assert score.reward == 1.0
     episode, score = await run_episode(env, task, scripted(lambda _: "z"), timeout_seconds=5)
     assert (episode.replies, score.reward) == (8, 0.0)
+
+
+async def test_the_pages_agent_is_played_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sum_agent.py").write_text(block("python", "sum_agent.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env: Any = load("sum_agent:sums", {})
+    assert not {t.id for t in env.tasks("train")} & {t.id for t in env.tasks("eval")}
+    task = env.tasks("train")[0]
+    asked: list[Any] = []
+
+    class Model:
+        async def complete(self, messages: Any, **options: Any) -> Reply:
+            asked.append(messages)
+            if len(asked) == 1:
+                assert options["tools"][0]["function"]["name"] == "add"
+                call = {
+                    "name": "add",
+                    "arguments": json.dumps(dict(zip("ab", map(int, task.id.split("+")), strict=True))),
+                }
+                return Reply("", tool_calls=({"id": "call_0", "type": "function", "function": call},), content="")
+            return Reply(messages[-1]["content"])
+
+    _, score = await run_episode(env, task, Model(), timeout_seconds=60)
+    await env.close()
+    assert score.reward == 1.0
+    assert asked[1][-1] == {"role": "tool", "tool_call_id": "call_0", "content": task.answer}
 
 
 @pytest.mark.usefixtures("tasksets")

@@ -1,9 +1,11 @@
 """Environments: tasks, one episode with a model, and its score.
 
 `protocol` is the contract, `registry.load` finds an environment by id, `episode.run_episode` plays one with a deadline;
-the rest are the shipped environments and the adapter for `verifiers` tasksets. Nothing here imports torch or vllm.
+`agent` and `openai_*` serve programs that are written for OpenAI's client; the rest are the shipped environments and the adapter for
+`verifiers` tasksets. Nothing here imports torch or vllm.
 """
 
+from rlrun.environments.agent import AgentEnvironment, run_program
 from rlrun.environments.episode import EpisodeError, run_episode
 from rlrun.environments.protocol import (
     Demonstrates,
@@ -20,6 +22,7 @@ from rlrun.environments.protocol import (
 from rlrun.environments.registry import EnvironmentLoadError, known, load
 
 __all__ = [
+    "AgentEnvironment",
     "Demonstrates",
     "Environment",
     "EnvironmentLoadError",
@@ -35,4 +38,5 @@ __all__ = [
     "known",
     "load",
     "run_episode",
+    "run_program",
 ]

@@ -1,0 +1,34 @@
+"""A whole run on a program that is written for OpenAI's client and knows nothing of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stub_run import IMPORT_PATH, stub_run
+
+from rlrun.protocol import exit_codes
+
+PROGRAMS = Path(__file__).parent / "harness" / "programs"
+
+
+def test_every_request_of_a_program_is_trained_on(tmp_path: Path) -> None:
+    orchestrator = {"batch_size": 8, "environments": [{"id": "reversing:reversing", "group_size": 4}]}
+    with stub_run(tmp_path, max_steps=3, orchestrator=orchestrator) as run:
+        run.script(trainer={"stepSeconds": 0}, inference={"tokenSeconds": 0})
+        assert run.wait(run.start("model")) == exit_codes.OK, run.state()
+        run.start("inference")
+        trainer = run.start("trainer")
+        playing = run.start("orchestrator", PYTHONPATH=f"{PROGRAMS}:{IMPORT_PATH}")
+        assert run.wait(playing, 240) == exit_codes.OK, run.state()
+        assert run.wait(trainer, 240) == exit_codes.OK, run.state()
+        traces = sorted(run.paths.root.glob("traces/step_*.jsonl"))
+        rollouts = [json.loads(line) for trace in traces for line in trace.read_text().splitlines()]
+        assert len(rollouts) == 3 * 8
+        for rollout in rollouts:
+            (spans,) = rollout["versions"]  # one sample: the program's conversation only grows
+            sampled = sum(span["end"] - span["start"] for span in spans)
+            assert sampled == rollout["completion_tokens"] == 2 * 5  # two replies of four letters and an end
+            assert rollout["tokens"] == len("B") + 2 * (len("U<abcd>A") + 5)
+            assert [message["role"] for message in rollout["messages"]] == ["user", "assistant"] * 2
+        assert sum(rollout["reward"] for rollout in rollouts) > 0

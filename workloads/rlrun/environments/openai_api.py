@@ -1,0 +1,198 @@
+"""OpenAI's chat completions as values: what a program asks, what it is answered. Pure.
+
+How tokens are drawn is the run's business: `temperature`, `top_p`, `seed`, penalties and the like are taken and have no effect. What
+would change the answer's form in a way that cannot be served is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.environments.protocol import Message, Reply, Tool
+
+MODEL = "policy"
+"""What the model is called; requests may call it anything."""
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        message: what is wrong and what would work.
+        param: the field.
+        code: OpenAI's word for it.
+        status: of the HTTP answer.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.status = message, param, code, status
+
+    def document(self) -> dict[str, Any]:
+        """The answer's body."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request."""
+
+    messages: list[Message]
+    tools: list[Tool]
+    max_tokens: int | None
+    stop: list[str]
+    stream: bool
+    include_usage: bool
+    model: str
+
+
+def read_request(body: Any) -> Asked:
+    """A request's body.
+
+    Raises:
+        RequestError: it is malformed, or asks for what cannot be served.
+    """
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    _refuse(body)
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages must be a list with at least one message", "messages")
+    stop = body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(word, str) and word for word in stop):
+        raise RequestError("stop must be a text or a list of texts", "stop")
+    return Asked(
+        messages=[_message(message, f"messages[{index}]") for index, message in enumerate(messages)],
+        tools=[] if body.get("tool_choice") == "none" else _tools(body.get("tools")),
+        max_tokens=_max_tokens(body),
+        stop=stop,
+        stream=bool(body.get("stream")),
+        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        model=str(body.get("model") or MODEL),
+    )
+
+
+def _refuse(body: Mapping[str, Any]) -> None:
+    response_format = body.get("response_format") or {"type": "text"}
+    wanted = {
+        "n": (body.get("n") in (None, 1), "one choice is sampled; ask again for another"),
+        "tool_choice": (body.get("tool_choice") in (None, "auto", "none"), "the policy chooses; use auto or none"),
+        "response_format": (
+            isinstance(response_format, dict) and response_format.get("type") == "text",
+            "the policy's tokens are not constrained; ask for the format in the prompt",
+        ),
+        "logprobs": (not body.get("logprobs"), "log-probabilities are recorded, not answered; leave it out"),
+        "logit_bias": (not body.get("logit_bias"), "the policy's tokens are not constrained; leave it out"),
+        "functions": (not body.get("functions"), "use tools"),
+        "modalities": (body.get("modalities") in (None, ["text"]), "text is all there is; leave it out"),
+    }
+    for name, (served, fix) in wanted.items():
+        if not served:
+            raise RequestError(f"{name} ({body[name]!r}) is not served: {fix}", name, "unsupported_parameter")
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    value = body.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise RequestError(f"{name} ({value!r}) must be a positive number", name)
+    return value
+
+
+def _message(message: Any, where: str) -> Message:
+    role = _ROLES.get(str(message.get("role"))) if isinstance(message, dict) else None
+    if role is None:
+        raise RequestError(f"{where} must be an object whose role is one of {', '.join(_ROLES)}", where)
+    read: Message = {"role": role, "content": _text(message.get("content"), where)}
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = [_call(call, where) for call in calls]
+    return read | {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"{where}.content must be a text, or parts of text", where)
+    return "".join(map(str, texts))
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where}.tool_calls must be calls of functions", where)
+    written = {"name": function["name"], "arguments": function.get("arguments") or "{}"}
+    return {"id": call.get("id"), "type": "function", "function": written}
+
+
+def _tools(tools: Any) -> list[Tool]:
+    for tool in tools or []:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError("tools must be functions with a name", "tools")
+    return list(tools or [])
+
+
+# ---- answers
+
+
+def completion(asked: Asked, reply: Reply, number: int) -> dict[str, Any]:
+    """The answer to a request; `number` counts the episode's replies."""
+    return {
+        **_head(asked, number, "chat.completion"),
+        "choices": [
+            {"index": 0, "message": _answer(reply), "finish_reason": _finish(reply), "logprobs": None},
+        ],
+        "usage": _usage(reply),
+    }
+
+
+def chunks(asked: Asked, reply: Reply, number: int) -> Iterator[str]:
+    """The answer as events of a stream, each a text to send; a reply is whole before its first chunk."""
+    head = _head(asked, number, "chat.completion.chunk")
+    message = _answer(reply)
+    calls = [call | {"index": index} for index, call in enumerate(message.pop("tool_calls", []))]
+    delta = message | ({"tool_calls": calls} if calls else {})
+    for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": _finish(reply)}):
+        yield _event({**head, "choices": [{"index": 0, "logprobs": None, **choice}]})
+    if asked.include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(reply)})
+    yield "data: [DONE]\n\n"
+
+
+def _head(asked: Asked, number: int, kind: str) -> dict[str, Any]:
+    return {"id": f"reply-{number}", "object": kind, "created": int(time.time()), "model": asked.model}
+
+
+def _answer(reply: Reply) -> dict[str, Any]:
+    message = reply.message
+    return message | {"content": message["content"] or None} if reply.tool_calls else message
+
+
+def _finish(reply: Reply) -> str:
+    if reply.truncated:
+        return "length"
+    return "tool_calls" if reply.tool_calls else "stop"
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document)}\n\n"
