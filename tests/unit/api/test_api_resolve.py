@@ -47,6 +47,16 @@ def test_environments_get_the_sampling_of_the_run_unless_they_have_their_own() -
     assert config.orchestrator.sampling.max_tokens == 16
 
 
+def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
+    for flag, parses in {
+        "--enable-auto-tool-choice": True,
+        "--enable_auto_tool_choice": True,
+        "--max-logprobs=2": False,
+    }.items():
+        config = resolved(inference={"extra_args": [flag, "--tool-call-parser=hermes"]})
+        assert config.orchestrator.engine_parses_tools == parses
+
+
 def test_run_json_can_be_read_again() -> None:
     config = resolved(algorithm={"preset": "ppo", "loss": {"name": "ppo", "options": {"eps_low": 0.1}}})
     again = RunConfig.model_validate_json(config.model_dump_json())

@@ -144,6 +144,21 @@ async def test_generate_sends_key_salt_and_sampling(engine: tuple[str, dict[str,
     assert (sampling["temperature"], sampling["top_p"], sampling["logprobs"], sampling["seed"]) == (0.7, 0.9, 0, 11)
 
 
+async def test_a_reply_is_taken_apart_by_the_engines_parser(engine: tuple[str, dict[str, Any]]) -> None:
+    url, state = engine
+    call = {"id": "x", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
+    path = "/v1/chat/completions/derender"
+    async with EngineClient(url, "the-key") as client:
+        state["answers"][path] = (200, {"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
+        assert await client.parse([7, 8], [{"type": "function"}]) == ("", [("calc", "{}")])
+        sent = json.loads(state["seen"][1])
+        assert sent["generate_response"]["choices"][0]["token_ids"] == [7, 8]
+        assert sent["chat_request"]["tools"] == [{"type": "function"}]
+        state["answers"][path] = (200, {"choices": []})
+        with pytest.raises(EngineError, match="lacks a field"):
+            await client.parse([7, 8], [])
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -16,9 +16,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlrun.config.roles import TrajectoryStrategy
+from rlrun.config.rollout import SamplingConfig
 from rlrun.environments.protocol import Message, Reply, Tool
-from rlrun.inference.client import Completion
+from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.conversation import Conversation, RolloutError
+from rlrun.orchestrator.engines import EnginePool, Replica, Session
+from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
 from rlrun.trainer.characters import CHARACTERS, SPECIAL_TOKENS
 from rlrun.trainer.tiny_model import make_tokenizer
@@ -331,3 +334,50 @@ async def test_a_template_that_wants_calls_before_results_can_be_continued() -> 
     assert chat._tokenizer.decode(engine.prompts[1]) == chat.prompt(messages, [TOOL])
     with pytest.raises(TemplateError, match="refuses the conversation: a result without a call"):
         await conversation.complete([user("a"), {"role": "tool", "content": "1"}], tools=[TOOL])
+
+
+# ---- the engines' own parsers
+
+
+class Parser:
+    """An engine that only parses."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[list[int]] = []
+
+    async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Any:
+        self.asked.append(list(token_ids))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def session_of(*parsers: Parser) -> Session:
+    replicas = [Replica(str(index), parser) for index, parser in enumerate(parsers)]  # type: ignore[arg-type]
+    return Session(EnginePool(replicas, Signal()), SamplingConfig(), [EOS])
+
+
+async def test_an_engines_parser_takes_replies_apart_and_another_one_where_it_does_not_answer() -> None:
+    parser = Parser(("b", [("calc", '{"x": 1}')]))
+    gone = Parser(EngineUnavailableError("gone"))
+    engine = Engine(["ab?calc(1)"])
+    conversation = Conversation(engine, CHAT, seq_len=400, max_tokens=90, parse=session_of(gone, parser).parse)
+    reply = await conversation.complete([user("a")], tools=[TOOL])
+    assert (reply.text, reply.message["content"]) == ("ab?calc(1)", "b")
+    assert [call["function"] for call in reply.tool_calls] == [{"name": "calc", "arguments": '{"x": 1}'}]
+    assert gone.asked == parser.asked == [[IDS[c] for c in "ab?calc(1)"]]  # without the token that ended it
+
+
+@pytest.mark.parametrize(
+    ("parsers", "error"),
+    [
+        ([], EngineUnavailableError),
+        ([Parser(EngineUnavailableError("gone"))], EngineUnavailableError),
+        ([Parser(EngineError("refused", 400)), Parser(("", []))], EngineError),
+    ],
+)
+async def test_a_reply_that_no_engine_parses_is_an_error(parsers: list[Parser], error: type[Exception]) -> None:
+    with pytest.raises(error) as raised:
+        await session_of(*parsers).parse([9], "a", [TOOL])
+    assert type(raised.value) is error

@@ -140,6 +140,11 @@ class InferenceSpec(Config):
     extra_args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=64)
     """More arguments for vLLM's server, as on its command line."""
 
+    @property
+    def parses_tools(self) -> bool:
+        """Whether `extra_args` turn on a parser for the calls of tools; vLLM demands its name then."""
+        return any(argument.replace("_", "-") == "--enable-auto-tool-choice" for argument in self.extra_args)
+
 
 class OrchestratorSpec(Config):
     """The process that makes rollouts, batches and decisions."""
@@ -228,6 +233,8 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     inference_service: Annotated[str, Field(min_length=1)] | None = None
     """Instead of `inferenceUrls`: one address whose host name stands for all engines, which come and go, such as
     `http://my-run-inference.team-a.svc:8000`. Every address that the name has is an engine."""
+    engine_parses_tools: bool = False
+    """Whether the engines have a parser that finds the calls of tools in replies."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] = 9100
     """Port of the Prometheus metrics."""
     host: str = "127.0.0.1"

@@ -17,6 +17,7 @@ import aiohttp
 from rlrun.protocol.endpoints import (
     ENGINE_GENERATE,
     ENGINE_METRICS,
+    ENGINE_PARSE,
     ENGINE_READY,
     ENGINE_RELOAD_WEIGHTS,
     ENGINE_STATUS,
@@ -170,6 +171,26 @@ class EngineClient:
         if adapter is None:
             return parse_completions(answer, n)
         return parse_completions(answer, n, Adapter(adapter, int(cache_salt or "")))
+
+    async def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """A reply taken apart by the engine's parser: the text without calls, and (name, arguments as JSON) of each call.
+
+        Raises `EngineError`. Needs no weights, and no version.
+        """
+        body = {
+            "generate_response": {"choices": [{"index": 0, "token_ids": list(token_ids), "finish_reason": "stop"}]},
+            # Parsers look at the functions; what was said before is only demanded by the request's form.
+            "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools)},
+        }
+        answer = await self._json("POST", ENGINE_PARSE, self._control_timeout, body)
+        try:
+            message = answer["choices"][0]["message"]
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            return message.get("content") or "", [(str(f["name"]), str(f["arguments"])) for f in functions]
+        except (KeyError, TypeError, IndexError) as error:
+            raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
         """Load a published folder as `version`; seconds per phase, empty if the server held it already."""

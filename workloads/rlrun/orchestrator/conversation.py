@@ -198,8 +198,8 @@ class Conversation:
         count, text, stopped = self._cut(completion, stop)
         finish = "stop" if stopped else completion.finish_reason
         said = Said()
-        if tools is not None and finish != "length":
-            said = await self._parse(completion.token_ids[:count], text, messages, tools)
+        if tools and finish != "length":
+            said = await self._parse(self._chat.unended(completion.token_ids[:count]), text, tools)
         reply = Reply(
             text,
             finish,

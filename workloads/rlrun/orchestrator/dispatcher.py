@@ -21,6 +21,7 @@ from rlrun.orchestrator.engines import EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.filters import Rules, reason_to_drop
 from rlrun.orchestrator.ledger import Ledger
+from rlrun.orchestrator.parsing import parse_text
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler
 from rlrun.orchestrator.signals import Signal
@@ -64,6 +65,7 @@ class Player:
                 seq_len=self._config.seq_len,
                 max_tokens=max_tokens,
                 strategy=self._config.trajectory_strategy,
+                parse=session.parse if self._config.engine_parses_tools else parse_text,
             )
             try:
                 played = await arena.environment.play(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loguru import logger
 
 from rlrun.config.rollout import SamplingConfig
+from rlrun.environments.protocol import Tool
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.orchestrator.parsing import Said
 from rlrun.orchestrator.signals import Signal
 
 MAX_TRIES = 5
@@ -34,6 +36,10 @@ class Engine(Protocol):
         stop_token_ids: Sequence[int],
         cache_salt: str | None,
     ) -> list[Completion]: ...
+
+    async def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[tuple[str, str]]]: ...
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]: ...
 
@@ -205,6 +211,26 @@ class Session:
             finally:
                 self._pool.release(replica, n)
         raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error
+
+    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
+        """Take a reply apart by an engine's parser; any engine will do, whatever weights it holds.
+
+        Raises:
+            EngineUnavailableError: no engine answers.
+            EngineError: an engine refused it.
+        """
+        if not token_ids:
+            return Said()
+        error: object = self._pool.nobody
+        for replica in sorted(self._pool.replicas, key=lambda replica: replica is not self._replica)[:MAX_TRIES]:
+            try:
+                content, calls = await replica.client.parse(token_ids, tools)
+                return Said(content, tuple(calls))
+            except EngineError as failure:
+                if failure.status in _CLIENT_ERRORS:
+                    raise
+                error = failure
+        raise EngineUnavailableError(f"no engine parsed a reply, the last one: {error}")
 
     async def _ask(self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
         request = asyncio.ensure_future(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlrun.environments.protocol import Message, Tool
+from rlrun.environments.protocol import Tool
 from rlrun.environments.tool_calls import parse_tool_calls
 
 
@@ -35,20 +35,15 @@ class ParseReply(Protocol):
     """Takes a reply apart.
 
     Args:
-        token_ids: the reply.
+        token_ids: the reply, without the token that ended it.
         text: the reply without special tokens.
-        messages: what it answers.
         tools: functions that were offered.
     """
 
-    async def __call__(
-        self, token_ids: Sequence[int], text: str, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> Said: ...
+    async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said: ...
 
 
-async def parse_text(token_ids: Sequence[int], text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> Said:
+async def parse_text(token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
     """Calls in the form of `environments.tool_calls`."""
-    if not tools:
-        return Said()
     content, calls = parse_tool_calls(text)
     return Said(content, tuple((name, json.dumps(arguments)) for name, arguments in calls)) if calls else Said()

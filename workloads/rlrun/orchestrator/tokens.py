@@ -114,10 +114,12 @@ class ChatTokens:
 
     def spelled(self, token_ids: Sequence[int]) -> str:
         """All of a reply as the chat template would have to write it: with special tokens, without the one that ends it."""
-        ids = list(token_ids)
-        if ids and ids[-1] in self.stop_token_ids:
-            ids.pop()
+        ids = self.unended(token_ids)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def unended(self, token_ids: Sequence[int]) -> list[int]:
+        """A reply without the token that ended it."""
+        return list(token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids)
 
     @cached_property
     def _knows_tools(self) -> bool:

@@ -19,6 +19,8 @@ ENGINE_STATUS = "/rlrun/status"
 ENGINE_UPDATE_WEIGHTS = "/rlrun/update_weights"
 ENGINE_RELOAD_WEIGHTS = "/rlrun/reload_weights"
 ENGINE_GENERATE = "/inference/v1/generate"
+ENGINE_PARSE = "/v1/chat/completions/derender"
+"""vLLM's own: sampled tokens become a chat message, by the parsers that the engine was started with."""
 
 # ---- the trainer
 
