@@ -84,6 +84,9 @@ def test_a_missing_completion_is_an_error() -> None:
         parse_completions({"choices": [choice()]}, 2)
     with pytest.raises(EngineError, match="lacks a field"):
         parse_completions({}, 1)
+    for nonsense in ({"choices": [{"index": "?"}]}, {"choices": ["?"]}, {"choices": [choice(token_ids=["?"])]}):
+        with pytest.raises(EngineError, match="lacks a field"):
+            parse_completions(nonsense, 1)
 
 
 def test_versions_are_expanded() -> None:
@@ -92,6 +95,10 @@ def test_versions_are_expanded() -> None:
 
 def test_metrics_are_summed_over_engines() -> None:
     assert parse_metrics(METRICS) == EngineMetrics(running=7, waiting=2, kv_usage=0.5)
+    preempted = METRICS + 'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+    assert parse_metrics(preempted) == EngineMetrics(running=7, waiting=2, kv_usage=0.5, preemptions=7)
+    with pytest.raises(EngineError, match="no number"):
+        parse_metrics(METRICS.replace("3.0", "NaN"))
     with pytest.raises(EngineError, match="num_requests_running"):
         parse_metrics("vllm:other 1\n")
 

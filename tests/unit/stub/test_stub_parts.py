@@ -16,10 +16,11 @@ from rlrun.config.model import TinyModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
+from rlrun.stub.engine import StubEngine
 from rlrun.stub.metrics import step_metrics
 from rlrun.stub.model import make_model
-from rlrun.stub.policy import WEIGHTS, Policy, read_policy, write_policy
-from rlrun.stub.script import VARIABLE, PolicyScript, claim, load_script
+from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_model, write_policy
+from rlrun.stub.script import VARIABLE, PolicyScript, Script, claim, load_script
 
 MESSAGES = [
     {"role": "system", "content": "Reverse it."},
@@ -175,3 +176,31 @@ def test_a_stub_is_small_and_imports_no_model_library(role: str) -> None:
     imported, kib = done.stdout.split("\n")[:2]
     assert imported == "set()"
     assert int(kib) < 80 * 1024
+
+
+async def test_a_slow_engine_takes_ten_times_as_long_and_a_broken_one_answers_nothing(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
+    faults = [
+        {"version": 1, "action": "slow", "seconds": 3600},
+        {"version": 2, "action": "answer_500", "seconds": 3600},
+    ]
+    script = Script.model_validate({"inference": {"tokenSeconds": 0.5, "faults": faults}}).inference
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    engine = StubEngine(tmp_path / "model", seed=1, script=script, run_folder=tmp_path / "run", sleep=sleep)
+    for version in (0, 1, 2):
+        write_model(tmp_path / f"v{version}", Policy(version, 0.5), small_files(tmp_path / "model"), complete=True)
+
+    async def take(version: int) -> set[float]:
+        await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / f"v{version}")})
+        slept.clear()
+        await engine.generate([5, 6], n=1, max_tokens=2, stop=[], ignore_eos=False, seed=None)
+        return set(slept)
+
+    assert await take(0) == {0.5}
+    assert await take(1) == {5.0}
+    with pytest.raises(RuntimeError, match="script"):
+        await take(2)

@@ -28,6 +28,10 @@ IDLE_SECONDS = 30
 """Idle connections are dropped before the server drops them (75 s), so that no request is written to a closing one."""
 
 NOT_FOUND = 404
+_LOAD = frozenset(
+    f"vllm:{name}"
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+)
 KNOWN_ADAPTERS = 32
 """Versions whose adapter's name is remembered."""
 
@@ -72,6 +76,8 @@ class EngineMetrics:
     waiting: int
     kv_usage: float
     """Fraction of the KV cache in use, of the fullest engine."""
+    preemptions: int | None = None
+    """Sequences put off since the server's start because the KV cache was full; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +216,8 @@ class EngineClient:
     async def status(self) -> dict[str, Any]:
         """Weight version, path, liveness and fault, as the server tells them."""
         answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
+        if not isinstance(answer, dict):
+            raise EngineError(f"{self.base_url}{ENGINE_STATUS} answered something else than a status")
         return dict(answer)
 
     async def metrics(self) -> EngineMetrics:
@@ -219,6 +227,8 @@ class EngineClient:
 
     async def _change(self, path: str, version: int, body: Mapping[str, Any]) -> dict[str, float]:
         answer = await self._json("POST", path, self._update_timeout, body)
+        if not isinstance(answer, dict) or not isinstance(answer.get("seconds"), dict):
+            raise EngineError(f"{self.base_url}{path} answered something else than an update")
         self._adapters.pop(str(version), None)
         if answer.get("model") is not None:
             self._adapters[str(version)] = answer["model"]
@@ -252,8 +262,8 @@ class EngineClient:
         deadline = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
         try:
             async with self._session.request(method, self.base_url + path, json=body, timeout=deadline) as response:
-                return response.status, await response.text()
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
+                return response.status, await response.text(errors="replace")
+        except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
@@ -280,7 +290,7 @@ def parse_completions(answer: Any, n: int, adapter: Adapter | None = None) -> li
         if len(choices) != n:
             raise EngineError(f"the engine returned {len(choices)} completions instead of {n}")
         return [_completion(choice, adapter) for choice in sorted(choices, key=lambda c: c["index"])]
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
 
 
@@ -321,20 +331,25 @@ def expand_versions(spans: Sequence[Mapping[str, Any]], length: int) -> list[int
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Load from vLLM's Prometheus text; a missing metric is an `EngineError`, not an idle engine."""
+    """Load from vLLM's Prometheus text; a missing metric is an `EngineError`, not an idle engine. Preemptions may be missing."""
     values: dict[str, list[float]] = {}
-    for line in text.splitlines():
-        if line.startswith("vllm:"):
-            name = line.partition("{")[0].partition(" ")[0]
-            values.setdefault(name, []).append(float(line.rpartition(" ")[2]))
     try:
+        for line in text.splitlines():
+            if line.startswith("vllm:"):
+                name = line.partition("{")[0].partition(" ")[0]
+                if name in _LOAD:
+                    values.setdefault(name, []).append(float(line.rpartition(" ")[2]))
+        preemptions = values.get("vllm:num_preemptions_total")
         return EngineMetrics(
             running=int(sum(values["vllm:num_requests_running"])),
             waiting=int(sum(values["vllm:num_requests_waiting"])),
             kv_usage=max(values["vllm:kv_cache_usage_perc"]),
+            preemptions=None if preemptions is None else int(sum(preemptions)),
         )
     except KeyError as error:
         raise EngineError(f"/metrics lacks {error}") from None
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"/metrics has a value that is no number: {error}") from None
 
 
 def _message(text: str) -> str:

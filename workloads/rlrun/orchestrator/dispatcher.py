@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from loguru import logger
@@ -17,7 +17,7 @@ from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import Conversation, RolloutError
-from rlrun.orchestrator.engines import EnginePool, Opening, Session
+from rlrun.orchestrator.engines import Affinity, EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.filters import Rules, reason_to_drop
 from rlrun.orchestrator.ledger import Ledger
@@ -76,7 +76,7 @@ class Player:
                 )
             except EpisodeError as error:
                 if isinstance(error.__cause__, EngineUnavailableError) or (
-                    error.kind == "timeout" and not self._pool.candidates()
+                    error.kind == "timeout" and (session.troubled or not self._pool.candidates())
                 ):
                     raise EngineUnavailableError(str(error)) from error
                 raise
@@ -101,6 +101,7 @@ class _Flight:
     version: int
     size: int
     since: float
+    affinity: Affinity = field(default_factory=Affinity)
     task: asyncio.Task[None] | None = None
     expired: bool = False
 
@@ -169,6 +170,9 @@ class Dispatcher:
             batch_size=config.batch_size,
             accepted=accepted,
         )
+        if self._pool.limited:
+            coming = sum(flight.size for flight in self._flights.values() if not flight.affinity.asked)
+            allowed = min(allowed, self._pool.room() - coming)
         return min(allowed, config.max_steps * config.batch_size - (accepted + running))
 
     async def run(self) -> None:
@@ -252,7 +256,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as tasks:
             count = arena.config.group_size
             opening = Opening(count) if arena.environment.single_turn else None
-            playing = [tasks.create_task(self._rollout(arena, task, opening)) for _ in range(count)]
+            playing = [tasks.create_task(self._rollout(arena, task, opening, flight.affinity)) for _ in range(count)]
         rollouts = tuple(play.result() for play in playing)
         return FinishedGroup(
             number=flight.number,
@@ -263,10 +267,10 @@ class Dispatcher:
             rollouts=rollouts,
         )
 
-    async def _rollout(self, arena: Arena, task: TaskRef, opening: Opening | None) -> Rollout:
+    async def _rollout(self, arena: Arena, task: TaskRef, opening: Opening | None, affinity: Affinity) -> Rollout:
         sampling = arena.config.sampling or self._config.sampling
         for _ in range(1 + MAX_RETRIES):
-            session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening)
+            session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening, affinity=affinity)
             opening = None
             try:
                 rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)

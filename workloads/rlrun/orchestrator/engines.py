@@ -1,4 +1,11 @@
-"""The engines: which replica holds which version, which one gets the next request, and requests that survive a failing replica."""
+"""The engines: which replica holds which version, which one gets the next request, and requests that survive a failing replica.
+
+A request goes to the replica that would answer first by what is known: the fewest continuations in flight, weighed by how slow it is of
+late. The members of a group and the turns of an episode share a prefix, hence go to the same replica as long as that is not overloaded.
+
+A replica that fails a request is out of rotation until it has got weights again, later each time; one that failed twice in a row gets a
+single request then, and more once it has answered. So a replica that answers errors quickly does not draw all the work.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +19,29 @@ from loguru import logger
 
 from rlrun.config.rollout import SamplingConfig
 from rlrun.environments.protocol import Tool
-from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
+from rlrun.orchestrator.concurrency import Concurrency
 from rlrun.orchestrator.parsing import Said
-from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.signals import Signal, Turns
 
 MAX_TRIES = 5
 """Replicas that one request is sent to before its rollout gives up."""
 NOBODY = "no engine is known"
+UNLIMITED = 1 << 20
+STICKY_SLACK = 16
+"""Continuations that a replica may have more than another before those that share a prefix move."""
+SLOW = 1.5
+"""A replica counts as slow from this multiple of the fastest one's time per token; below it is noise."""
+PACE_WEIGHT = 0.2
+"""Of the newest answer in the mean time per token."""
+PACE_SECONDS = 60.0
+"""After which a replica that got no request is given another chance."""
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 15.0
+_REFUSALS = (400, 413, 422)
+"""Answers that blame the request for tokens. Any other failure is the replica's, a missing route or a wrong key too."""
 _CLIENT_ERRORS = range(400, 500)
+"""Answers that end the parsing of a reply: no engine of the run would parse it."""
 
 
 class Engine(Protocol):
@@ -47,6 +69,8 @@ class Engine(Protocol):
 
     async def status(self) -> dict[str, Any]: ...
 
+    async def metrics(self) -> EngineMetrics: ...
+
     async def close(self) -> None: ...
 
 
@@ -73,40 +97,105 @@ class Replica:
     """Why it is out of rotation."""
     requests: set[asyncio.Future[list[Completion]]] = field(default_factory=set)
     """What it is asked at the moment."""
-    removed: bool = False
-    """Whether it has left the pool for good."""
+    concurrency: Concurrency = field(default_factory=lambda: Concurrency(UNLIMITED))
+    """How much it may be asked for at once."""
+    handed: int = -1
+    """The newest version that was ever sent to it: no token of a newer one is its own."""
+    trusted: bool = False
+    """Whether it is known to hold what this attempt gave it; else the next hand-over loads anew even under an equal number."""
+    rotation: int = 0
+    """How often it came into rotation: a request that fails late says nothing about the time after."""
+    failures: int = 0
+    """Failed in a row, without an answer in between."""
+    rest_until: float = 0.0
+    """No hand-over before (monotonic seconds)."""
+    suspect: bool = False
+    """Whether it did not answer the last question about its health."""
+    seconds_per_token: float | None = None
+    """Lately, of the longest continuation of each request."""
+    answered: float = 0.0
+    """When it last answered a request (monotonic seconds)."""
 
     @property
     def open(self) -> bool:
         """Whether it takes new requests. Not during a hand-over: their first tokens would be computed by neither version."""
         return self.version is not None and not self.updating
 
+    def room(self, count: int) -> bool:
+        """Whether it may be asked for `count` more; always when it has nothing to do."""
+        if self.load == 0:
+            return True
+        return self.failures < 2 and self.load + count <= self.concurrency.limit
+
+    def succeed(self, seconds: float, tokens: int) -> None:
+        """It has answered a request, whose longest continuation has so many tokens."""
+        self.failures, self.suspect, self.answered = 0, False, time.monotonic()
+        pace, known = seconds / max(1, tokens), self.seconds_per_token
+        self.seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)
+
+    def slowness(self, fastest: float | None) -> float:
+        """Its time per token as a multiple of the fastest one's; 1 where nothing is known, or was heard of it for long."""
+        if fastest is None or self.seconds_per_token is None or time.monotonic() - self.answered > PACE_SECONDS:
+            return 1.0
+        multiple = self.seconds_per_token / fastest
+        return multiple if multiple > SLOW else 1.0
+
+
+@dataclass
+class Lost:
+    """What failing replicas have cost so far."""
+
+    requests: int = 0
+    """Requests that were asked elsewhere."""
+    seconds: float = 0.0
+    """That they had taken until then, all together."""
+    longest: float = 0.0
+    """Of one of them, in seconds."""
+
 
 class EnginePool:
     """All replicas, which may come and go. The only writer of `load`; `version` and `updating` are written by the hand-over, and by
-    `fail`."""
+    `fail`.
 
-    def __init__(self, replicas: Sequence[Replica], signal: Signal) -> None:
-        self.replicas = list(replicas)
-        self._signal = signal
+    Args:
+        replicas: those that are known from the start.
+        signal: notified after each change.
+        max_concurrency: the most continuations that one replica is asked for at once.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], signal: Signal, *, max_concurrency: int = UNLIMITED) -> None:
+        self.replicas: list[Replica] = []
+        self._signal, self._max_concurrency = signal, max_concurrency
+        self._freed = Signal()
+        """Notified also when a request ends, which only those wait for who have a request."""
+        signal.follow(self._freed)
+        self._turns: dict[int | None, Turns] = {}
+        self.waiting = 0
+        """Continuations for which no replica has room at the moment."""
         self.last_available = time.monotonic()
         """When a replica was last known to hold weights."""
         self.nobody = NOBODY
         """Why there is no replica at all; the discovery says more."""
+        self.lost = Lost()
+        for replica in replicas:
+            self.add(replica)
 
     def add(self, replica: Replica) -> None:
         """Take a new replica in; it gets requests once the hand-over has given it weights."""
+        replica.concurrency = Concurrency(self._max_concurrency)
         self.replicas.append(replica)
         self._signal.notify()
 
     def remove(self, replica: Replica, reason: str) -> None:
         """Forget a replica. What it is asked at the moment is asked elsewhere: a machine that lost its power never answers."""
-        self.fail(replica, reason)
-        replica.removed = True
         self.replicas.remove(replica)
+        self.abandon(replica, reason)
+
+    def abandon(self, replica: Replica, reason: str) -> None:
+        """Take a replica out of rotation, and ask elsewhere what it is asked at the moment."""
+        self.fail(replica, reason)
         for request in list(replica.requests):
             request.cancel()
-        self._signal.notify()
 
     def problems(self) -> str:
         """Why the replicas are out of rotation, one after the other."""
@@ -130,24 +219,60 @@ class EnginePool:
         wanted = self.version if version is None else version
         return [r for r in self.replicas if r.open and r.version == wanted]
 
-    async def acquire(self, prefer: Replica | None, version: int | None, count: int) -> Replica:
-        """Wait for a replica that holds the version: the preferred one (its cache has the prefix), else the least loaded.
+    @property
+    def limited(self) -> bool:
+        """Whether the engines' load, and not the run's settings, says how many rollouts there may be."""
+        return any(r.concurrency.limit < self._max_concurrency for r in self.candidates())
+
+    def room(self) -> int:
+        """Continuations that the engines may be asked for beyond those in flight and those that wait."""
+        free = sum(max(0, r.concurrency.limit - r.load) for r in self.candidates())
+        return max(0, free - self.waiting)
+
+    async def acquire(
+        self,
+        prefer: Replica | None,
+        version: int | None,
+        count: int,
+        *,
+        avoid: Sequence[Replica] = (),
+        first: bool = False,
+    ) -> Replica:
+        """Wait for a replica that holds the version and has room: the preferred one (its cache has the prefix) unless it is overloaded,
+        else the one that would answer first.
 
         Args:
-            prefer: the replica of the rollout's last request.
+            prefer: the replica of the rollout's last request, or of its group.
             version: the version that the request is meant for; default: the one for new rollouts.
             count: continuations that are asked for.
+            avoid: replicas that failed this request; taken only where there is no other.
+            first: whether to come before those that have not begun: an episode that goes on, or a request that moves.
         """
-        await self._signal.until(lambda: bool(self.candidates(version)))
-        candidates = self.candidates(version)
-        chosen = prefer if prefer in candidates else min(candidates, key=lambda r: r.load)
-        assert chosen is not None
-        chosen.load += count
+        turns = self._turns.get(version)
+        chosen = None if turns is not None else self._choose(prefer, version, count, avoid)
+        if chosen is None:
+            turns = turns or self._turns.setdefault(version, Turns())
+            self.waiting += count
+            try:
+                async with turns.mine(first=first):
+                    await self._freed.until(lambda: self._choose(prefer, version, count, avoid) is not None)
+                    chosen = self._choose(prefer, version, count, avoid)
+                    assert chosen is not None
+                    chosen.load += count
+            finally:
+                self.waiting -= count
+                if not turns.busy:
+                    self._turns.pop(version, None)
+                    self._signal.notify()
+        else:
+            chosen.load += count
         return chosen
 
     def release(self, replica: Replica, count: int) -> None:
         """A request for `count` continuations was answered or given up."""
         replica.load -= count
+        if self.waiting:
+            self._freed.notify()
 
     def fail(self, replica: Replica, reason: str) -> None:
         """Take a replica out of rotation; the hand-over brings it back."""
@@ -155,7 +280,63 @@ class EnginePool:
             logger.warning(f"engine {replica.url} is out of rotation: {reason}")
             self.last_available = time.monotonic()
         replica.version, replica.failure = None, reason
+        replica.concurrency.forget()
         self._signal.notify()
+
+    def fail_request(self, replica: Replica, rotation: int, reason: str) -> None:
+        """A request that was sent in this `rotation` has failed: the replica rests, twice as long each time in a row."""
+        if replica.rotation != rotation or replica.version is None:
+            return
+        pause = min(FIRST_PAUSE_SECONDS * 2.0**replica.failures, LONGEST_PAUSE_SECONDS)
+        replica.failures, replica.rest_until = replica.failures + 1, time.monotonic() + pause
+        self.fail(replica, reason)
+
+    def moved(self, seconds: float) -> None:
+        """A request that a replica had for so long is asked elsewhere."""
+        self.lost.requests += 1
+        self.lost.seconds += seconds
+        self.lost.longest = max(self.lost.longest, seconds)
+
+    def metrics(self) -> dict[str, float]:
+        """Engines in rotation and known, what they may be asked for at once, and what failing ones have cost since the start."""
+        limits = sum(min(r.concurrency.limit, self._max_concurrency) for r in self.replicas if r.open)
+        return {
+            "engines/in_rotation": float(sum(r.version is not None for r in self.replicas)),
+            "engines/known": float(len(self.replicas)),
+            "engines/limit": float(min(limits, UNLIMITED)),
+            "engines/waiting": float(self.waiting),
+            "engines/moved_requests": float(self.lost.requests),
+            "engines/lost_seconds": self.lost.seconds,
+            "engines/lost_seconds_longest": self.lost.longest,
+        }
+
+    def _choose(
+        self, prefer: Replica | None, version: int | None, count: int, avoid: Sequence[Replica]
+    ) -> Replica | None:
+        candidates = self.candidates(version)
+        if avoid:
+            candidates = [r for r in candidates if r not in avoid] or candidates
+        free = [r for r in candidates if r.room(count)]
+        if not free:
+            return None
+        if len(free) == 1:
+            return free[0]
+        known = [r.seconds_per_token for r in free if r.seconds_per_token]
+        fastest = min(known, default=None)
+        best = min(free, key=lambda r: (r.load + count) * r.slowness(fastest))
+        if prefer not in free:
+            return best
+        ahead = (prefer.load - STICKY_SLACK + count) * prefer.slowness(fastest)
+        return prefer if ahead <= (best.load + count) * best.slowness(fastest) else best
+
+
+@dataclass
+class Affinity:
+    """Which replica has a group's prefix: that of the member that asked first."""
+
+    replica: Replica | None = None
+    asked: bool = False
+    """Whether one of the group has got a replica; before, the group counts as a request to come."""
 
 
 class Session:
@@ -167,6 +348,7 @@ class Session:
         stop_token_ids: tokens that end a reply.
         version: send requests only to replicas that hold this version; default: the newest at the time of each request.
         opening: where the first request is shared with the group's other rollouts.
+        affinity: shared with the group's other rollouts.
     """
 
     def __init__(
@@ -176,10 +358,19 @@ class Session:
         stop_token_ids: Sequence[int],
         version: int | None = None,
         opening: Opening | None = None,
+        affinity: Affinity | None = None,
     ) -> None:
         self._pool, self._sampling, self._stop, self._version = pool, sampling, stop_token_ids, version
         self._replica: Replica | None = None
         self._opening = opening
+        self._affinity = affinity or Affinity()
+        self._moved = False
+
+    @property
+    def troubled(self) -> bool:
+        """Whether an engine cost this rollout time: it failed one of the requests, or does not answer now."""
+        replica = self._replica
+        return self._moved or (replica is not None and (replica.suspect or replica.version is None))
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
         """Sample one continuation.
@@ -198,16 +389,24 @@ class Session:
     async def sample(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
         """Sample `n` continuations in one request; raises as a call does."""
         error: EngineError | None = None
+        failed: list[Replica] = []
         for _ in range(MAX_TRIES):
-            replica = await self._pool.acquire(self._replica, self._version, n)
-            self._replica = replica
+            prefer, first = self._replica or self._affinity.replica, bool(self._replica)
+            replica = await self._pool.acquire(prefer, self._version, n, avoid=failed, first=first)
+            began, rotation = time.monotonic(), replica.rotation
+            self._replica = self._affinity.replica = replica
+            self._affinity.asked = True
             try:
-                return await self._ask(replica, token_ids, max_tokens=max_tokens, n=n)
+                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n)
+                replica.succeed(time.monotonic() - began, max(len(c.token_ids) for c in completions))
+                return completions
             except EngineError as failure:
-                if failure.status in _CLIENT_ERRORS:
+                if failure.status in _REFUSALS:
                     raise
-                error = failure
-                self._pool.fail(replica, str(failure))
+                error, self._moved = failure, True
+                failed.append(replica)
+                self._pool.moved(time.monotonic() - began)
+                self._pool.fail_request(replica, rotation, str(failure))
             finally:
                 self._pool.release(replica, n)
         raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error
@@ -222,7 +421,8 @@ class Session:
         if not token_ids:
             return Said()
         error: object = self._pool.nobody
-        for replica in sorted(self._pool.replicas, key=lambda replica: replica is not self._replica)[:MAX_TRIES]:
+        known = sorted(self._pool.replicas, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
+        for replica in known[:MAX_TRIES]:
             try:
                 content, calls = await replica.client.parse(token_ids, tools)
                 return Said(content, tuple(calls))
@@ -233,6 +433,8 @@ class Session:
         raise EngineUnavailableError(f"no engine parsed a reply, the last one: {error}")
 
     async def _ask(self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+        version = replica.version
+        assert version is not None
         request = asyncio.ensure_future(
             replica.client.generate(
                 token_ids,
@@ -242,19 +444,31 @@ class Session:
                 top_p=1.0,
                 stop_token_ids=self._stop,
                 # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
-                cache_salt=str(replica.version),
+                cache_salt=str(version),
             )
         )
         replica.requests.add(request)
         try:
-            return await request
+            completions = await request
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if replica.removed and current is not None and not current.cancelling():
+            if current is not None and not current.cancelling():  # the pool has given this replica up, not this rollout
                 raise EngineUnavailableError(f"{replica.url}: {replica.failure}") from None
             raise
         finally:
             replica.requests.discard(request)
+        _check_versions(replica, version, completions)
+        return completions
+
+
+def _check_versions(replica: Replica, asked: int, completions: Sequence[Completion]) -> None:
+    """No token may be of a version before the one that the request was sent for, nor of one that this replica never got from us."""
+    found = {version for completion in completions for version in completion.versions}
+    if wrong := sorted(version for version in found if not asked <= version <= max(asked, replica.handed)):
+        replica.trusted = False
+        raise EngineError(
+            f"{replica.url} answered with tokens of version {wrong[0]} where it should hold {asked}: it has got other weights"
+        )
 
 
 class Opening:

@@ -26,6 +26,7 @@ from rlrun.orchestrator.discovery import Discovery, Resolve, resolve
 from rlrun.orchestrator.engines import Engine, EnginePool, Replica
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.lease import lease_from_environment
+from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.pipeline import Pipeline
 from rlrun.orchestrator.progress import Progress, ProgressServer
 from rlrun.orchestrator.shared import Connection
@@ -65,6 +66,7 @@ async def run(
     look_up: Resolve = resolve,
     stop: Stop | None = None,
     open_environments: OpenEnvironments = open_arenas,
+    pace: Pace = REGULAR,
 ) -> int:
     """Orchestrate one attempt to its end.
 
@@ -76,6 +78,7 @@ async def run(
         look_up: finds the addresses of `inference_service`.
         stop: how a signal ends the role.
         open_environments: starts the environments; default: each in a process of its own.
+        pace: how often the engines are looked at.
 
     Returns:
         0 when every step is trained and saved; 143 when the run was stopped before.
@@ -109,13 +112,14 @@ async def run(
         arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
         trainer = await stack.enter_async_context(connection)
         chat = await asyncio.to_thread(load_chat, config)
-        pool = EnginePool([], signals)
+        pool = EnginePool([], signals, max_concurrency=config.max_concurrency)
         stack.push_async_callback(_close_clients, pool)
         if config.inference_service is None:
             for url in config.inference_urls:
                 pool.add(Replica(url, (connect or over_http)(url)))
         else:
             background(Discovery(config.inference_service, pool, connect=connect or over_http, look_up=look_up).run())
+        background(Monitor(pool, signals, pace).run())
         pipeline = Pipeline(
             config,
             read_attempt(RunPaths(Path(config.output_dir)).attempt_file(attempt)),

@@ -274,6 +274,7 @@ class Pipeline:
         metrics["rollouts/in_flight"] = float(self._dispatcher.running)
         metrics["time/make_batch"] = time.monotonic() - began
         metrics["time/update_weights"] = self._sync.seconds
+        metrics |= self._pool.metrics()
         metrics |= self._sampler.metrics()
         self._counted = counters
         await self._announce(batch, metrics)

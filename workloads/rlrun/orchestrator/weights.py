@@ -13,12 +13,12 @@ from collections import deque
 from loguru import logger
 
 from rlrun.inference.client import EngineError
-from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.engines import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
 from rlrun.orchestrator.signals import Signal
 from rlrun.protocol.failures import RoleError
 
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 15.0
+KNOCK_SECONDS = 5.0
+"""Longest wait for any answer of a replica that is out of rotation, before it is asked for a hand-over."""
 OUTAGE_SECONDS = 600.0
 """Longest time without any usable engine before the run fails; a restart may mend it."""
 STARTUP_SECONDS = 1800.0
@@ -39,7 +39,6 @@ class WeightSync:
         self._pool, self._signal, self._timeout = pool, signal, timeout_seconds
         self._paths: dict[int, str | None] = {}
         self._held: deque[int] = deque()
-        self._synced: set[Replica] = set()
         self._ever_synced = False
         self.newest: int | None = None
         """The newest version that the trainer has published."""
@@ -96,6 +95,9 @@ class WeightSync:
         pause = FIRST_PAUSE_SECONDS
         while True:
             await self._signal.until(lambda: self.wanted(replica) is not None)
+            if replica.version is None and (rest := replica.rest_until - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
+                continue
             version = self.wanted(replica)
             assert version is not None
             if await self._hand_over(replica, version):
@@ -108,17 +110,20 @@ class WeightSync:
         began = time.monotonic()
         replica.updating = True
         try:
-            # The first time in an attempt the engine may hold weights of another attempt under the same number.
-            force = replica not in self._synced
+            if replica.version is None:
+                async with asyncio.timeout(KNOCK_SECONDS):
+                    await replica.client.status()  # one that hangs is not to keep us for the whole deadline
+            replica.handed = max(replica.handed, version)
             async with asyncio.timeout(self._timeout):
+                # The first time in an attempt the engine may hold weights of another attempt under the same number.
                 path = self._paths[version]
                 if path is None:
-                    await replica.client.reload_weights(version, force=force)
+                    await replica.client.reload_weights(version, force=not replica.trusted)
                 else:
-                    await replica.client.update_weights(path, version, force=force)
+                    await replica.client.update_weights(path, version, force=not replica.trusted)
         except (EngineError, TimeoutError) as error:
             status = error.status if isinstance(error, EngineError) else None
-            reason = str(error) or f"the update to version {version} took longer than {self._timeout:g} s"
+            reason = str(error) or f"no answer to the hand-over of version {version} in time"
             self._pool.fail(replica, reason)
             if status == 400 and version in self._held:
                 logger.warning(f"version {version} cannot be loaded for its evaluation: {reason}")
@@ -127,12 +132,12 @@ class WeightSync:
         finally:
             replica.updating = False
             self._signal.notify()
-        self._synced.add(replica)
-        self._synced.intersection_update({replica, *self._pool.replicas})
         self._ever_synced = True
         if replica.version is None:
             logger.info(f"engine {replica.url} is in rotation with version {version}")
+            replica.rotation += 1
         took = time.monotonic() - began
+        replica.trusted, replica.suspect = True, False
         replica.version, replica.due = version, time.monotonic() + took
         asyncio.get_running_loop().call_later(took, self._signal.notify)
         self.seconds = took

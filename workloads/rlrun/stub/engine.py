@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from rlrun.stub.replies import Reply, Sampled, Vocabulary
 from rlrun.stub.script import InferenceScript, claim, end
 
 _REMEMBERED_PROMPTS = 100_000
+SLOW_FACTOR = 10.0
+"""Of a slow engine's time per token."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class StubEngine:
         self._going = asyncio.Event()
         self._going.set()
         self._hanging = False
+        self._slow_until = self._broken_until = 0.0
         self._asked: Counter[tuple[int, ...]] = Counter()
         self.running = 0
         """Continuations that are being sampled."""
@@ -155,6 +159,10 @@ class StubEngine:
                     raise RuntimeError("the script lets this update break")
                 case "hang":
                     self._hanging = True
+                case "slow":
+                    self._slow_until = time.monotonic() + fault.seconds
+                case "answer_500":
+                    self._broken_until = time.monotonic() + fault.seconds
                 case _:
                     end(fault.action, fault.code)
 
@@ -173,6 +181,8 @@ class StubEngine:
 
         With `adapter`, the name of one in the registry, all tokens are of that policy.
         """
+        if time.monotonic() < self._broken_until:
+            raise RuntimeError("the script lets requests fail")
         fixed = self._adapters[self.registry[adapter].number] if adapter is not None else None
         stops = {*stop} if ignore_eos else {*stop, self.vocabulary.eos}
         key = tuple(prompt)
@@ -188,7 +198,8 @@ class StubEngine:
         self._used[adapter or ""] += 1
         try:
             while growing := [choice for choice in choices if choice.finish_reason is None]:
-                await self._sleep(self._script.token_seconds)
+                slow = SLOW_FACTOR if time.monotonic() < self._slow_until else 1.0
+                await self._sleep(self._script.token_seconds * slow)
                 await self._going.wait()
                 for choice in growing:
                     self._sample(choice, fixed or self._policy, stops, max_tokens)

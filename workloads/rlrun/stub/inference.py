@@ -81,6 +81,7 @@ def application(engine: StubEngine, settings: InferenceSettings, control: Contro
     async def metrics() -> PlainTextResponse:
         labels = f'{{engine="0",model_name="{settings.served_model_name}"}}'
         values = {"num_requests_running": engine.running, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+        values["num_preemptions_total"] = 0
         return PlainTextResponse("".join(f"vllm:{name}{labels} {value}\n" for name, value in values.items()))
 
     @app.api_route("/v1/models", methods=["GET", "HEAD"])

@@ -56,13 +56,14 @@ class InferenceFault(Config):
 
     version: Annotated[int, Field(ge=0)]
     """The policy version."""
-    action: Literal["exit", "sigkill", "hang", "slow_update", "fail_update"]
+    action: Literal["exit", "sigkill", "hang", "slow_update", "fail_update", "slow", "answer_500"]
     """exit, sigkill: the process ends. hang: the engine answers nothing any more. slow_update: the hand-over takes `seconds` longer.
-    fail_update: loading breaks half-way, so the server stops."""
+    fail_update: loading breaks half-way, so the server stops. slow, answer_500: for `seconds` after the hand-over each token takes
+    ten times as long, or each request fails."""
     code: ExitCode = 1
     """Of `exit`."""
     seconds: Seconds = 5.0
-    """Of `slow_update`."""
+    """Of `slow_update`, `slow` and `answer_500`."""
     times: Annotated[int, Field(ge=1, le=1000)] = 1
     """How often in the whole run: an engine that comes back is handed the same version again."""
 

@@ -18,7 +18,7 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments.registry import load
 from rlrun.environments.stage import InProcessStage
-from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
 from rlrun.orchestrator.arenas import Arena, Background, arenas_of
 from rlrun.orchestrator.main import OpenEnvironments, Stop, run
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
@@ -64,6 +64,8 @@ class FakeEngine:
     seen: list[list[int]] = field(default_factory=list)
     """Every sequence of tokens that was computed on: prompt and reply."""
     aborted: int = 0
+    running: int = 0
+    """Requests in flight."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def generate(
@@ -73,11 +75,14 @@ class FakeEngine:
             raise EngineUnavailableError("connection refused")
         assert self.version is not None, "a request came before any weights"
         self.requests.append((time.monotonic(), cache_salt, self.version, n))
+        self.running += 1
         try:
             completions = [await self._continue(max_tokens) for _ in range(n)]
         except asyncio.CancelledError:
             self.aborted += 1
             raise
+        finally:
+            self.running -= 1
         self.seen += [[*token_ids, *completion.token_ids] for completion in completions]
         return completions
 
@@ -106,7 +111,12 @@ class FakeEngine:
         return {"total": self.update_seconds}
 
     async def status(self) -> dict[str, Any]:
+        if self.down:
+            raise EngineUnavailableError("connection refused")
         return {"weight_version": self.version}
+
+    async def metrics(self) -> EngineMetrics:
+        raise EngineError("/metrics lacks 'vllm:num_requests_running'")
 
     async def close(self) -> None:
         return

@@ -1,0 +1,257 @@
+"""Which engine gets a request, how many it gets, and which answers are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orch_simulation import FakeEngine
+
+from rlrun.config.rollout import SamplingConfig
+from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
+from rlrun.orchestrator.concurrency import REST_LOOKS, Concurrency
+from rlrun.orchestrator.engines import STICKY_SLACK, EnginePool, Replica, Session
+from rlrun.orchestrator.monitor import MISSES, Monitor, Pace
+from rlrun.orchestrator.signals import Signal, Turns
+
+
+class Scripted(FakeEngine):
+    """Answers each request with the next of these: versions of the tokens, or an error."""
+
+    def script(self, *answers: list[int] | EngineError) -> Scripted:
+        self.answers = list(answers)
+        return self
+
+    async def generate(self, token_ids: object, *, n: int, **_: object) -> list[Completion]:  # type: ignore[override]
+        answer = self.answers.pop(0)
+        if isinstance(answer, EngineError):
+            raise answer
+        return [Completion([7] * len(answer), [-1.0] * len(answer), answer, "stop")] * n
+
+
+def in_rotation(version: int = 3, client: FakeEngine | None = None, name: str = "a") -> Replica:
+    return Replica(f"http://{name}", client or FakeEngine(), version=version, handed=version, trusted=True)
+
+
+async def test_work_is_shared_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = in_rotation(name="fast"), in_rotation(name="slow")
+    pool = EnginePool([fast, slow], Signal())
+    got = Counter([(await pool.acquire(None, None, 1)).url for _ in range(100)])
+    assert got == {"http://fast": 50, "http://slow": 50}, "nothing is known yet"
+    for replica in (fast, slow):
+        pool.release(replica, 50)
+    for _ in range(30):
+        fast.succeed(1.0, tokens=10)
+        slow.succeed(10.0, tokens=10)
+    got = Counter([(await pool.acquire(None, None, 1)).url for _ in range(110)])
+    assert got["http://slow"] == pytest.approx(10, abs=1)
+    later = slow.answered + 61
+    monkeypatch.setattr("rlrun.orchestrator.engines.time.monotonic", lambda: later)
+    assert slow.slowness(0.1) == 1.0, "one that was not asked for a minute may have recovered"
+
+
+async def test_what_shares_a_prefix_stays_until_its_replica_is_overloaded() -> None:
+    first, second = in_rotation(name="first"), in_rotation(name="second")
+    pool = EnginePool([first, second], Signal())
+    got = [await pool.acquire(first, None, 1) for _ in range(STICKY_SLACK + 2)]
+    assert got[:-1] == [first] * (STICKY_SLACK + 1)
+    assert got[-1] is second
+    first.version = None
+    assert await pool.acquire(first, None, 1) is second
+
+
+async def test_a_replica_gets_no_more_than_its_limit_and_episodes_that_go_on_come_first() -> None:
+    replica = in_rotation()
+    pool = EnginePool([replica], Signal(), max_concurrency=2)
+    assert [await pool.acquire(None, None, 1) for _ in range(2)] == [replica] * 2
+    order: list[str] = []
+
+    async def ask(name: str, *, first: bool) -> None:
+        await pool.acquire(None, None, 1, first=first)
+        order.append(name)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name, first in (("head", False), ("new", False), ("goes on", True)):
+            tasks.create_task(ask(name, first=first))
+            await asyncio.sleep(0)
+        given_up = tasks.create_task(ask("given up", first=True))
+        await asyncio.sleep(0)
+        assert (pool.waiting, pool.room(), order) == (4, 0, [])
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        for _ in range(2):
+            pool.release(replica, 1)
+            await asyncio.sleep(0.001)
+        assert order[0] == "head"
+        pool.release(replica, 1)
+    assert order == ["head", "goes on", "new"]
+    assert (pool.waiting, replica.load) == (0, 2)
+
+
+async def test_a_request_larger_than_the_limit_is_sent_when_nothing_else_is() -> None:
+    replica = in_rotation()
+    pool = EnginePool([replica], Signal(), max_concurrency=4)
+    assert await pool.acquire(None, None, 16) is replica
+    assert not replica.room(1)
+
+
+@pytest.mark.parametrize("versions", [[2, 3], [3, 4], [0, 0]])
+async def test_tokens_of_other_weights_than_it_was_given_are_asked_for_elsewhere(versions: list[int]) -> None:
+    liar = in_rotation(3, Scripted().script(versions), "liar")
+    other = in_rotation(3, Scripted().script([3, 3]), "other")
+    other.load = 1
+    pool = EnginePool([liar, other], Signal())
+    (completion,) = await Session(pool, SamplingConfig(), []).sample([1], max_tokens=4, n=1)
+    assert completion.versions == [3, 3]
+    assert (liar.version, liar.trusted, pool.lost.requests) == (None, False, 1)
+    assert "other weights" in liar.failure
+
+
+async def test_tokens_after_a_hand_over_in_the_middle_are_its_own() -> None:
+    replica = in_rotation(3, Scripted().script([3, 4]))
+    replica.handed = 4
+    (completion,) = await Session(EnginePool([replica], Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)
+    assert completion.versions == [3, 4]
+
+
+async def test_only_a_refusal_of_the_request_itself_ends_the_rollout() -> None:
+    errors = [EngineError("no route", 404), EngineError("wrong key", 401), EngineError("broken", 500)]
+    for error in errors:
+        bad, good = in_rotation(3, Scripted().script(error), "bad"), in_rotation(3, Scripted().script([3]), "good")
+        good.load = 1
+        assert await Session(EnginePool([bad, good], Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)
+        assert bad.version is None
+    bad = in_rotation(3, Scripted().script(EngineError("too long", 400)))
+    with pytest.raises(EngineError, match="too long"):
+        await Session(EnginePool([bad], Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)
+    assert bad.version == 3
+
+
+async def test_one_that_failed_twice_gets_a_single_request_until_it_has_answered() -> None:
+    replica = in_rotation()
+    pool = EnginePool([replica], Signal())
+    pauses = []
+    for rotation in range(3):
+        began = asyncio.get_running_loop().time()
+        pool.fail_request(replica, rotation, "broken")
+        pool.fail_request(replica, rotation, "broken")  # of the same rotation: told once
+        pauses.append(replica.rest_until - began)
+        replica.version, replica.rotation = 3, rotation + 1
+    assert pauses == pytest.approx([0.2, 0.4, 0.8], abs=0.1)
+    assert replica.room(1)
+    replica.load = 1
+    assert not replica.room(1)
+    replica.succeed(1.0, 1)
+    assert replica.room(1)
+
+
+async def test_one_that_does_not_answer_is_given_up_and_its_requests_move() -> None:
+    stuck, other = FakeEngine(lambda: 3600.0, version=3), Scripted(version=3).script([3])
+    hung, good = in_rotation(3, stuck, "hung"), in_rotation(3, other, "good")
+    good.load = 1
+    pool, signal = EnginePool([], Signal()), Signal()
+    pool.add(hung)
+    pool.add(good)
+    session = Session(pool, SamplingConfig(), [])
+    asking = asyncio.create_task(session.sample([1], max_tokens=4, n=1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    stuck.down = True  # for questions about its health
+    monitor, misses = Monitor(pool, signal, Pace(answer=60)), 0
+    for miss in range(1, MISSES):
+        misses = await monitor.look(hung, misses)
+        assert (misses, session.troubled, hung.version) == (miss, True, 3)
+    await monitor.look(hung, misses)
+    assert (await asking)[0].versions == [3]
+    assert hung.version is None
+    assert stuck.aborted == 1
+    assert "health" in hung.failure
+
+
+async def test_one_that_was_restarted_is_given_up_before_its_next_request() -> None:
+    replica = in_rotation(3, FakeEngine(version=1))
+    pool = EnginePool([replica], Signal())
+    await Monitor(pool, Signal()).look(replica)
+    assert (replica.version, replica.trusted) == (None, False)
+    assert replica.failure == "it holds version 1 where it was given 3"
+
+
+async def test_without_metrics_nothing_is_limited() -> None:
+    replica = in_rotation(3, FakeEngine(version=3))
+    pool = EnginePool([replica], Signal(), max_concurrency=64)
+    replica.concurrency.observe(EngineMetrics(8, 20, 0.5), 28)
+    assert pool.limited
+    await Monitor(pool, Signal()).look(replica)
+    assert (replica.concurrency.limit, pool.limited) == (64, False)
+
+
+# ---- the controller
+
+
+def test_preemptions_lower_the_limit_once_and_then_it_rests() -> None:
+    control = Concurrency(256)
+    control.observe(EngineMetrics(100, 0, 1.0, preemptions=10), 100)
+    assert control.limit == 256, "what was before the first look is not news"
+    for counter in (11, 15, 19):
+        control.observe(EngineMetrics(100, 0, 1.0, preemptions=counter), 100)
+        assert control.limit == 75
+    control.observe(EngineMetrics(75, 0, 1.0, preemptions=2), 75)
+    assert control.limit == 75, "a counter that falls is that of a new process"
+
+
+def test_a_long_queue_lowers_the_limit_to_what_runs() -> None:
+    control = Concurrency(256)
+    control.observe(EngineMetrics(64, 192, 0.5, preemptions=0), 256)
+    assert control.limit == 70
+
+
+def test_requests_that_others_sent_are_no_reason() -> None:
+    control = Concurrency(256)
+    control.observe(EngineMetrics(64, 100, 0.5), 10)
+    assert control.limit == 256
+
+
+@given(slots=st.integers(1, 300), kv=st.integers(1, 300), demand=st.integers(1, 600))
+def test_the_limit_finds_what_an_engine_bears_and_what_it_bears_later(slots: int, kv: int, demand: int) -> None:
+    """An engine with so many slots, whose cache holds so many sequences: it preempts the others."""
+    control, preemptions, flights = Concurrency(256), 0, []
+    bears = min(slots, kv)
+    for _ in range(120):
+        load = min(control.limit, demand)
+        running = min(load, bears)
+        preemptions += max(0, min(load, slots) - kv)
+        control.observe(EngineMetrics(running, load - running, min(1.0, load / kv), preemptions), load)
+        flights.append(load)
+        assert 1 <= control.limit <= 256
+    settled = flights[-60:]
+    assert max(settled) <= max(bears * 1.1 + 16 + 1, bears + 18), "at most one step above"
+    assert sum(settled) / len(settled) >= 0.6 * min(bears, demand, 256)
+    for _ in range(REST_LOOKS + 20):
+        load = min(control.limit, 600)
+        control.observe(EngineMetrics(load, 0, 0.1, preemptions), load)
+    assert control.limit == 256
+
+
+async def test_a_turn_that_is_given_and_taken_away_at_once_is_passed_on() -> None:
+    turns, order = Turns(), []
+
+    async def take(name: str) -> None:
+        async with turns.mine(first=False):
+            order.append(name)
+
+    async with turns.mine(first=False):
+        first, second = asyncio.create_task(take("first")), asyncio.create_task(take("second"))
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert order == ["second"]
+    assert not turns.busy
+
+
+async def test_a_rollout_gives_up_after_several_replicas() -> None:
+    replicas = [in_rotation(3, Scripted().script(EngineError("broken", 500)), f"{i}") for i in range(5)]
+    with pytest.raises(EngineUnavailableError, match="5 attempts failed"):
+        await Session(EnginePool(replicas, Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)
