@@ -1,8 +1,13 @@
-"""Asynchronous against synchronous training on the same number of samples: `python -m benchmarks.async_vs_sync [--real]`.
+"""Asynchronous against synchronous training on the same number of samples: `python -m benchmarks.async_vs_sync [--long-tail] [--real]`.
 
 Simulated: the real orchestrator and the real channel; an engine that has room for one batch of rollouts at a time, each of which takes a
 stated time, and a trainer that sleeps. Synchronous (`maxAsyncLevel: 0`) the two take turns; asynchronous (2) they overlap, so where both
 take the same time the ideal ratio of wall times is 2.
+
+With a long tail (`--long-tail`): the seconds of each rollout are lognormal and belong to its task and number, so that both settings
+answer equal samples. Synchronous, each step waits for its longest rollout while the engine runs empty. The ideal of the asynchronous run is
+that of an engine that is always full and a trainer that never waits beyond it: the larger of all trained rollouts' seconds over the
+engine's places, and the seconds of all steps.
 
 Real (`--real`): the quickstart with one trainer rank and one engine, on this machine's cores, with both settings in turn.
 """
@@ -13,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -36,6 +42,10 @@ from rlrun.trainer.tiny_model import make_tokenizer  # noqa: E402
 BATCH = 32
 GROUP = 4
 LEVELS = (0, 2)
+LONG_TAIL_LEVEL = 4
+"""k of the long tail: what is in flight and what is buffered together fill the engine's places while the longest run."""
+SIGMA = 1.2
+"""Of the logarithm of a rollout's seconds: the longest of a batch takes about six times the mean."""
 
 
 @dataclass
@@ -58,6 +68,92 @@ class TimedEngine(FakeEngine):
 
         await asyncio.gather(*[one() for _ in range(n)])
         return await super().generate(token_ids, n=n, max_tokens=max_tokens, cache_salt=cache_salt, **rest)
+
+
+@dataclass
+class LongTailedEngine(TimedEngine):
+    """The seconds of a rollout are lognormal with mean `seconds`, drawn from its prompt and number."""
+
+    spent: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """Seconds of all rollouts of a prompt."""
+
+    async def generate(
+        self, token_ids: Sequence[int], *, n: int, max_tokens: int, cache_salt: str | None, **rest: Any
+    ) -> list[Completion]:
+        rng = random.Random(hash(tuple(token_ids)))
+        lengths = [self.seconds * rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA) for _ in range(n)]
+
+        async def one(seconds: float) -> None:
+            async with self._room:
+                await asyncio.sleep(seconds)
+
+        await asyncio.gather(*[one(seconds) for seconds in lengths])
+        self.spent[tuple(token_ids)] = sum(lengths)
+        return await FakeEngine.generate(self, token_ids, n=n, max_tokens=max_tokens, cache_salt=cache_salt, **rest)
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """What a simulated run with long-tailed lengths did."""
+
+    seconds: float
+    """From the first version to the last."""
+    generated: float
+    """Seconds of places that the trained rollouts took."""
+    cancelled: float
+    """Groups that were cancelled for their age."""
+    oldest: int
+    """Most versions between the dispatch of a trained group and the policy that was trained on it."""
+
+    def ideal(self, train_seconds: float, steps: int) -> float:
+        """The shortest that an asynchronous run on these rollouts can take, in seconds."""
+        return max(self.generated / BATCH, steps * train_seconds)
+
+
+async def long_tailed(level: int, seconds: float, train_seconds: float, steps: int) -> LongTail:
+    """A simulated run whose rollouts take `seconds` on average, a few of them many times that."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Path(folder) / "tokenizer"
+        make_tokenizer().save_pretrained(tokenizer)
+        config = make_config(
+            Path(folder) / "run",
+            tokenizer,
+            max_steps=steps,
+            batch_size=BATCH,
+            max_concurrency=64 * BATCH,
+            environments=[{"id": "reverse-text", "group_size": GROUP}],
+            algorithm={"max_async_level": level, "max_off_policy_steps": 8},
+            checkpoint={"interval": steps},
+        )
+        engine = LongTailedEngine(seconds=seconds)
+        outcome = await simulate(config, engines=[engine], step_seconds=lambda: train_seconds)
+        assert outcome.code == 0
+        trained: dict[int, tuple[int, ...]] = {}
+        for batch in outcome.trainer.batches:
+            for sample in batch.samples:
+                trained[sample.group] = tuple(sample.input_ids[: int(sample.loss_mask.argmax())].tolist())
+        lines = [json.loads(line) for line in outcome.paths.metrics.read_text().splitlines()]
+        return LongTail(
+            outcome.trainer.published[steps] - outcome.trainer.published[0],
+            sum(engine.spent[prompt] for prompt in trained.values()),
+            sum(line["groups/cancelled/age"] for line in lines),
+            max(batch.step - 1 - s.dispatch_version for batch in outcome.trainer.batches for s in batch.samples),
+        )
+
+
+def long_tail_table(steps: int) -> str:
+    """Synchronous and asynchronous runs on equal rollouts, as Markdown."""
+    names = ["generation and training", "synchronous, s", "asynchronous, s", "ratio", "ideal, s", "share of ideal"]
+    rows = [f"| {' | '.join([*names, 'cancelled', 'oldest'])} |", "|---" + "|---:" * 7 + "|"]
+    for generate, train in ((0.2, 0.2), (0.2, 0.05), (0.2, 0.4)):
+        sync = asyncio.run(long_tailed(0, generate, train, steps))
+        over = asyncio.run(long_tailed(LONG_TAIL_LEVEL, generate, train, steps))
+        ideal = over.ideal(train, steps)
+        rows.append(
+            f"| {generate} and {train} s per step | {sync.seconds:.2f} | {over.seconds:.2f} | {sync.seconds / over.seconds:.2f} "
+            f"| {ideal:.2f} | {ideal / over.seconds:.2f} | {over.cancelled:.0f} | {over.oldest} |"
+        )
+    return "\n".join(rows)
 
 
 async def simulated(level: int, generate_seconds: float, train_seconds: float, steps: int) -> float:
@@ -121,10 +217,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(prog="async_vs_sync", description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="steps of each simulated run")
+    parser.add_argument("--long-tail", action="store_true", help="only the simulated runs with long-tailed lengths")
     parser.add_argument("--real", action="store_true", help="also with real parts (minutes)")
     parser.add_argument("--real-steps", type=int, default=40, help="steps of each real run")
     options = parser.parse_args(argv)
     logger.remove()
+    if options.long_tail:
+        print(long_tail_table(options.steps))
+        return 0
     rows = []
     for generate, train in ((0.25, 0.25), (0.4, 0.1), (0.1, 0.4)):
         sync, over = (asyncio.run(simulated(level, generate, train, options.steps)) for level in LEVELS)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.learning import AdvantageConfig, FilterConfig
-from rlrun.orchestrator.batcher import assemble, choose, split_by_age
+from rlrun.orchestrator.batcher import assemble, choose, choose_first, split_by_age
 from rlrun.orchestrator.conversation import Recorded
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
@@ -175,6 +175,19 @@ def test_with_mixed_sizes_what_does_not_fit_waits_unless_nothing_fits() -> None:
     assert larger is not None
     assert [g.number for g in larger] == [0, 1, 2]
     assert choose([group(0, four), group(1, six)], 12) is None
+
+
+def test_what_no_later_step_may_train_comes_first() -> None:
+    groups = [group(0, [0.0, 1.0], version=5), group(1, [0.0] * 6, version=4), group(2, [0.0, 1.0], version=3)]
+
+    def chosen(size: int) -> list[int] | None:
+        found = choose_first(groups, size, step=6, max_off_policy_steps=2)
+        return None if found is None else [g.number for g in found]
+
+    assert chosen(2) == [2]
+    assert chosen(4) == [2, 0]
+    assert chosen(8) == [2, 1]
+    assert chosen(12) is None
 
 
 def test_groups_are_split_by_the_age_they_would_have_in_the_step() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,11 @@ import pytest
 from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.environments.process import isolated as isolated_module
+from rlrun.inference.client import Completion
 from rlrun.orchestrator import dispatcher as dispatcher_module
 from rlrun.orchestrator.arenas import open_arenas
 from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.ledger import Ledger
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import BatchError, read_batch
 from rlrun.protocol.failures import RoleError
@@ -346,3 +352,41 @@ async def test_a_replay_trains_on_the_same_bytes(tmp_path: Path, tokenizer_folde
             assert (a.input_ids == b.input_ids).all()
             assert (a.advantages == b.advantages).all()
             assert (a.versions == b.versions).all()
+
+
+@dataclass
+class UnevenEngine(FakeEngine):
+    """Answers to one prompt in eight take longer than the steps during which they may be trained, the first time much longer."""
+
+    long: set[tuple[int, ...]] = field(default_factory=set)
+
+    async def generate(self, token_ids: Sequence[int], **options: Any) -> list[Completion]:  # type: ignore[override]
+        if sum(token_ids) % 8 == 0:
+            known, prompt = self.long, tuple(token_ids)
+            seconds = 0.25 if prompt in known else 4.0
+            known.add(prompt)
+            await asyncio.sleep(seconds)
+        return await super().generate(token_ids, **options)
+
+
+async def test_long_answers_are_passed_over_once_at_most(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: Counter[int] = Counter()
+    again = Ledger.again
+
+    def count(ledger: Ledger, group: int, reason: str) -> None:
+        cancelled[group] += 1
+        again(ledger, group, reason)
+
+    monkeypatch.setattr(Ledger, "again", count)
+    algorithm = {"max_async_level": 1, "max_off_policy_steps": 2}
+    config = make_config(tmp_path, tokenizer_folder, algorithm=algorithm, max_steps=30)
+    outcome = await simulate(config, engines=[UnevenEngine()], step_seconds=lambda: 0.005)
+    assert outcome.code == exit_codes.OK
+    assert cancelled, "some were too slow"
+    assert set(cancelled.values()) == {1}
+    trained = {group for groups in outcome.groups for group in groups}
+    assert trained >= set(range(max(trained) - 16)), "and all are trained, but for those of the last steps"
+    for batch in outcome.trainer.batches:
+        assert all(sample.dispatch_version >= batch.step - 1 - 2 for sample in batch.samples)

@@ -32,6 +32,21 @@ def split_by_age(
     return usable, expired
 
 
+def choose_first(
+    groups: Sequence[FinishedGroup], batch_size: int, *, step: int, max_off_policy_steps: int
+) -> list[FinishedGroup] | None:
+    """The groups of the batch of `step`: those that no later step may train, then the others as `choose` does.
+
+    Long answers finish late, hence old: without this they would be passed over for those that are quick.
+    """
+    later, last = split_by_age(groups, step=step + 1, max_off_policy_steps=max_off_policy_steps)
+    missing = batch_size - sum(len(group.rollouts) for group in last)
+    if missing <= 0:
+        return _at_least(last, batch_size)
+    rest = choose(later, missing)
+    return None if rest is None else [*last, *rest]
+
+
 def choose(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup] | None:
     """The groups of one batch in order of finishing, or None while there are too few.
 

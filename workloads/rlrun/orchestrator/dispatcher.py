@@ -149,6 +149,8 @@ class Dispatcher:
         self._filtered: Counter[str] = Counter()
         """Rollouts that were filtered since the last group that was not, by reason."""
         self._dropped: list[Dropped] = []
+        self._aged: set[int] = set()
+        """Groups that were cancelled for their age and are not finished since."""
 
     @property
     def running(self) -> int:
@@ -206,6 +208,18 @@ class Dispatcher:
                 if flight.task is not None:
                     flight.task.cancel()
 
+    def waits_for(self, step: int) -> bool:
+        """Whether the batch of `step` has to wait: a group in flight that was cancelled for its age before would be again.
+
+        So what takes long is passed over once and then trained; it cannot starve.
+        """
+        limit = self._config.algorithm.max_off_policy_steps
+        return any(
+            number in self._flights
+            and too_old(self._flights[number].version, step=step + 1, max_off_policy_steps=limit)
+            for number in self._aged
+        )
+
     async def _fly(self, flight: _Flight) -> None:
         number = flight.number
         outcome: FinishedGroup | Literal["engine", "error"] | None = None
@@ -220,12 +234,15 @@ class Dispatcher:
             # In one step without an await, so that a group is never in flight and elsewhere, nor nowhere.
             del self._flights[number]
             if flight.expired:
+                self._aged.add(number)
                 self._ledger.again(number, "age")
             elif outcome == "engine":
                 self._ledger.again(number, "engine")
             elif outcome == "error":
+                self._aged.discard(number)
                 self._drop(number, "error", None)
             elif outcome is not None:
+                self._aged.discard(number)
                 self._settle(outcome)
             self._signal.notify()
 

@@ -26,7 +26,7 @@ from loguru import logger
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator import checkpoint
 from rlrun.orchestrator.arenas import Arena
-from rlrun.orchestrator.batcher import assemble, choose, split_by_age
+from rlrun.orchestrator.batcher import assemble, choose_first, split_by_age
 from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.dispatcher import Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
@@ -250,10 +250,11 @@ class Pipeline:
             dispatching.cancel()
 
     def _next_groups(self) -> list[FinishedGroup] | None:
-        usable, _ = split_by_age(
-            self._buffer, step=self._made + 1, max_off_policy_steps=self.config.algorithm.max_off_policy_steps
-        )
-        return choose(usable, self.config.batch_size)
+        step, limit = self._made + 1, self.config.algorithm.max_off_policy_steps
+        if self._dispatcher.waits_for(step):
+            return None
+        usable, _ = split_by_age(self._buffer, step=step, max_off_policy_steps=limit)
+        return choose_first(usable, self.config.batch_size, step=step, max_off_policy_steps=limit)
 
     async def _make_batch(self, groups: list[FinishedGroup]) -> None:
         began, step = time.monotonic(), self._made + 1
