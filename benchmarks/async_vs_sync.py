@@ -34,6 +34,7 @@ from loguru import logger
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
 
+import orch_simulation  # noqa: E402
 from orch_simulation import FakeEngine, make_config, simulate  # noqa: E402
 
 from rlrun.inference.client import Completion  # noqa: E402
@@ -45,7 +46,11 @@ LEVELS = (0, 2)
 LONG_TAIL_LEVEL = 4
 """k of the long tail: what is in flight and what is buffered together fill the engine's places while the longest run."""
 SIGMA = 1.2
-"""Of the logarithm of a rollout's seconds: the longest of a batch takes about six times the mean."""
+"""Of the logarithm of a rollout's seconds."""
+LONGEST = 6.0
+"""What `maxTokens` cuts off, as a multiple of the mean before it."""
+FILL, DRAIN = 5, 5
+"""Steps at both ends that are not measured, in neither setting: an asynchronous run fills its pipeline first and empties it last."""
 
 
 @dataclass
@@ -81,7 +86,7 @@ class LongTailedEngine(TimedEngine):
         self, token_ids: Sequence[int], *, n: int, max_tokens: int, cache_salt: str | None, **rest: Any
     ) -> list[Completion]:
         rng = random.Random(hash(tuple(token_ids)))
-        lengths = [self.seconds * rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA) for _ in range(n)]
+        lengths = [self.seconds * min(LONGEST, rng.lognormvariate(-SIGMA * SIGMA / 2, SIGMA)) for _ in range(n)]
 
         async def one(seconds: float) -> None:
             async with self._room:
@@ -97,7 +102,7 @@ class LongTail:
     """What a simulated run with long-tailed lengths did."""
 
     seconds: float
-    """From the first version to the last."""
+    """Of the steps that are measured."""
     generated: float
     """Seconds of places that the trained rollouts took."""
     cancelled: float
@@ -129,12 +134,12 @@ async def long_tailed(level: int, seconds: float, train_seconds: float, steps: i
         outcome = await simulate(config, engines=[engine], step_seconds=lambda: train_seconds)
         assert outcome.code == 0
         trained: dict[int, tuple[int, ...]] = {}
-        for batch in outcome.trainer.batches:
+        for batch in outcome.trainer.batches[FILL : steps - DRAIN]:
             for sample in batch.samples:
                 trained[sample.group] = tuple(sample.input_ids[: int(sample.loss_mask.argmax())].tolist())
         lines = [json.loads(line) for line in outcome.paths.metrics.read_text().splitlines()]
         return LongTail(
-            outcome.trainer.published[steps] - outcome.trainer.published[0],
+            outcome.trainer.published[steps - DRAIN] - outcome.trainer.published[FILL],
             sum(engine.spent[prompt] for prompt in trained.values()),
             sum(line["groups/cancelled/age"] for line in lines),
             max(batch.step - 1 - s.dispatch_version for batch in outcome.trainer.batches for s in batch.samples),
@@ -144,11 +149,12 @@ async def long_tailed(level: int, seconds: float, train_seconds: float, steps: i
 def long_tail_table(steps: int) -> str:
     """Synchronous and asynchronous runs on equal rollouts, as Markdown."""
     names = ["generation and training", "synchronous, s", "asynchronous, s", "ratio", "ideal, s", "share of ideal"]
+    orch_simulation.DEADLINE_SECONDS = 600.0
     rows = [f"| {' | '.join([*names, 'cancelled', 'oldest'])} |", "|---" + "|---:" * 7 + "|"]
-    for generate, train in ((0.2, 0.2), (0.2, 0.05), (0.2, 0.4)):
+    for generate, train in ((0.4, 0.4), (0.4, 0.2)):
         sync = asyncio.run(long_tailed(0, generate, train, steps))
         over = asyncio.run(long_tailed(LONG_TAIL_LEVEL, generate, train, steps))
-        ideal = over.ideal(train, steps)
+        ideal = over.ideal(train, steps - FILL - DRAIN)
         rows.append(
             f"| {generate} and {train} s per step | {sync.seconds:.2f} | {over.seconds:.2f} | {sync.seconds / over.seconds:.2f} "
             f"| {ideal:.2f} | {ideal / over.seconds:.2f} | {over.cancelled:.0f} | {over.oldest} |"

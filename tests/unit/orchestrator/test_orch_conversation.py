@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.environments.protocol import Message
+from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client import Completion
 from rlrun.orchestrator.conversation import Conversation, RolloutError
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
@@ -201,3 +202,26 @@ def test_templates_that_cannot_be_trained_with_are_refused() -> None:
 def test_the_templates_own_end_token_stops_a_reply_too() -> None:
     assert make_chat(CHATML.replace("<eos>", "<tool>")).stop_token_ids == (2, 7)
     assert make_chat().stop_token_ids == (2,)
+
+
+def test_equal_prompts_are_rendered_once_and_never_shared(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatTokens.load(tokenizer_folder)
+    rendered: list[object] = []
+    render = ChatTokens.prompt
+
+    def count(self: ChatTokens, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        rendered.append(messages)
+        return render(self, messages, tools)
+
+    monkeypatch.setattr(ChatTokens, "prompt", count)
+    first = chat.encode([{"role": "user", "content": "<abc>"}])
+    first.append(-1)
+    assert chat.encode([{"role": "user", "content": "<abc>"}]) == first[:-1]
+    assert len(rendered) == 1
+    assert chat.encode([{"role": "user", "content": "<abd>"}]) != first[:-1]
+    assert len(rendered) == 2
+    odd: Message = {"role": "user", "content": "<abc>", "seen": object()}
+    assert chat.encode([odd]) == chat.encode([odd]) == first[:-1]
+    assert len(rendered) == 4, "what is no JSON is rendered each time"

@@ -193,6 +193,7 @@ class Dispatcher:
                 flight = _Flight(number, version, arena.config.group_size, time.monotonic())
                 self._flights[number] = flight
                 flight.task = tasks.create_task(self._fly(flight))
+                await asyncio.sleep(0)  # a thousand rollouts that begin at once would keep all others waiting
 
     def take_dropped(self) -> tuple[Dropped, ...]:
         """The groups that were given up since the last call."""

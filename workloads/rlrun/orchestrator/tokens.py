@@ -8,6 +8,7 @@ Tools are described to the model by its chat template; for a template that knows
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ _PROBE_TOOL: Tool = {
     "type": "function",
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+_PROMPTS = 256
+"""Prompts whose ids are remembered."""
 
 
 class TemplateError(ValueError):
@@ -47,6 +50,8 @@ class ChatTokens:
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
         self._tokenizer = tokenizer
+        self._prompts: dict[str, list[int]] = {}
+        """The latest prompts, the one that was asked for last at the end."""
         self.vocabulary = len(tokenizer)
         """Tokens that the tokenizer knows."""
         self._special = set(tokenizer.all_special_ids)
@@ -65,7 +70,16 @@ class ChatTokens:
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a conversation that the model is to answer, generation prompt included."""
-        return self._tokenise(self.prompt(messages, tools))
+        try:
+            key = json.dumps([list(messages), list(tools)])
+        except (TypeError, ValueError):
+            return self._tokenise(self.prompt(messages, tools))
+        # The rollouts of a group begin with the same words, one right after the other; rendering them is half of a rollout's CPU.
+        ids = self._prompts.pop(key, None) or self._tokenise(self.prompt(messages, tools))
+        self._prompts[key] = ids
+        if len(self._prompts) > _PROMPTS:
+            del self._prompts[next(iter(self._prompts))]
+        return list(ids)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Text of a conversation that the model is to answer.

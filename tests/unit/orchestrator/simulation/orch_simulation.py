@@ -187,7 +187,7 @@ class FakeTrainer:
         self._publish(base)
         for step in range(base + 1, self.max_steps + 1):
             self.channel.phase("waiting_for_batch")
-            batch = read_batch(await self._next())
+            batch = await asyncio.to_thread(read_batch, await self._next())
             assert (batch.step, batch.attempt) == (step, self.attempt.attempt)
             self.channel.phase("training")
             await asyncio.sleep(self.step_seconds())
