@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orch_simulation import FakeEngine
+from orch_simulation import FakeEngine, eventually
 
 from rlrun.config.rollout import SamplingConfig
 from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
@@ -16,6 +16,7 @@ from rlrun.orchestrator.concurrency import REST_LOOKS, Concurrency
 from rlrun.orchestrator.engines import STICKY_SLACK, EnginePool, Replica, Session
 from rlrun.orchestrator.monitor import MISSES, Monitor, Pace
 from rlrun.orchestrator.signals import Signal, Turns
+from rlrun.orchestrator.weights import WeightSync
 
 
 class Scripted(FakeEngine):
@@ -169,6 +170,24 @@ async def test_one_that_does_not_answer_is_given_up_and_its_requests_move() -> N
     assert hung.version is None
     assert stuck.aborted == 1
     assert "health" in hung.failure
+
+
+async def test_the_requests_of_one_that_hangs_in_a_hand_over_move() -> None:
+    stuck = FakeEngine(lambda: 3600.0, version=3, update_seconds=3600.0)
+    hung, good = in_rotation(3, stuck, "hung"), in_rotation(3, Scripted(version=3).script([4]), "good")
+    good.load = 1
+    signal = Signal()
+    pool = EnginePool([hung, good], signal)
+    asking = asyncio.create_task(Session(pool, SamplingConfig(), []).sample([1], max_tokens=4, n=1))
+    await eventually(lambda: stuck.running == 1)
+    sync = WeightSync(pool, signal, timeout_seconds=0.05)
+    sync.publish(4, "weights", hold=False)
+    handing = asyncio.create_task(sync.run())
+    async with asyncio.timeout(60):
+        assert (await asking)[0].versions == [4]
+    assert stuck.aborted == 1
+    handing.cancel()
+    await asyncio.gather(handing, return_exceptions=True)
 
 
 async def test_one_that_was_restarted_is_given_up_before_its_next_request() -> None:

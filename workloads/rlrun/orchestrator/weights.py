@@ -12,7 +12,7 @@ from collections import deque
 
 from loguru import logger
 
-from rlrun.inference.client import EngineError
+from rlrun.inference.client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
 from rlrun.orchestrator.signals import Signal
 from rlrun.protocol.failures import RoleError
@@ -124,7 +124,10 @@ class WeightSync:
         except (EngineError, TimeoutError) as error:
             status = error.status if isinstance(error, EngineError) else None
             reason = str(error) or f"no answer to the hand-over of version {version} in time"
-            self._pool.fail(replica, reason)
+            if isinstance(error, TimeoutError | EngineUnavailableError):
+                self._pool.abandon(replica, reason)  # it hangs, perhaps paused: nobody would answer what it is asked
+            else:
+                self._pool.fail(replica, reason)
             if status == 400 and version in self._held:
                 logger.warning(f"version {version} cannot be loaded for its evaluation: {reason}")
                 self.release(version)
