@@ -24,6 +24,8 @@ from rlrun.protocol.paths import JournalSegment, RunPaths
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A file that is larger gets no more records: files are deleted as a whole."""
+_CHUNK_BYTES, _CHUNK_FRAMES = 256 * 1024, 64
+"""Handed to the kernel at once: the event loop does not run while bytes are put together."""
 _OF_A_ROLLOUT: dict[str, Any] = {
     "model": True,
     "seed": True,
@@ -63,16 +65,25 @@ class SegmentWriter:
             RoleError: the volume refuses.
         """
         with storage_errors(self._paths.journal):
-            data = b"".join(map(encode, entries))
             if self._descriptor is None or self._size >= self._limit:
                 self._open()
-                data = self._head + data
+                self._append([self._head])
+            frames: list[bytes] = []
+            for entry in entries:
+                frames.append(encode(entry))
+                if sum(map(len, frames)) >= _CHUNK_BYTES or len(frames) == _CHUNK_FRAMES:
+                    self._append(frames)
+                    frames = []
+            self._append(frames)
             assert self._descriptor is not None
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
             os.fdatasync(self._descriptor)
-            self._size += len(data)
+
+    def _append(self, frames: Sequence[bytes]) -> None:
+        assert self._descriptor is not None
+        rest = memoryview(b"".join(frames))
+        self._size += len(rest)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
 
     def _open(self) -> None:
         self.close()

@@ -49,11 +49,11 @@ def without_flushes() -> Iterator[None]:
         yield
 
 
-def a_rollout(versions: list[int], reward: float, *, text: str = "") -> Rollout:
-    """One reply of as many tokens as `versions` after a prompt of two."""
+def a_rollout(versions: list[int], reward: float, *, text: str = "", serial: int = 0) -> Rollout:
+    """One reply of as many tokens as `versions` after a prompt of two, of which the first is `serial`."""
     count = len(versions)
     sequence = Recorded(
-        np.arange(count + 2, dtype=np.int32),
+        np.array([serial, *range(1, count + 2)], dtype=np.int32),
         np.array([False, False] + [True] * count),
         np.array([0.0, 0.0] + [-0.1 * (i + 1) for i in range(count)], np.float32),
         np.array([-1, -1, *versions], np.int32),
@@ -67,6 +67,7 @@ def a_rollout(versions: list[int], reward: float, *, text: str = "") -> Rollout:
 class Made:
     """A rollout that was generated and acknowledged."""
 
+    serial: int
     attempt: Attempt
     dispatch_version: int
     newest_version: int
@@ -85,6 +86,7 @@ class World:
     depth: int
     limit: int
     segment_bytes: int = 1500
+    serial: int = 0
     made: dict[tuple[int, int], list[Made]] = field(default_factory=dict)
     trained: dict[int, Batch] = field(default_factory=dict)
     attempt: Attempt = field(default_factory=lambda: first_attempt(world_size=1, config_hash="h"))
@@ -132,11 +134,11 @@ class World:
         if self.flights:
             group, flight = min(self.flights.items())
             member = min(set(range(GROUP)) - set(flight.members))
-            data = encode(self._entry(group, member))
+            data = encode(self._entry(group, member))[:-1]
             newest = max(self.paths.journal_on_disk(), default=None)
             if newest is not None and newest.attempt == self.attempt.attempt:
                 with newest.path.open("ab") as file:
-                    file.write(data[: int(torn * (len(data) - 1))])
+                    file.write(data[: int(torn * len(data))])
         self.writer.close()
         complete = self.attempt.owned(complete_checkpoints(self.paths))
         number = self.attempt.attempt + 1
@@ -168,11 +170,12 @@ class World:
         group = sorted(self.flights)[choice % len(self.flights)]
         flight = self.flights[group]
         member = sorted(set(range(GROUP)) - set(flight.members))[choice % (GROUP - len(flight.members))]
+        self.serial += 1
         entry = self._entry(group, member)
         self._check_needed(group, member)
         self.writer.write([entry])
         known = self.made.setdefault((group, member), [])
-        known.append(Made(self.attempt, entry.dispatch_version, entry.newest_version))
+        known.append(Made(self.serial, self.attempt, entry.dispatch_version, entry.newest_version))
         members = {**flight.members, member: entry.rollout}
         self.flights[group] = Unfinished(flight.version, members)
         if len(members) == GROUP:
@@ -207,7 +210,13 @@ class World:
         if self.version == self.step:
             return False
         self.version += 1
-        self.trained[self.version] = self.batches[self.version]
+        batch = self.trained[self.version] = self.batches[self.version]
+        for sample in batch.samples:
+            [made] = [m for m in self.made[sample.group, sample.rollout] if m.serial == sample.input_ids[0]]
+            assert not checkpoint.is_lost(made.newest_version, made.attempt, self.attempt), (
+                "a lost version is trained on"
+            )
+            assert not too_old(made.dispatch_version, step=batch.step, max_off_policy_steps=self.limit)
         return True
 
     def save(self) -> bool:
@@ -240,7 +249,9 @@ class World:
         reward = float((about >> 8) % 4 == 0) if about % 3 == 0 else float((about + member) % 2)
         first = self.flights[group].version if group in self.flights else self.version
         versions = sorted([max(first, min(self.version, first + 1)), self.version])
-        return RolloutEntry(group, member, label, draw.task, first, 1.0, a_rollout(versions, reward))
+        return RolloutEntry(
+            group, member, label, draw.task, first, 1.0, a_rollout(versions, reward, serial=self.serial)
+        )
 
     def _settle(self, group: FinishedGroup) -> None:
         if (reason := reason_to_drop(group, RULES[group.environment])) is None:
