@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from orch_simulation import FakeEngine, eventually, make_config, simulate
+from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.inference.client import Completion, EngineUnavailableError
 from rlrun.orchestrator import engines as engines_module
@@ -29,9 +32,12 @@ class Counting(FakeEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.asked: Counter[tuple[int, ...]] = Counter()
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def generate(self, token_ids: Sequence[int], *, n: int, **options: Any) -> list[Completion]:
         self.asked[tuple(token_ids)] += n
+        await self.gate.wait()
         return await super().generate(token_ids, n=n, **options)
 
 
@@ -61,7 +67,22 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     )
     before, writer = journal(first.paths), first.trainer.attempt
     engine = Counting(lambda: rng.random() / 500)
-    second = await simulate(config, engines=[engine], number=2)
+    told_of: dict[str, Any] = {}
+    engine.gate.clear()
+
+    async def world(trainer: FakeTrainer) -> None:
+        url, headers = f"http://127.0.0.1:{config.metrics_port}", {"Authorization": f"Bearer {API_KEY}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            while "restarts gave back" not in told_of.get("waiting_on", ""):
+                with suppress(aiohttp.ClientError):  # it does not listen yet
+                    async with session.get(f"{url}/rlrun/progress") as answer:
+                        told_of.update(await answer.json())
+                await asyncio.sleep(0.01)
+            async with session.get(f"{url}/metrics") as answer:
+                told_of["metrics"] = await answer.text()
+        engine.gate.set()
+
+    second = await simulate(config, engines=[engine], number=2, during=world)
     assert second.code == exit_codes.OK
     attempt = second.trainer.attempt
     trained = {s.group for batch in first.trainer.batches[: attempt.base_step] for s in batch.samples}
@@ -77,6 +98,10 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     assert told == sum(map(len, finished.values()))
     lost = {(e.group, e.member) for e in before if is_lost(e.newest_version, writer, attempt)}
     assert sum(line["rollouts/discarded"] for line in lines if line["attempt"] == 2) == len(lost)
+    assert told_of["readmitted"] == told
+    assert told_of["waiting_on"].endswith(f"restarts gave back {told:.0f} finished rollouts and lost {len(lost)}")
+    assert f"rlrun_rollouts_readmitted {told}" in told_of["metrics"]
+    assert f"rlrun_rollouts_discarded {len(lost)}.0" in told_of["metrics"]
     assert second.paths.journal_on_disk() == [], "the last checkpoint covers all"
 
 

@@ -12,6 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orch_journal_world import GROUP, STEPS, World, without_flushes
 
+from rlrun.config.rollout import CurriculumConfig
+from rlrun.orchestrator.journal_records import DroppedEntry
+from rlrun.orchestrator.ledger import Ledger
+from rlrun.orchestrator.recovery import Found, readmit
+from rlrun.orchestrator.sampler import Sampler, Source
+
 Action = tuple[str, int]
 ACTIONS = st.tuples(
     st.sampled_from(["dispatch"] * 4 + ["finish"] * 6 + ["pack", "train"] * 2 + ["save", "crash"]), st.integers(0, 999)
@@ -128,6 +134,28 @@ def test_rollouts_that_are_too_old_for_the_next_step_are_refused(tmp_path: Path)
         world.crash(0.0)
         assert world.back.refused["age"] == 1
         assert straggler not in world.unfinished
+
+
+def test_a_group_that_was_given_up_tells_how_many_groups_were_drawn_before() -> None:
+    def new() -> Sampler:
+        source = Source("pooled", 100, group_size=GROUP, curriculum=CurriculumConfig(warmup_steps=10))
+        return Sampler(3, [source], batch_size=2 * GROUP)
+
+    whole, again = new(), new()
+    for group in range(4):
+        whole.draw(group)
+    whole.drop(1, 0, None)
+    readmit(
+        Found([DroppedEntry(0, "error", None, next_group=4, newest_version=0)]),
+        step=1,
+        max_off_policy_steps=8,
+        ledger=Ledger(),
+        sampler=again,
+        environments=[("pooled", GROUP)],
+        finish=lambda group: None,
+        drop=lambda entry: again.drop(1, entry.group, entry.mean_reward),
+    )
+    assert [again.draw(group) for group in range(4, 12)] == [whole.draw(group) for group in range(4, 12)]
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 1500, 1 << 20])

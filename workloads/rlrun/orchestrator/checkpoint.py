@@ -141,9 +141,16 @@ def remove_covered_batches(paths: RunPaths, attempt: Attempt) -> list[int]:
 
 
 def newest_complete(paths: RunPaths, attempt: Attempt) -> Snapshot | None:
-    """The orchestrator's part of the newest complete checkpoint of this lineage; None while there is none."""
+    """The orchestrator's part of the newest complete checkpoint of this lineage; None while there is none that can be read.
+
+    The trainer may delete it at this very moment, because there is a newer one by now.
+    """
     kept = attempt.owned(complete_checkpoints(paths))
-    return read_snapshot(kept[-1].path) if kept else None
+    try:
+        return read_snapshot(kept[-1].path) if kept else None
+    except RoleError as error:
+        logger.info(f"nothing is deleted of the journal now: {error}")
+        return None
 
 
 def remove_batches(paths: RunPaths, *, through: int) -> list[int]:

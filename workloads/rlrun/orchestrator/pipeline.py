@@ -218,11 +218,12 @@ class Pipeline:
             case "checkpoint_saved":
                 await self._save(event)
             case "checkpoint_complete":
-                self._complete = self._complete or event.step >= self.config.max_steps
                 self._checkpoint_step = event.step
                 if not self.config.record_rollouts:
                     await asyncio.to_thread(checkpoint.remove_covered_batches, self._paths, self.attempt)
                 await self._collect()
+                # Not before: from then on the run may be over, and what is under way here is cancelled.
+                self._complete = self._complete or event.step >= self.config.max_steps
             case "finished":
                 self._finished = True
 
