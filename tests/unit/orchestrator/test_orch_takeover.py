@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlrun.orchestrator.checkpoint import Snapshot, base_snapshot, read_snapshot, readmissible, write_snapshot
+from rlrun.orchestrator.checkpoint import (
+    Snapshot,
+    base_snapshot,
+    newest_complete,
+    read_snapshot,
+    readmissible,
+    write_snapshot,
+)
 from rlrun.orchestrator.ledger import Ledger, LedgerState
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
 from rlrun.protocol.batch import Batch, Sample, write_batch
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.manifest import Manifest, write_manifest
 from rlrun.protocol.paths import RunPaths
 
 
@@ -93,6 +102,23 @@ def test_the_state_comes_back_from_the_base_checkpoint(tmp_path: Path) -> None:
     state = LedgerState(40, (31, 35), {"errors": 3})
     write_snapshot(paths.checkpoint(4, 2), Snapshot(4, state, ({"step": 4, "loss": 1.0},)))
     assert base_snapshot(paths, attempt) == Snapshot(4, state, ({"step": 4, "loss": 1.0},))
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_covers_nothing(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = lineage(paths)
+    state = LedgerState(40, (31, 35), {})
+    for step, number in ((3, 2), (6, 3)):
+        write_snapshot(paths.checkpoint(step, number), Snapshot(step, state))
+        write_manifest(paths.checkpoint(step, number), Manifest(step, number, 1, "h", (), 0.0))
+    found = newest_complete(paths, attempt)
+    assert found is not None
+    assert found.step == 6
+    assert [group for group in range(42) if found.ledger.settled()(group)] == [
+        g for g in range(40) if g not in (31, 35)
+    ]
+    shutil.rmtree(paths.checkpoint(6, 3) / "orchestrator")
+    assert newest_complete(paths, attempt) is None
 
 
 def test_a_checkpoint_without_its_part_is_named(tmp_path: Path) -> None:

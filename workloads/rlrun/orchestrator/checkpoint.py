@@ -15,7 +15,7 @@ from rlrun.orchestrator.ledger import FORMAT_VERSION, Ledger, LedgerError, Ledge
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.batch import Batch, BatchError, read_batch
+from rlrun.protocol.batch import NO_VERSION, Batch, BatchError, read_batch
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, complete_checkpoints
@@ -80,6 +80,20 @@ def _trained_by(attempt: Attempt, version: int) -> int | None:
     return None
 
 
+def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
+    """Whether a policy version that `writer` sampled from is another one, or none, in the lineage of `attempt`.
+
+    The base of an attempt fixes all versions before it, so where a version is not lost no older one is.
+    """
+    return writer.origin != attempt.origin or _trained_by(writer, version) != _trained_by(attempt, version)
+
+
+def earlier_attempts(paths: RunPaths, attempt: Attempt) -> dict[int, Attempt]:
+    """All attempts before this one, by number."""
+    before = [number for number in paths.attempts_on_disk() if number < attempt.attempt]
+    return {number: read_attempt(paths.attempt_file(number)) for number in before}
+
+
 def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
     """Why a batch of another attempt cannot be trained by this one; None when it can."""
     if writer.origin != attempt.origin:
@@ -87,10 +101,8 @@ def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_ste
     for sample in batch.samples:
         if too_old(sample.dispatch_version, step=batch.step, max_off_policy_steps=max_off_policy_steps):
             return f"group {sample.group} is too old"
-    versions = {int(version) for sample in batch.samples for version in set(sample.versions[sample.loss_mask].tolist())}
-    for version in versions:
-        if _trained_by(writer, version) != _trained_by(attempt, version):
-            return f"version {version} of attempt {writer.attempt} is lost"
+    if batch.max_version != NO_VERSION and is_lost(batch.max_version, writer, attempt):
+        return f"version {batch.max_version} of attempt {writer.attempt} is lost"
     return None
 
 
@@ -99,8 +111,7 @@ def readmissible(paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_p
 
     Their groups are taken into the ledger, so they are never sampled again. Stops at the first step that has none.
     """
-    before = [number for number in paths.attempts_on_disk() if number < attempt.attempt]
-    writers = {number: read_attempt(paths.attempt_file(number)) for number in before}
+    writers = earlier_attempts(paths, attempt)
     found = [artifact for artifact in paths.batches_on_disk() if artifact.attempt in writers]
     step = attempt.base_step
     while True:
@@ -127,6 +138,19 @@ def remove_covered_batches(paths: RunPaths, attempt: Attempt) -> list[int]:
     if not kept:
         return []
     return remove_batches(paths, through=kept[0].step)
+
+
+def newest_complete(paths: RunPaths, attempt: Attempt) -> Snapshot | None:
+    """The orchestrator's part of the newest complete checkpoint of this lineage; None while there is none that can be read.
+
+    The trainer may delete it at this very moment, because there is a newer one by now.
+    """
+    kept = attempt.owned(complete_checkpoints(paths))
+    try:
+        return read_snapshot(kept[-1].path) if kept else None
+    except RoleError as error:
+        logger.info(f"nothing is deleted of the journal now: {error}")
+        return None
 
 
 def remove_batches(paths: RunPaths, *, through: int) -> list[int]:

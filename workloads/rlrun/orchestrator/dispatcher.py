@@ -12,6 +12,7 @@ from typing import Literal
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import SamplingConfig
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
@@ -20,8 +21,11 @@ from rlrun.orchestrator.conversation import Conversation, RolloutError
 from rlrun.orchestrator.engines import Affinity, EnginePool, Opening, Session
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.filters import Rules, reason_to_drop
+from rlrun.orchestrator.journal import Journal
+from rlrun.orchestrator.journal_records import DroppedEntry, RolloutEntry
 from rlrun.orchestrator.ledger import Ledger
 from rlrun.orchestrator.parsing import parse_text
+from rlrun.orchestrator.recovery import Readmitted, Unfinished
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler
 from rlrun.orchestrator.signals import Signal
@@ -102,6 +106,8 @@ class _Flight:
     size: int
     since: float
     affinity: Affinity = field(default_factory=Affinity)
+    members: dict[int, Rollout] = field(default_factory=dict)
+    """Those that are finished, and durable."""
     task: asyncio.Task[None] | None = None
     expired: bool = False
 
@@ -122,6 +128,7 @@ class Dispatcher:
         finished: gets each finished group.
         next_step: the step whose batch is made next.
         signal: notified after each change.
+        journal: makes finished rollouts durable before they count; None where no restart could use them.
     """
 
     def __init__(
@@ -139,6 +146,7 @@ class Dispatcher:
         finished: Callable[[FinishedGroup], None],
         next_step: Callable[[], int],
         signal: Signal,
+        journal: Journal | None,
     ) -> None:
         self._config, self._arenas, self._player = config, arenas, player
         self._pool, self._chat, self._sampler, self._ledger = pool, chat, sampler, ledger
@@ -151,6 +159,9 @@ class Dispatcher:
         self._dropped: list[Dropped] = []
         self._aged: set[int] = set()
         """Groups that were cancelled for their age and are not finished since."""
+        self._journal = journal
+        self._unfinished: dict[int, Unfinished] = {}
+        """Groups to be dispatched again of which some members are finished already."""
 
     @property
     def running(self) -> int:
@@ -191,9 +202,25 @@ class Dispatcher:
                 number = self._ledger.take()
                 arena = self._arenas[self._sampler.draw(number).environment]
                 flight = _Flight(number, version, arena.config.group_size, time.monotonic())
+                self._go_on(flight)
                 self._flights[number] = flight
                 flight.task = tasks.create_task(self._fly(flight))
                 await asyncio.sleep(0)  # a thousand rollouts that begin at once would keep all others waiting
+
+    def readmit(self, found: Readmitted) -> None:
+        """Groups that an earlier attempt has begun: only the members that are missing are played."""
+        self._unfinished |= found.unfinished
+
+    def _go_on(self, flight: _Flight) -> None:
+        """Take over the members of a group that are finished, unless they have grown too old."""
+        before = self._unfinished.pop(flight.number, None)
+        if before is None:
+            return
+        limit = self._config.algorithm.max_off_policy_steps
+        if too_old(before.version, step=self._next_step(), max_off_policy_steps=limit):
+            self._ledger.counters["discarded/age"] += len(before.members)
+        else:
+            flight.version, flight.members = before.version, dict(before.members)
 
     def take_dropped(self) -> tuple[Dropped, ...]:
         """The groups that were given up since the last call."""
@@ -239,17 +266,21 @@ class Dispatcher:
                 self._ledger.again(number, "age")
             elif outcome == "engine":
                 self._ledger.again(number, "engine")
+                if flight.members:
+                    self._unfinished[number] = Unfinished(flight.version, flight.members)
             elif outcome == "error":
                 self._aged.discard(number)
-                self._drop(number, "error", None)
+                self._give_up(DroppedEntry(number, "error", None, self._ledger.next_group, flight.version))
             elif outcome is not None:
                 self._aged.discard(number)
-                self._settle(outcome)
+                self.settle(outcome)
             self._signal.notify()
 
-    def _settle(self, group: FinishedGroup) -> None:
+    def settle(self, group: FinishedGroup) -> None:
+        """A dispatched group is finished: it is trained on, or filtered."""
         if reason := reason_to_drop(group, self._rules[group.environment]):
-            self._drop(group.number, reason, group.mean_reward)
+            newest = max(int(s.versions.max()) for rollout in group.rollouts for s in rollout.sequences)
+            self._give_up(DroppedEntry(group.number, reason, group.mean_reward, self._ledger.next_group, newest))
             self._filtered[reason] += len(group.rollouts)
             if self._filtered.total() >= MAX_FILTERED_BATCHES * self._config.batch_size:
                 found = ", ".join(f"{reason}: {count}" for reason, count in sorted(self._filtered.items()))
@@ -262,31 +293,52 @@ class Dispatcher:
             self._filtered.clear()
             self._finished(group)
 
-    def _drop(self, number: int, reason: str, mean: float | None) -> None:
-        self._ledger.drop(number, reason)
-        self._dropped.append(Dropped(number, reason, mean, self._ledger.next_group))
-        self._sampler.drop(self._next_step(), number, mean)
+    def _give_up(self, entry: DroppedEntry) -> None:
+        if self._journal is not None:
+            self._journal.note(entry)
+        self.drop(entry)
+
+    def drop(self, entry: DroppedEntry) -> None:
+        """A dispatched group is given up."""
+        self._ledger.drop(entry.group, entry.reason)
+        self._dropped.append(Dropped(entry.group, entry.reason, entry.mean_reward, entry.next_group))
+        self._sampler.drop(self._next_step(), entry.group, entry.mean_reward)
 
     async def _play_group(self, flight: _Flight) -> FinishedGroup:
         draw = self._sampler.draw(flight.number)
         arena = self._arenas[draw.environment]
-        task = arena.tasks[draw.task]
+        missing = [member for member in range(flight.size) if member not in flight.members]
         async with asyncio.TaskGroup() as tasks:
-            count = arena.config.group_size
-            opening = Opening(count) if arena.environment.single_turn else None
-            playing = [tasks.create_task(self._rollout(arena, task, opening, flight.affinity)) for _ in range(count)]
-        rollouts = tuple(play.result() for play in playing)
+            opening = Opening(len(missing)) if arena.environment.single_turn else None
+            for member in missing:
+                tasks.create_task(self._play_member(flight, member, draw.task, arena, opening))
+        rollouts = tuple(rollout for _, rollout in sorted(flight.members.items()))
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,
             task_id=rollouts[0].task_id,
             dispatch_version=flight.version,
-            temperature=(arena.config.sampling or self._config.sampling).temperature,
+            temperature=self._sampling(arena).temperature,
             rollouts=rollouts,
         )
 
+    def _sampling(self, arena: Arena) -> SamplingConfig:
+        return arena.config.sampling or self._config.sampling
+
+    async def _play_member(
+        self, flight: _Flight, member: int, task: int, arena: Arena, opening: Opening | None
+    ) -> None:
+        """Play one member until it is durable."""
+        rollout = await self._rollout(arena, arena.tasks[task], opening, flight.affinity)
+        if self._journal is not None:
+            temperature = self._sampling(arena).temperature
+            await self._journal.add(
+                RolloutEntry(flight.number, member, arena.config.label, task, flight.version, temperature, rollout)
+            )
+        flight.members[member] = rollout
+
     async def _rollout(self, arena: Arena, task: TaskRef, opening: Opening | None, affinity: Affinity) -> Rollout:
-        sampling = arena.config.sampling or self._config.sampling
+        sampling = self._sampling(arena)
         for _ in range(1 + MAX_RETRIES):
             session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening, affinity=affinity)
             opening = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -24,7 +24,12 @@ class LedgerState:
     open_groups: tuple[int, ...]
     """Dispatched, but neither in a batch nor dropped."""
     counters: dict[str, int]
-    """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens."""
+    """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted, discarded/..."""
+
+    def settled(self) -> Callable[[int], bool]:
+        """Tells whether a group is in a batch or dropped."""
+        still_open = frozenset(self.open_groups)
+        return lambda group: group < self.next_group and group not in still_open
 
 
 @dataclass
@@ -53,6 +58,25 @@ class Ledger:
             group, self.next_group = self.next_group, self.next_group + 1
         self._out.add(group)
         return group
+
+    def reach(self, number: int) -> None:
+        """An earlier attempt has dispatched all groups below `number`: those that are not settled are dispatched again."""
+        for group in range(self.next_group, number):
+            heapq.heappush(self._again, group)
+        self.next_group = max(self.next_group, number)
+
+    def claim(self, group: int) -> None:
+        """A group that was to be dispatched again counts as dispatched: an earlier attempt finished it.
+
+        Raises:
+            LedgerError: it is settled, or out already.
+        """
+        self.reach(group + 1)
+        if group not in self._again:
+            raise LedgerError(f"group {group} is not to be dispatched again")
+        self._again.remove(group)
+        heapq.heapify(self._again)
+        self._out.add(group)
 
     def again(self, group: int, reason: str) -> None:
         """A dispatched group gave nothing usable; its task is dispatched once more."""

@@ -81,13 +81,22 @@ def group_metrics(groups: Sequence[FinishedGroup]) -> dict[str, float]:
     return metrics | {name: statistics.fmean(found) for name, found in values.items()}
 
 
+def discarded(counters: Mapping[str, int]) -> int:
+    """Finished rollouts that a restart could not use."""
+    return sum(count for name, count in counters.items() if name.startswith("discarded/"))
+
+
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
-    """What happened since the batch before: groups dropped and dispatched again by reason, and rollouts that ended in an error, all
-    together and as `errors/<env>/<kind>`."""
+    """What happened since the batch before: groups dropped and dispatched again by reason, rollouts that ended in an error, all
+    together and as `errors/<env>/<kind>`, and finished rollouts of earlier attempts that count again or are of no use."""
     reasons = ("error", "masked", "too_easy", "too_hard", "zero_variance")
     names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
     names |= {name for name in now if name.startswith("errors/")}
-    return {
+    restart = {
+        "rollouts/readmitted": float(now.get("readmitted", 0) - before.get("readmitted", 0)),
+        "rollouts/discarded": float(discarded(now) - discarded(before)),
+    }
+    return restart | {
         name if name.startswith("errors") else f"groups/{name}": float(now.get(name, 0) - before.get(name, 0))
         for name in sorted(names)
     }

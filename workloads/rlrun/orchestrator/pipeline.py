@@ -4,7 +4,7 @@
                                                                        ^ tokens, log-probs, versions
     Sampler -> Dispatcher -> run_episode(environment, Conversation) ---+
                    |
-                   v  finished groups
+                   v  finished groups, durable in journal/
                buffer -> choose -> assemble -> rollouts/step_N (durable) --batch_ready--> trainer
                    |
                    +-> Evaluator, metrics.jsonl, traces/, checkpoints/.../orchestrator/
@@ -32,10 +32,12 @@ from rlrun.orchestrator.dispatcher import Dispatcher, Player
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, due, evaluation_metrics, trace_line
 from rlrun.orchestrator.filters import filter_metrics, rules_of
+from rlrun.orchestrator.journal import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_means, group_metrics
+from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, discarded, group_means, group_metrics
 from rlrun.orchestrator.progress import Progress, StepClock
 from rlrun.orchestrator.records import MetricsFile, write_jsonl, write_trace
+from rlrun.orchestrator.recovery import read_journal, readmit
 from rlrun.orchestrator.replay import Recording
 from rlrun.orchestrator.rollouts import FinishedGroup
 from rlrun.orchestrator.sampler import Sampler
@@ -111,6 +113,10 @@ class Pipeline:
         self._sampler = Sampler.of(config, [len(arena.tasks) for arena in arenas])
         if not self._sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
             logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
+        self._fingerprint = rollout_fingerprint(config)
+        self._journal: Journal | None = None
+        if config.checkpoint.enabled and self._recording is None:
+            self._journal = Journal(SegmentWriter(self._paths, attempt=attempt.attempt, fingerprint=self._fingerprint))
         self._rules = rules_of(config, vocabulary=chat.vocabulary)
         self._dispatcher = Dispatcher(
             config,
@@ -125,6 +131,7 @@ class Pipeline:
             finished=self._finish_group,
             next_step=lambda: self._made + 1,
             signal=signal,
+            journal=self._journal,
         )
         self._finished = False
         self._complete = attempt.base_step >= config.max_steps or not config.checkpoint.enabled
@@ -142,6 +149,16 @@ class Pipeline:
         Raises:
             RoleError: why the run cannot go on; possibly inside an exception group.
         """
+        try:
+            await self._run()
+        finally:
+            if self._journal is not None:
+                await self._journal.close()
+        if self._done():
+            logger.info("all steps are trained and saved")
+        return self._done()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(self._follow_trainer())
             background = [tasks.create_task(self._evaluate_all())]
@@ -154,9 +171,6 @@ class Pipeline:
             if self.trainer.ending:
                 await asyncio.wait([following], timeout=self.config.checkpoint.grace_period_seconds)
             following.cancel()
-        if self._done():
-            logger.info("all steps are trained and saved")
-        return self._done()
 
     def stop(self) -> None:
         """Make no more rollouts and batches; only help the trainer, which is told to stop too, to complete its last checkpoint."""
@@ -204,10 +218,12 @@ class Pipeline:
             case "checkpoint_saved":
                 await self._save(event)
             case "checkpoint_complete":
-                self._complete = self._complete or event.step >= self.config.max_steps
                 self._checkpoint_step = event.step
                 if not self.config.record_rollouts:
                     await asyncio.to_thread(checkpoint.remove_covered_batches, self._paths, self.attempt)
+                await self._collect()
+                # Not before: from then on the run may be over, and what is under way here is cancelled.
+                self._complete = self._complete or event.step >= self.config.max_steps
             case "finished":
                 self._finished = True
 
@@ -222,6 +238,14 @@ class Pipeline:
         await self.trainer.checkpoint_saved(event.step)
         for step in [step for step in self._snapshots if step <= event.step]:
             del self._snapshots[step]
+
+    async def _collect(self) -> None:
+        """Delete of the journal what the newest complete checkpoint covers."""
+        if self._journal is None:
+            return
+        covering = await asyncio.to_thread(checkpoint.newest_complete, self._paths, self.attempt)
+        if covering is not None:
+            await self._journal.collect(covering.ledger.settled())
 
     async def _forget(self, step: int) -> None:
         """Without checkpoints nothing of a trained step is needed again."""
@@ -239,7 +263,8 @@ class Pipeline:
         if self._recording is not None:
             await self._replay(self._recording)
             return
-        await self._readmit()
+        await self._readmit_batches()
+        await self._readmit_rollouts()
         async with asyncio.TaskGroup() as tasks:
             dispatching = tasks.create_task(self._dispatcher.run())
             while self._made < self.config.max_steps:
@@ -321,7 +346,7 @@ class Pipeline:
         self._metrics.add(batch.step, "batch", metrics)
         await self.trainer.batch_ready(batch.step, str(self._paths.batch(batch.step, self.attempt.attempt)))
 
-    async def _readmit(self) -> None:
+    async def _readmit_batches(self) -> None:
         """Batches that an earlier attempt made for steps after the base, and that are fresh enough, are trained as they are."""
         found = checkpoint.readmissible(
             self._paths,
@@ -331,9 +356,39 @@ class Pipeline:
         )
         while self._made < self.config.max_steps and (batch := next(found, None)) is not None:
             self._sampler.readmit(batch, group_means(batch))
+            metrics = batch_metrics(batch)
+            rollouts = int(metrics["batch/rollouts"])
+            self._ledger.counters["readmitted"] += rollouts
+            self._counted["readmitted"] = self._ledger.counters["readmitted"]
             self._take_step(batch.step)
             await asyncio.to_thread(self._write_batch, batch)
-            await self._announce(batch, batch_metrics(batch) | {"batch/readmitted": 1.0})
+            metrics |= {"batch/readmitted": 1.0, "rollouts/readmitted": float(rollouts), "rollouts/discarded": 0.0}
+            await self._announce(batch, metrics)
+
+    async def _readmit_rollouts(self) -> None:
+        """Finished rollouts of earlier attempts that are in no batch count again: to the buffer as if they had finished just now."""
+        if self._journal is None:
+            return
+        settled = self._ledger.state().settled()
+        found = await asyncio.to_thread(
+            read_journal, self._paths, self.attempt, fingerprint=self._fingerprint, settled=settled
+        )
+        back = readmit(
+            found,
+            step=self._made + 1,
+            max_off_policy_steps=self.config.algorithm.max_off_policy_steps,
+            ledger=self._ledger,
+            sampler=self._sampler,
+            environments=[(arena.config.label, arena.config.group_size) for arena in self._arenas],
+            finish=self._dispatcher.settle,
+            drop=self._dispatcher.drop,
+        )
+        self._dispatcher.readmit(back)
+        self._ledger.counters["readmitted"] += back.rollouts
+        self._ledger.counters.update({f"discarded/{reason}": count for reason, count in back.refused.items()})
+        if back.rollouts or back.refused:
+            logger.info(f"journal: {back}")
+        self._signal.notify()
 
     async def _replay(self, recording: Recording) -> None:
         depth = self.config.algorithm.max_async_level
@@ -398,6 +453,8 @@ class Pipeline:
             eta_seconds=self._clock.remaining_seconds(self.config.max_steps),
             in_flight=self._dispatcher.running,
             errors=self._ledger.counters["errors"],
+            readmitted=self._ledger.counters["readmitted"],
+            discarded=discarded(self._ledger.counters),
         )
 
     def _waiting_on(self) -> str:
@@ -414,7 +471,9 @@ class Pipeline:
         if self._made >= self.config.max_steps:
             return "the last checkpoint"
         done = sum(len(group.rollouts) for group in self._buffer)
+        kept, lost = self._ledger.counters["readmitted"], discarded(self._ledger.counters)
         return (
             f"rollouts for step {self._made + 1}: {done} of {self.config.batch_size} done, "
             f"{self._dispatcher.running} in flight"
+            + (f"; restarts gave back {kept} finished rollouts and lost {lost}" if kept or lost else "")
         )

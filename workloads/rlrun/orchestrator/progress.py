@@ -47,6 +47,10 @@ class Progress:
     """Rollouts."""
     errors: int
     """Rollouts that ended in an error since the run began."""
+    readmitted: int = 0
+    """Finished rollouts that restarts did not have to generate again, since the run began."""
+    discarded: int = 0
+    """Finished rollouts that restarts could not use, since the run began."""
 
 
 class StepClock:
@@ -77,6 +81,8 @@ _GAUGES = {
     "rlrun_staleness_mean": ("Versions between sampling and training, mean over tokens", "staleness_mean"),
     "rlrun_rollouts_in_flight": ("Rollouts in flight", "in_flight"),
     "rlrun_rollout_errors": ("Rollouts that ended in an error since the run began", "errors"),
+    "rlrun_rollouts_readmitted": ("Finished rollouts that restarts gave back since the run began", "readmitted"),
+    "rlrun_rollouts_discarded": ("Finished rollouts that restarts lost since the run began", "discarded"),
     "rlrun_eta_seconds": ("Estimated seconds to the last step", "eta_seconds"),
 }
 

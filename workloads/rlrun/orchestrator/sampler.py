@@ -106,10 +106,16 @@ class Sampler:
         if not self._pools:
             environment, index = share_out(group, self._ratios)
             return self._shuffled(environment, index)
-        self._draw_before(group + 1)
+        self.draw_before(group + 1)
         if group not in self._open:
             self._assign(group)
         return self._open[group]
+
+    def draw_before(self, group: int) -> None:
+        """Draw for all groups below `group`, in order, as an earlier attempt did."""
+        while self._pools and self._next < group:
+            self._assign(self._next)
+            self._next += 1
 
     def accept(self, step: int, means: Mapping[int, float]) -> None:
         """Groups are in the batch of `step`; each with the mean reward of its rollouts."""
@@ -127,7 +133,7 @@ class Sampler:
         Where that gives another task than the batch is of, its rewards tell nothing.
         """
         for one in batch.dropped:
-            self._draw_before(one.next_group)
+            self.draw_before(one.next_group)
             self.drop(batch.step, one.group, one.mean_reward)
         played = dict(batch.tasks)
         for group, mean in means.items():
@@ -182,11 +188,6 @@ class Sampler:
         source = self.sources[environment]
         epoch, position = divmod(index, source.size)
         return Draw(environment, permuted(position, source.size, f"{self.seed}/{source.label}/{epoch}"), epoch)
-
-    def _draw_before(self, group: int) -> None:
-        while self._pools and self._next < group:
-            self._assign(self._next)
-            self._next += 1
 
     def _assign(self, group: int) -> None:
         environment, index = share_out(group, self._ratios)

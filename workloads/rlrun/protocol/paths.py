@@ -19,6 +19,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEP = re.compile(r"^step_(\d{8})\.a(\d{4,})$")
 _WEIGHTS = re.compile(r"^v(\d{8})\.a(\d{4,})$")
 _ATTEMPT = re.compile(r"^(\d{4,})\.json$")
+_SEGMENT = re.compile(r"^segment_(\d{8})\.a(\d{4,})$")
 
 
 @dataclass(frozen=True, order=True)
@@ -27,6 +28,16 @@ class Artifact:
 
     step: int
     attempt: int
+    path: Path
+
+
+@dataclass(frozen=True, order=True)
+class JournalSegment:
+    """A file of the journal."""
+
+    attempt: int
+    number: int
+    """Within the attempt, from 1."""
     path: Path
 
 
@@ -69,6 +80,11 @@ class RunPaths:
         return self.root / "rollouts"
 
     @property
+    def journal(self) -> Path:
+        """Finished rollouts that no complete checkpoint covers yet."""
+        return self.root / "journal"
+
+    @property
     def weights(self) -> Path:
         """Published policy versions."""
         return self.root / "weights"
@@ -106,6 +122,10 @@ class RunPaths:
         """`rollouts/step_00000123.a0003`."""
         return self.rollouts / f"step_{step:08d}.a{attempt:04d}"
 
+    def journal_segment(self, number: int, attempt: int) -> Path:
+        """`journal/segment_00000002.a0003`."""
+        return self.journal / f"segment_{number:08d}.a{attempt:04d}"
+
     def validation(self, attempt: int) -> Path:
         """`rollouts/validation.a0003`: the held-out samples of supervised fine-tuning."""
         return self.rollouts / f"validation.a{attempt:04d}"
@@ -137,6 +157,13 @@ class RunPaths:
     def batches_on_disk(self) -> list[Artifact]:
         """All batch folders without `.tmp`, of any attempt, in order of step and attempt."""
         return _artifacts(self.rollouts, _STEP)
+
+    def journal_on_disk(self) -> list[JournalSegment]:
+        """All files of the journal, of any attempt, in the order in which they were written."""
+        if not self.journal.is_dir():
+            return []
+        found = [(_SEGMENT.match(path.name), path) for path in self.journal.iterdir()]
+        return sorted(JournalSegment(int(m[2]), int(m[1]), path) for m, path in found if m is not None)
 
     def versions_on_disk(self) -> list[Artifact]:
         """All weight folders with `COMPLETE`, of any attempt, in order of version and attempt."""

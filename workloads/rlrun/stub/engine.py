@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ from loguru import logger
 from rlrun.inference.handover import UNKNOWN_VERSION
 from rlrun.stub.policy import WEIGHTS, Policy, read_adapter, read_policy
 from rlrun.stub.replies import Reply, Sampled, Vocabulary
-from rlrun.stub.script import InferenceScript, claim, end
+from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScript, claim, end
 
 _REMEMBERED_PROMPTS = 100_000
 SLOW_FACTOR = 10.0
@@ -186,6 +187,8 @@ class StubEngine:
         fixed = self._adapters[self.registry[adapter].number] if adapter is not None else None
         stops = {*stop} if ignore_eos else {*stop, self.vocabulary.eos}
         key = tuple(prompt)
+        if self._script.record_requests:
+            self._record(key, n)
         self._asked[key] += 1
         if len(self._asked) > _REMEMBERED_PROMPTS:
             self._asked.clear()
@@ -207,6 +210,12 @@ class StubEngine:
             self.running -= n
             self._used[adapter or ""] -= 1
         return choices
+
+    def _record(self, prompt: tuple[int, ...], n: int) -> None:
+        path = self._run_folder / FAULTS_FOLDER / REQUESTS_FILE
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps({"prompt": prompt, "n": n, "version": self._label}) + "\n")
 
     def _sample(self, choice: Choice, policy: Policy, stops: set[int], max_tokens: int) -> None:
         sampled = choice.reply.next(policy.accuracy)

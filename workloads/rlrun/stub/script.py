@@ -20,6 +20,8 @@ VARIABLE = "STUB_SCRIPT"
 FILE = "stub.json"
 FAULTS_FOLDER = "stub"
 """In the run's folder: which faults of engines have happened."""
+REQUESTS_FILE = "requests.jsonl"
+"""In that folder: what engines were asked for."""
 
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
@@ -88,6 +90,8 @@ class InferenceScript(Config):
     """Sampling one token of every continuation of a request."""
     update_seconds: Seconds = 0.0
     """Loading weights."""
+    record_requests: bool = False
+    """Append what each request asks for to `stub/requests.jsonl` in the run's folder."""
     faults: list[InferenceFault] = Field(default_factory=list, max_length=1000)
     """What goes wrong."""
 

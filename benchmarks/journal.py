@@ -1,0 +1,161 @@
+"""What the journal costs, and what it saves: `python -m benchmarks.journal [--kills 20] [--write]`.
+
+The first table writes finished rollouts as the orchestrator does, many at once, and looks at the processor's time for each, at the flushes
+that they share, and at how long the event loop stood still. With `--kills` a run of stub processes follows whose orchestrator is killed
+(SIGKILL) that often, each time after a random while, in a synchronous and in an asynchronous run; then the same runs undisturbed.
+`--write` keeps the tables in benchmarks/results/journal.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from rlrun.orchestrator.conversation import Recorded
+from rlrun.orchestrator.journal import Journal, SegmentWriter
+from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
+from rlrun.orchestrator.rollouts import Rollout
+from rlrun.protocol.paths import RunPaths
+from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, changes
+from tests.unit.stub.harness.stub_run import stub_run
+
+RESULTS = Path(__file__).parent / "results" / "journal.md"
+CONCURRENCY = 2000
+ASYNCHRONOUS = {"max_async_level": 2, "max_off_policy_steps": 8}
+STEPS = 60
+LONGEST_LIFE_SECONDS = 1.5
+
+
+def finished(number: int, tokens: int) -> RolloutEntry:
+    """A rollout of one turn with a text of about four characters per token."""
+    mask = np.arange(tokens) >= tokens // 8
+    column = np.linspace(-2, 0, tokens, dtype=np.float32) * mask
+    sequence = Recorded(np.arange(tokens, dtype=np.int32), mask, column, np.where(mask, 3, -1).astype(np.int32))
+    text = "word" * tokens
+    rollout = Rollout((sequence,), 1.0, {"score": 1.0}, ({"role": "user", "content": "ask"},), (text,), task_id="t")
+    return RolloutEntry(number, 0, "e", number, 3, 1.0, rollout)
+
+
+async def _write_all(folder: Path, count: int, tokens: int) -> tuple[float, float, int, float]:
+    journal = Journal(SegmentWriter(RunPaths(folder), attempt=1, fingerprint="f"))
+    entries, slots, lags = [finished(n, tokens) for n in range(count)], asyncio.Semaphore(CONCURRENCY), [0.0]
+
+    async def watch() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            lags.append(time.monotonic() - before - 0.001)
+
+    async def add(entry: RolloutEntry) -> None:
+        async with slots:
+            await journal.add(entry)
+
+    watching = asyncio.create_task(watch())
+    wall, processor = time.monotonic(), time.process_time()
+    await asyncio.gather(*map(add, entries))
+    wall, processor = time.monotonic() - wall, time.process_time() - processor
+    watching.cancel()
+    await journal.close()
+    return wall, processor, journal.flushes, max(lags)
+
+
+def cost() -> list[str]:
+    """The first table."""
+    lines = [
+        "| tokens | rollouts | MB | rollouts/s | CPU per rollout (ms) | flushes | worst lag (ms) | read again (s) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for tokens, count in ((256, 8000), (4096, 4000), (32768, 500)):
+        with TemporaryDirectory() as name:
+            wall, processor, flushes, lag = asyncio.run(_write_all(Path(name), count, tokens))
+            segments = RunPaths(Path(name)).journal_on_disk()
+            size = sum(segment.path.stat().st_size for segment in segments) / 1e6
+            began = time.monotonic()
+            read = sum(len(read_segment(segment.path).entries) for segment in segments)
+            took = time.monotonic() - began
+            assert read == count
+        lines.append(
+            f"| {tokens} | {count} | {size:.0f} | {count / wall:.0f} | {processor / count * 1e3:.2f} | {flushes} | "
+            f"{lag * 1e3:.0f} | {took:.2f} |"
+        )
+    return lines
+
+
+def _killed(folder: Path, algorithm: dict[str, int], kills: int, rng: random.Random) -> KilledRun:
+    with stub_run(folder, **changes(STEPS, algorithm)) as run:
+        killed = KilledRun(run)
+        killed.begin()
+        for _ in range(kills):
+            killed.start()
+            asked = len(killed.requests())
+            killed.until(lambda asked=asked: len(killed.requests()) > asked, "it asks for rollouts")  # type: ignore[misc]
+            time.sleep(rng.uniform(0, LONGEST_LIFE_SECONDS))
+            if killed.orchestrator.poll() is not None:
+                break  # it was faster than the kills: all is done
+            killed.kill()
+            print(f"killed {len(killed.kills)} times, step {killed.kills[-1].attempt.base_step}", flush=True)
+        if len(killed.kills) == kills:
+            killed.start()
+        killed.finish()
+        return killed
+
+
+def saved(kills: int) -> list[str]:
+    """The second table."""
+    lines = [
+        "Again: rollouts that were finished and of use before a kill, and were asked for again. Twice, missing: groups that were trained",
+        "in two steps, or in none although the undisturbed run trained them. Same: the same groups of the same tasks in the same steps.",
+        "",
+        "| run | kills | trained groups | rollouts asked of the engine | again | twice | missing | same |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for label, algorithm in (("synchronous", SYNCHRONOUS), ("asynchronous", ASYNCHRONOUS)):
+        with TemporaryDirectory() as name:
+            killed = _killed(Path(name) / "killed", algorithm, kills, random.Random(kills))
+            whole = _killed(Path(name) / "whole", algorithm, 0, random.Random(0))
+            again = killed.generated_again(algorithm["max_off_policy_steps"])
+            trained, expected = killed.trained(), whole.trained()
+            counts = Counter(group for groups in trained.values() for group in groups)
+            reference = {group: task for groups in expected.values() for group, task in groups.items()}
+            found = {group: task for groups in trained.values() for group, task in groups.items()}
+            asked = sum(request["n"] for request in killed.requests())
+            wanted = sum(request["n"] for request in whole.requests())
+            missing = len(reference.items() - found.items())
+            lines.append(
+                f"| {label} | {len(killed.kills)} | {len(found)} | {asked} (undisturbed: {wanted}) | {len(again)} | "
+                f"{sum(count > 1 for count in counts.values())} | {missing} | {'yes' if trained == expected else 'no'} |"
+            )
+            print(*again, lines[-1], sep="\n", flush=True)
+    return lines
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=0, help="of the orchestrator in each run")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    lines = [
+        "# The journal of finished rollouts: its cost, and what kills cost with it",
+        "",
+        f"`python -m benchmarks.journal --kills N`; {platform.machine()}. {CONCURRENCY} rollouts wait at once; a flush is an `fdatasync`.",
+        "",
+        *cost(),
+    ]
+    if options.kills:
+        lines += ["", f"{STEPS} steps of 4 groups of 4, a checkpoint every 2 steps. ", "", *saved(options.kills)]
+    print("\n".join(lines))
+    if options.write:
+        RESULTS.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A run of stub processes whose orchestrator is killed, and what shows whether any of its work was lost, done twice, or out of order."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.orchestrator.checkpoint import is_lost
+from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
+from rlrun.orchestrator.staleness import too_old
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, read_attempt
+from rlrun.protocol.batch import Sample, read_batch
+from rlrun.protocol.paths import RunPaths
+from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE
+from tests.unit.stub.harness.stub_run import StubRun
+
+GROUP_SIZE, GROUPS_PER_STEP = 4, 4
+SYNCHRONOUS = {"max_async_level": 0, "max_off_policy_steps": 0}
+
+Prompt = tuple[int, ...]
+
+
+def changes(max_steps: int, algorithm: dict[str, int] = SYNCHRONOUS, interval: int = 2) -> dict[str, Any]:
+    """Of `StubRun`: a task has a prompt of its own, by which the engine's requests tell the group."""
+    common = {"algorithm": algorithm, "checkpoint": {"interval": interval}}
+    environment = {"id": "reverse-text", "group_size": GROUP_SIZE, "args": {"length": 16}}
+    orchestrator = {
+        "environments": [environment],
+        "batch_size": GROUP_SIZE * GROUPS_PER_STEP,
+        "sampling": {"max_tokens": 20},
+        "record_rollouts": True,
+    }
+    return {"max_steps": max_steps, "trainer": common, "orchestrator": common | orchestrator}
+
+
+def prompt_of(entry: RolloutEntry) -> Prompt:
+    """The prompt of a single turn."""
+    [sequence] = entry.rollout.sequences
+    return tuple(sequence.input_ids[~sequence.loss_mask].tolist())
+
+
+@dataclass
+class Kill:
+    """What was there when an orchestrator was killed, and what the engine was asked for before."""
+
+    attempt: Attempt
+    finished: list[tuple[Attempt, RolloutEntry]]
+    """Rollouts that are in the journal, each with the attempt that made it."""
+    asked: int
+    """Lines of the engine's record."""
+
+
+@dataclass
+class KilledRun:
+    """One run, its engine, and the attempts of trainer and orchestrator."""
+
+    run: StubRun
+    kills: list[Kill] = field(default_factory=list)
+    number: int = 0
+
+    def begin(self) -> None:
+        """Start the engine, which outlives all attempts."""
+        self.run.script(trainer={"stepSeconds": 0.05}, inference={"tokenSeconds": 0.01, "recordRequests": True})
+        assert self.run.wait(self.run.start("model")) == exit_codes.OK
+        self.run.start("inference")
+
+    def start(self) -> None:
+        """Begin the next attempt."""
+        self.number += 1
+        self.trainer = self.run.start("trainer", self.number)
+        self.run.until(self.run.paths.attempt_file(self.number).exists, "the attempt has begun")
+        self.orchestrator = self.run.start("orchestrator", self.number)
+
+    def kill(self) -> None:
+        """SIGKILL the orchestrator; the trainer is ended as its supervisor would."""
+        for process in (self.orchestrator, self.trainer):
+            process.kill()
+            process.wait()
+        # What the killed one sent before is in the engine's sockets, and in its record once it has answered something sent later.
+        urllib.request.urlopen(f"http://127.0.0.1:{self.run.engine_port}/health", timeout=60).close()
+        attempt = read_attempt(self.run.paths.attempt_file(self.number))
+        self.kills.append(Kill(attempt, journal(self.run.paths), len(self.requests())))
+
+    def finish(self) -> None:
+        """Wait until all is trained and saved."""
+        assert self.run.wait(self.orchestrator, 240) == exit_codes.OK, self.run.state()
+        assert self.run.wait(self.trainer, 240) == exit_codes.OK, self.run.state()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something, or for the end of the run."""
+        self.run.until(lambda: condition() or self.orchestrator.poll() is not None, what, 240)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """What the engine was asked for, in order."""
+        return read_lines(self.run.paths.root / FAULTS_FOLDER / REQUESTS_FILE)
+
+    def trained(self) -> dict[int, dict[int, str]]:
+        """Step -> group -> task, in order of groups, as it was trained at last."""
+        attempt = read_attempt(self.run.paths.attempt_file(self.number))
+        batches = [read_batch(a.path) for a in attempt.owned(self.run.paths.batches_on_disk())]
+        return {batch.step: {s.group: s.task_id for s in sorted(batch.samples, key=_place)} for batch in batches}
+
+    def generated_again(self, limit: int) -> list[str]:
+        """Rollouts that the engine was asked for once more although they were finished, durable and of use.
+
+        Args:
+            limit: `maxOffPolicySteps`.
+        """
+        requests, found = self.requests(), []
+        for kill, until in zip(self.kills, [*self.kills[1:], None], strict=True):
+            attempt = read_attempt(self.run.paths.attempt_file(kill.attempt.attempt + 1))
+            asked: Counter[Prompt] = Counter()
+            for request in requests[kill.asked : until.asked if until is not None else None]:
+                asked[tuple(request["prompt"])] += request["n"]
+            finished: dict[Prompt, set[int]] = {}
+            for writer, entry in kill.finished:
+                old = too_old(entry.dispatch_version, step=attempt.base_step + 1, max_off_policy_steps=limit)
+                if not old and not is_lost(entry.newest_version, writer, attempt):
+                    finished.setdefault(prompt_of(entry), set()).add(entry.member)
+            found += [
+                f"attempt {attempt.attempt}: {asked[prompt]} more for a prompt of which {sorted(members)} were finished"
+                for prompt, members in finished.items()
+                if asked[prompt] > GROUP_SIZE - len(members)
+            ]
+        return found
+
+
+def journal(paths: RunPaths) -> list[tuple[Attempt, RolloutEntry]]:
+    """All rollouts in the journal."""
+    return [
+        (read_attempt(paths.attempt_file(segment.attempt)), entry)
+        for segment in paths.journal_on_disk()
+        for entry in read_segment(segment.path).entries
+        if isinstance(entry, RolloutEntry)
+    ]
+
+
+def _place(sample: Sample) -> tuple[int, int]:
+    return sample.group, sample.rollout
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,196 @@
+"""The journal's files, byte by byte, and the event loop's side of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from orch_journal_world import a_rollout
+from orch_simulation import make_config
+
+from rlrun.orchestrator import journal as journal_module
+from rlrun.orchestrator.journal import Journal, SegmentWriter, remove_settled, rollout_fingerprint
+from rlrun.orchestrator.journal_records import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+
+
+def entry(group: int, member: int = 0, text: str = "é\ud800") -> RolloutEntry:
+    return RolloutEntry(group, member, "e", 5, 3, 0.7, a_rollout([3, 4], 1 / 3, text=text))
+
+
+DROPPED = DroppedEntry(9, "zero_variance", 0.25, 11, 4)
+
+
+def writer_of(folder: Path, attempt: int = 1, **changes: int) -> SegmentWriter:
+    return SegmentWriter(RunPaths(folder), attempt=attempt, fingerprint="f", **changes)
+
+
+def same(a: Entry, b: Entry) -> bool:
+    if isinstance(a, DroppedEntry) or isinstance(b, DroppedEntry):
+        return a == b
+    columns = ("input_ids", "loss_mask", "logprobs", "versions")
+    for one, other in zip(a.rollout.sequences, b.rollout.sequences, strict=True):
+        for name in columns:
+            left, right = getattr(one, name), getattr(other, name)
+            if left.dtype != right.dtype or left.tobytes() != right.tobytes():
+                return False
+    rest = [{k: v for k, v in vars(e.rollout).items() if k != "sequences"} for e in (a, b)]
+    own = [{k: v for k, v in vars(e).items() if k != "rollout"} for e in (a, b)]
+    return rest[0] == rest[1] and own[0] == own[1]
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    writer, written = writer_of(tmp_path), [entry(1), DROPPED, entry(1 << 40, 7)]
+    writer.write(written[:1])
+    writer.write(written[1:])
+    writer.close()
+    [segment] = RunPaths(tmp_path).journal_on_disk()
+    content = read_segment(segment.path)
+    assert segment.path.name == "segment_00000001.a0001"
+    assert content.head is not None
+    assert content.head.fingerprint == "f"
+    assert content.torn == 0
+    assert all(map(same, content.entries, written))
+    assert len(content.entries) == 3
+    assert groups_of(segment.path) == {1, 9, 1 << 40}
+
+
+def test_a_file_that_ends_anywhere_gives_its_whole_records(tmp_path: Path) -> None:
+    writer, sizes = writer_of(tmp_path), []
+    path = RunPaths(tmp_path).journal_segment(1, 1)
+    written: list[Entry] = [entry(1), entry(2), DROPPED]
+    for one in written:
+        writer.write([one])
+        sizes.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for end in sorted(
+        {*range(0, len(whole), 9), *sizes, *(size - 1 for size in sizes), *(size + 1 for size in sizes[:-1])}
+    ):
+        path.write_bytes(whole[:end])
+        content = read_segment(path)
+        assert len(content.entries) == sum(size <= end for size in sizes)
+        assert all(map(same, content.entries, written))
+        assert groups_of(path) <= {1, 2, 9}
+        path.write_bytes(whole[:end] + bytes(40))  # the file grew, and its content did not come in time
+        assert len(read_segment(path).entries) <= sum(size <= end + 40 for size in sizes)
+
+
+def test_a_damaged_record_hides_what_follows_and_nothing_before(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path)
+    path = RunPaths(tmp_path).journal_segment(1, 1)
+    writer.write([entry(1)])
+    first = path.stat().st_size
+    writer.write([entry(2), entry(3)])
+    whole = path.read_bytes()
+    for place in range(first, first + 60, 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        content = read_segment(path)
+        assert [e.group for e in content.entries] == [1]
+        assert content.torn > 0
+
+
+def test_each_attempt_writes_files_of_its_own_and_a_full_one_is_followed_by_the_next(tmp_path: Path) -> None:
+    old, new = writer_of(tmp_path, 1), writer_of(tmp_path, 2, segment_bytes=1)
+    old.write([entry(0)])
+    new.write([entry(1)])
+    new.write([entry(2)])
+    old.write([entry(3)])  # a late writer of an attempt that is over
+    found = RunPaths(tmp_path).journal_on_disk()
+    assert [(s.attempt, s.number, groups_of(s.path)) for s in found] == [(1, 1, {0, 3}), (2, 1, {1}), (2, 2, {2})]
+
+
+def test_only_files_of_settled_groups_are_deleted(tmp_path: Path) -> None:
+    old, new = writer_of(tmp_path, 1), writer_of(tmp_path, 2, segment_bytes=1)
+    old.write([entry(0), entry(4)])
+    for group in (1, 2, 3):
+        new.write([entry(group)])
+    removed = remove_settled(new.rotate(), {0, 1, 3}.__contains__)
+    assert [(s.attempt, s.number) for s in removed] == [(2, 1), (2, 3)]
+    new.write([entry(5)])
+    assert [(s.attempt, s.number) for s in RunPaths(tmp_path).journal_on_disk()] == [(1, 1), (2, 2), (2, 3)]
+    assert remove_settled(RunPaths(tmp_path).journal_on_disk(), lambda _: True)
+    assert RunPaths(tmp_path).journal_on_disk() == []
+
+
+class Held(SegmentWriter):
+    """Its writes wait until they are let through."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(RunPaths(folder), attempt=1, fingerprint="f")
+        self.go = threading.Semaphore(0)
+
+    def write(self, entries: object) -> None:
+        self.go.acquire()
+        super().write(entries)  # type: ignore[arg-type]
+
+
+async def test_rollouts_that_finish_during_a_flush_share_the_next_one_and_none_returns_before_it_is_durable(
+    tmp_path: Path,
+) -> None:
+    writer = Held(tmp_path)
+    journal = Journal(writer)
+    path = RunPaths(tmp_path).journal_segment(1, 1)
+    tasks = [asyncio.create_task(journal.add(entry(0)))]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the first flush has its entries
+    tasks += [asyncio.create_task(journal.add(entry(group))) for group in range(1, 50)]
+    await asyncio.sleep(0)
+    tasks[7].cancel()  # its rollout is too old by now; what is finished is written all the same
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks if task is not tasks[7])
+    writer.go.release()
+    await tasks[0]
+    assert groups_of(path) == {0}
+    assert not tasks[1].done()
+    writer.go.release()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert journal.flushes == 2
+    assert groups_of(path) == set(range(50))
+    await journal.close()
+
+
+async def test_closing_writes_what_nobody_waits_for(tmp_path: Path) -> None:
+    journal = Journal(writer_of(tmp_path))
+    journal.note(DROPPED)
+    await journal.close()
+    assert groups_of(RunPaths(tmp_path).journal_segment(1, 1)) == {9}
+
+
+@pytest.mark.parametrize("failing", ["open", "fdatasync"])
+async def test_a_full_volume_is_named_and_nothing_counts_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal = Journal(writer_of(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module.os, failing, full)
+        results = await asyncio.gather(*(journal.add(entry(g)) for g in range(3)), return_exceptions=True)
+    with pytest.raises(RoleError) as later:
+        journal.note(DROPPED)
+    for result in [*results, later.value]:
+        assert isinstance(result, RoleError)
+        assert result.code == exit_codes.STORAGE
+        assert str(tmp_path / "journal") in str(result)
+    await journal.close()
+
+
+def test_the_fingerprint_is_of_what_a_rollout_is_made_with(tmp_path: Path) -> None:
+    def of(**changes: object) -> str:
+        return rollout_fingerprint(make_config(tmp_path, tmp_path, **changes))
+
+    assert of() == of(max_steps=99) == of(environments=[{"id": "reverse-text", "group_size": 2, "ratio": 3}])
+    others = [
+        of(seed=2),
+        of(sampling={"max_tokens": 9}),
+        of(environments=[{"id": "reverse-text", "group_size": 2, "args": {"num_tasks": 9}}]),
+        of(environments=[{"id": "reverse-text", "group_size": 4}]),
+    ]
+    assert len({of(), *others}) == 5
