@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ import rlrun
 from rlrun.orchestrator import main as role
 from rlrun.orchestrator import trainer_client
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.protocol import batch as batch_module
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
@@ -121,6 +122,32 @@ async def test_told_to_stop_it_helps_the_trainer_to_complete_the_last_checkpoint
     outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
     assert outcome.code == 128 + signal.SIGTERM
     assert seen["state"] == seen["step"] >= 3
+
+
+async def test_told_to_stop_it_does_not_mind_that_the_trainer_has_stopped_before_it(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = role.Stop()
+    real, told = TrainerClient.batch_ready, asyncio.Event()
+
+    async def ready(client: TrainerClient, step: int, path: str) -> None:
+        if step < 3:
+            await real(client, step, path)
+            return
+        assert stop.first()
+        assert stop.act is not None
+        stop.act()
+        told.set()
+        raise TrainerGoneError  # in this very turn of the event loop: nothing has been cancelled yet
+
+    async def world(trainer: FakeTrainer) -> None:
+        await told.wait()
+        await trainer.fall_silent()
+
+    monkeypatch.setattr(TrainerClient, "batch_ready", ready)
+    config = make_config(tmp_path, tokenizer_folder, max_steps=1000, checkpoint={"interval": 1000})
+    outcome = await simulate(config, during=world, stop=stop)
+    assert outcome.code == 128 + signal.SIGTERM
 
 
 async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokenizer_folder: Path) -> None:

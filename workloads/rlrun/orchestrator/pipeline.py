@@ -259,6 +259,12 @@ class Pipeline:
     # ---- batches
 
     async def _make_batches(self) -> None:
+        try:
+            await self._make_all_batches()
+        except* TrainerGoneError:
+            pass  # told to stop, the trainer ended before this task was cancelled
+
+    async def _make_all_batches(self) -> None:
         await self._signal.until(lambda: self._sync.newest is not None)  # before, the trainer takes no batch
         if self._recording is not None:
             await self._replay(self._recording)
