@@ -111,8 +111,7 @@ class WeightSync:
         replica.updating = True
         try:
             if replica.version is None:
-                async with asyncio.timeout(KNOCK_SECONDS):
-                    await replica.client.status()  # one that hangs is not to keep us for the whole deadline
+                await _knock(replica)
             replica.handed = max(replica.handed, version)
             async with asyncio.timeout(self._timeout):
                 # The first time in an attempt the engine may hold weights of another attempt under the same number.
@@ -159,3 +158,16 @@ class WeightSync:
             limit = OUTAGE_SECONDS if self._ever_synced else STARTUP_SECONDS
             if time.monotonic() - self._pool.last_available > limit:
                 raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")
+
+
+async def _knock(replica: Replica) -> None:
+    """See that a replica answers at all: one that hangs, or is still starting, is not to keep a hand-over for its whole deadline.
+
+    Raises:
+        EngineError: it does not, or refuses.
+    """
+    try:
+        async with asyncio.timeout(KNOCK_SECONDS):
+            await replica.client.status()
+    except TimeoutError:
+        raise EngineUnavailableError("it does not answer yet") from None
