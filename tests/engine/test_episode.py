@@ -12,7 +12,8 @@ import torch
 from rlrun.config.rollout import SamplingConfig
 from rlrun.inference.client import Completion, EngineClient
 from rlrun.orchestrator.conversation import Conversation
-from rlrun.orchestrator.engines import EnginePool, Replica, Session
+from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.sessions import Session
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.tokens import ChatTokens
 

@@ -14,8 +14,9 @@ from orch_simulation import FakeEngine, eventually
 from rlrun.config.rollout import SamplingConfig
 from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
 from rlrun.orchestrator.concurrency import REST_LOOKS, Concurrency
-from rlrun.orchestrator.engines import STICKY_SLACK, EnginePool, Replica, Session
+from rlrun.orchestrator.engines import STICKY_SLACK, EnginePool, Replica
 from rlrun.orchestrator.monitor import MISSES, Monitor, Pace
+from rlrun.orchestrator.sessions import Session
 from rlrun.orchestrator.signals import Signal, Turns
 from rlrun.orchestrator.weights import WeightSync
 

@@ -16,7 +16,7 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.inference.client import Completion, EngineUnavailableError
-from rlrun.orchestrator import engines as engines_module
+from rlrun.orchestrator import sessions as sessions_module
 from rlrun.orchestrator.checkpoint import is_lost
 from rlrun.orchestrator.journal import Journal
 from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
@@ -155,7 +155,7 @@ async def test_a_failing_engine_costs_a_group_only_the_members_that_are_not_fini
         engine.finished.append(entry)
 
     monkeypatch.setattr(Journal, "add", told)
-    monkeypatch.setattr(engines_module, "MAX_TRIES", 1)
+    monkeypatch.setattr(sessions_module, "MAX_TRIES", 1)
     environments = [{"id": "calculator", "group_size": 2}]
     config = make_config(tmp_path, tokenizer_folder, environments=environments, seq_len=512, max_steps=3)
     outcome = await simulate(config, engines=[engine])

@@ -20,7 +20,8 @@ from rlrun.config.rollout import SamplingConfig
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.conversation import Conversation, RolloutError
-from rlrun.orchestrator.engines import EnginePool, Replica, Session
+from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.sessions import Session
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
 from rlrun.trainer.characters import CHARACTERS, SPECIAL_TOKENS

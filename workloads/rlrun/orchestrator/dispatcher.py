@@ -18,7 +18,7 @@ from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import Conversation, RolloutError
-from rlrun.orchestrator.engines import Affinity, EnginePool, Opening, Session
+from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.filters import Rules, reason_to_drop
 from rlrun.orchestrator.journal import Journal
@@ -28,6 +28,7 @@ from rlrun.orchestrator.parsing import parse_text
 from rlrun.orchestrator.recovery import Readmitted, Unfinished
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler
+from rlrun.orchestrator.sessions import Affinity, Opening, Session
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.staleness import capacity, too_old
 from rlrun.orchestrator.tokens import ChatTokens

@@ -19,9 +19,10 @@ from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import RolloutError
 from rlrun.orchestrator.dispatcher import Player
-from rlrun.orchestrator.engines import EnginePool, Session
+from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.estimates import passes
 from rlrun.orchestrator.rollouts import Rollout
+from rlrun.orchestrator.sessions import Session
 from rlrun.orchestrator.tokens import ChatTokens
 
 HOLD_SECONDS = 1800.0
