@@ -7,7 +7,7 @@ LOCK := requirements/cpu.txt
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo quickstart test test-full lint unit docs lock clean
+.PHONY: install demo quickstart test test-full lint cluster unit docs lock clean
 
 install: $(STAMP)
 
@@ -38,14 +38,22 @@ unit: install
 	$(BIN)/pytest tests/unit
 
 # Every tier, each with its own summary; all of them run before the first failure counts.
-test: lint
-	$(BIN)/python -m tests.cluster prepare
-	$(BIN)/python -m tests.cluster.images build
+test: install
+	$(MAKE) --jobs=2 lint cluster
 	$(BIN)/python -m tests.tiers
 
-# Also what takes long: the benchmarks' tables with real parts, and more repetitions.
+# All that is slow before a cluster of the tests is up: programs, and this checkout's images, built and unpacked.
+cluster: install
+	$(BIN)/python -m tests.cluster prepare --images
+
+# Also what takes long: the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
 test-full: test
+	$(BIN)/python -m tests.e2e.chaos --write
 	$(BIN)/python -m benchmarks.async_vs_sync --real
+	$(BIN)/python -m tests.sim --histories 100000 --seed 10000 --write
+	$(BIN)/python -m tests.sim --planted --write
+	$(BIN)/python -m tests.sim --fuzz 10000 --write
+	$(BIN)/python -m tests.sim --day --write
 
 docs: install
 	$(BIN)/python -m rlrun.cli.docs --write

@@ -17,22 +17,30 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 REAL_IMAGES = "tests/e2e/cluster/test_real_images.py"
+PROCESSES = ("tests/unit/stub", "tests/unit/pod", "tests/unit/environments", "tests/unit/local", "tests/unit/evaluate")
+"""Unit tests of which most start processes: half of the time of all."""
 TIERS: Mapping[str, Sequence[str]] = {
-    "unit": ("tests/unit",),
+    "unit": ("tests/unit", *(f"--ignore={folder}" for folder in PROCESSES)),
+    "processes": PROCESSES,
+    "sim": ("tests/sim",),
     "controlplane": ("tests/controlplane",),
     "parts": ("tests/trainer", "tests/engine", "tests/e2e/local"),
     "cluster": ("tests/cluster/selftest", "tests/e2e/cluster", f"--ignore={REAL_IMAGES}"),
     "real": (REAL_IMAGES,),
 }
 """Arguments of pytest."""
-LANES: Sequence[Sequence[str]] = (("parts",), ("controlplane", "cluster", "unit"))
-"""Two lanes of tiers run side by side: the first computes, the second begins with what mostly waits for controllers and stubs."""
+LANES: Sequence[Sequence[str]] = (("parts",), ("controlplane", "cluster"))
+"""Two lanes of tiers run side by side: the first computes, the second mostly waits for controllers and stubs."""
+THEN: Sequence[str] = ("processes", "unit", "sim")
+"""A lane that is through takes the next of these, the longest first: so both end at about the same time, whichever is slower."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
 AT_LAST: Sequence[str] = ("real",)
@@ -42,7 +50,7 @@ FEW = 3
 """More failures than this in a tier are no accident."""
 TESTS_FAILED = 1
 """Exit code of pytest: tests ran, and some failed."""
-IN_MEMORY = frozenset({"unit", "parts"})
+IN_MEMORY = frozenset({"unit", "processes", "parts"})
 """Tiers whose temporary files lie in memory: their processes make files durable every few milliseconds, and on a disk that takes
 images and clusters at the same time one such call may last longer than a test waits."""
 MEMORY = Path("/dev/shm")
@@ -117,7 +125,7 @@ class Tier:
 
 
 class Run:
-    """All wanted tiers, each lane in a thread of its own, then what comes at last.
+    """All wanted tiers, each lane in a thread of its own that goes on with what nobody has taken yet, then what comes at last.
 
     A signal to end goes on to what runs, and nothing more is started.
     """
@@ -125,9 +133,10 @@ class Run:
     def __init__(self, wanted: Sequence[str], memory: str | None) -> None:
         self.done: list[Tier] = []
         self._memory = memory
-        self._lanes, self._last = (
-            [[name for name in lane if not wanted or name in wanted] for lane in lanes] for lanes in (LANES, [AT_LAST])
+        *self._lanes, then, self._last = (
+            [name for name in names if not wanted or name in wanted] for names in (*LANES, THEN, AT_LAST)
         )
+        self._then = deque(then)
         self._lock = threading.Lock()
         self._running: list[Tier] = []
         self._stopped = False
@@ -135,7 +144,7 @@ class Run:
     def __call__(self) -> bool:
         """Run to the end; whether all was run and passed."""
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        for lanes in (self._lanes, self._last):
+        for lanes in (self._lanes, [self._last]):
             threads = [threading.Thread(target=self._follow, args=(lane,)) for lane in lanes]
             for thread in threads:
                 thread.start()
@@ -148,9 +157,15 @@ class Run:
         return not self._stopped and all(tier.passed for tier in self.done)
 
     def _follow(self, lane: Sequence[str]) -> None:
-        for name in lane:
+        for name in chain(lane, iter(self._next, None)):
             if (tier := self._one(name)) is not None:
                 self.done.append(tier)
+
+    def _next(self) -> str | None:
+        """A tier that belongs to no lane and that no lane has taken."""
+        with suppress(IndexError):
+            return self._then.popleft()
+        return None
 
     def _one(self, name: str, *options: str) -> Tier | None:
         """Run a tier to its end; None after a signal to end."""

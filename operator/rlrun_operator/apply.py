@@ -80,22 +80,30 @@ class Applier:
             raise OverQuotaError(str(pod_over_quota), pod_over_quota.manifest, rest_done=True)
 
     async def _apply(self, item: Apply) -> None:
-        if item.expect_absent:
+        if item.expect_absent or item.replaces is not None:
             resource, namespace, name = address(item.manifest)
             found = await self._client.get(resource, namespace, name)
-            if found is not None:
+            if found is not None and found["metadata"].get("resourceVersion") != item.replaces:
                 self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
-                raise StaleViewError(f"{resource.kind} {name} exists already")
+                raise StaleViewError(f"{resource.kind} {name} {'has changed' if item.replaces else 'exists already'}")
         self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)))
 
     async def _scale(self, namespace: str, scale: Scale) -> None:
+        resource, name = BY_KIND[scale.ref.kind], scale.ref.name
         try:
-            self._learn(await self._client.scale(BY_KIND[scale.ref.kind], namespace, scale.ref.name, scale.replicas))
+            self._learn(await self._client.scale(resource, namespace, name, scale.replicas, uid=scale.uid))
         except ApiError as error:
-            if error.status != 404:
+            if error.status not in (404, 422):  # 422: the UID of a living object cannot be changed
                 raise
-            self._store.remove(scale.ref.kind, namespace, scale.ref.name)
-            raise StaleViewError(f"{scale.ref.kind} {scale.ref.name} is gone") from error
+            found = await self._client.get(resource, namespace, name) if error.status == 422 else None
+            if found is not None and found["metadata"]["uid"] == scale.uid:
+                raise
+            self._store.remove(resource.kind, namespace, name, scale.uid)
+            if found is not None:
+                self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
+            raise StaleViewError(
+                f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}"
+            ) from error
 
     async def _delete(self, namespace: str, delete: Delete) -> None:
         answer = await self._client.delete(

@@ -10,21 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from rlrun.api.life import NodeLossSpec
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import FailureRecord, SharedWithStatus
-from rlrun_operator import build, failures, progress, reasons, report
-from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, replicas
-from rlrun_operator.conditions import Say, is_true
+from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus, SharedWithStatus
+from rlrun_operator import build, exclusion, failures, hindsight, nodeloss, placement, policy, progress, reasons, report
+from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, replicas, uid_of
+from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import configuration, finish, follow, of_inference, storage_status
+from rlrun_operator.life import restart_request
 from rlrun_operator.names import attempt_of
+from rlrun_operator.pods import Pod
 from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.times import rfc3339, seconds_of
 
 FAILURES_KEPT = 5
 """Of `status.failures`."""
+HELD_GRACE_SECONDS = 1
+"""For a trainer pod whose process has ended. Its container was started again to hold still; the signal to end may come before that one
+can hear it, and the first process of a container that does not hear it lives on to the end of the grace period."""
+SETTLE_SECONDS = 3.0
+"""The cache is believed that a StatefulSet that is gone has left no pod so long after its end was wanted: what it made just before may
+still be on its way. Mostly there is something to wait for that takes longer."""
 LOOK_AGAIN_SECONDS = 2.0
 """Where only the cache lags, or objects of others have to go: no event may come."""
 
@@ -50,14 +59,22 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     there = _there(case, attempt, meant)
     whole = len(there) == len(made)
     if any(hash_of(child) != meant for child in there.values()) or (meant != case.spec_hash and not whole):
-        return _begin_again(case, attempt)
-    applies = [a for a in _applies(case, made, recorded) if a.manifest["kind"] not in there]
+        return _begin_again(case, attempt, "the specification was edited before all pods existed")
+    trainers = [pod for pod in case.group if pod.role == "trainer" and pod.attempt == attempt]
+    orphaned = bool(trainers) and case.host is None and "StatefulSet" not in there
+    if orphaned and "Pod" in there:  # those of another one would work beside these
+        return _begin_again(case, attempt, "the StatefulSet was deleted while its pods were being made")
+    missing = [a for a in _applies(case, made, recorded) if a.manifest["kind"] not in there]
+    # An orchestrator that is not seen may be there all the same: it is asked for before the attempt is given up.
+    applies = [a for a in missing if not (orphaned and a.manifest["kind"] == "StatefulSet")]
     updates: dict[str, Any] = {}
     if whole:
         updates["launched_attempt"] = attempt
     case = replace(case, beginning=True)
-    if recorded:  # the whole pass of the beginning is done: what is missing is on its way into the cache
-        return follow(case, attempt, updates=updates, apply=applies, wake_in=None if updates else LOOK_AGAIN_SECONDS)
+    if recorded:
+        # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nor has anybody asked yet what
+        # has become of what is there, and its event has come already.
+        return follow(case, attempt, updates=updates, apply=applies, wake_in=LOOK_AGAIN_SECONDS)
     needs = build.prerequisites(case.context(spec, attempt))
     create = [child for child in needs.create if not _exists(case, child)]
     if case.past.launched_attempt == 0 and case.host is None:
@@ -67,6 +84,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         "start_time": case.past.start_time or rfc3339(case.now),
         "completion_time": None,
         "next_retry_time": None,
+        "max_steps": spec.max_steps,
+        "restart_requested_at": restart_request(case) or case.past.restart_requested_at,
         "spec_hash": case.spec_hash,
         "config_hash": build.config(case.context(spec, attempt)).hash(),
         "checkpoint": case.past.checkpoint.model_copy(update={"resumed_from_step": None}),
@@ -89,15 +108,18 @@ def record(case: Case, cause: Cause) -> Decision:
     if case.spec is None:
         told = f"attempt {case.past.attempt} ended ({failures.told_of(cause)}), and the specification is invalid: {case.problems}"
         return fail(case, reasons.INVALID_CONFIGURATION, told, _failure(case, cause, counted=False))
-    past = case.past
-    what = failures.verdict(
-        cause, counted=past.restarts_counted_towards_max, policy=case.spec.failure_policy, random=case.random
-    )
+    past, policy_spec = case.past, case.spec.failure_policy
+    heard = progress.read_lease(case.observed.lease, past.attempt)
+    reached = progress.progressed(past, heard, case.total_steps, case.now)
+    budget = policy.budget_of(past, reached, policy_spec)
+    what = policy.verdict(cause, budget=budget, policy=policy_spec, random=case.random)
+    if what.rule is not None:
+        cause = replace(cause, message=f"{what.rule}: {cause.message}")
     failure = _failure(case, cause, counted=what.counted)
     if what.fails is not None:
         return fail(case, *what.fails, failure)
     retry = rfc3339(math.ceil(case.now + what.wait_seconds)) if what.wait_seconds else None
-    return _restarting(
+    return restarting(
         case,
         f"attempt {past.attempt} ended: {failures.told_of(cause)}",
         reasons.PODS_ENDING,
@@ -105,9 +127,31 @@ def record(case: Case, cause: Cause) -> Decision:
         last_failure=failure,
         failures=[*past.failures, failure][-FAILURES_KEPT:],
         restarts=past.restarts + 1,
-        restarts_counted_towards_max=past.restarts_counted_towards_max + what.counted,
+        restarts_counted_towards_max=budget.counted + what.counted,
+        counted_at_step=reached.furthest_step if what.counted else past.counted_at_step,
+        restarts_without_step=budget.without_step + 1,
+        excluded_nodes=_excluded(case, case.spec, failure) or None,
         next_retry_time=retry,
     )
+
+
+def _excluded(case: Case, spec: RLRunSpec, failure: FailureRecord) -> list[ExcludedNode]:
+    """A guest has no node of its own to leave, and a volume of one node holds its run there."""
+    movable = case.host_name is None and not placement.one_node(spec)
+    nodes = [pod.node for pod in case.pods if pod.node is not None]
+    return exclusion.after(case.past, failure, nodes, movable=movable, now=case.now)
+
+
+def ends_run(case: Case, cause: Cause, spec: RLRunSpec) -> bool:
+    """Whether the failure policy would fail the run for `cause`."""
+    budget = policy.budget_of(case.past, case.past.progress, spec.failure_policy)
+    what = policy.verdict(cause, budget=budget, policy=spec.failure_policy, random=case.random)
+    return what.fails is not None
+
+
+def give_up(case: Case, cause: Cause) -> Decision:
+    """End a run for good that hangs, because its specification says so."""
+    return fail(case, cause.reason, failures.told_of(cause), _failure(case, cause, counted=False))
 
 
 def fail(case: Case, reason: str, message: str, failure: FailureRecord | None = None) -> Decision:
@@ -134,7 +178,7 @@ def fail(case: Case, reason: str, message: str, failure: FailureRecord | None = 
 
 def restart(case: Case) -> Decision:
     """Remove the ended attempt's pods; once they are gone and the backoff is over, begin the next attempt."""
-    scale, delete = _removals(case)
+    scale, delete = removals(case)
     left = sorted(pod.name for pod in case.group)
     past, retry_at = case.past, seconds_of(case.past.next_retry_time)
     ended = past.last_failure
@@ -142,17 +186,60 @@ def restart(case: Case) -> Decision:
     if ended is not None and ended.attempt == past.attempt:
         code = "" if ended.exit_code is None else f" (exit code {ended.exit_code})"
         because += f": {ended.role} pod {ended.pod_name}{code}: {ended.message}"
+    elif is_true(past.conditions, reasons.RESTARTING):  # nothing failed: what was said first says why
+        said = find(past.conditions, reasons.RESTARTING)
+        because = said.message.partition("; ")[0] if said is not None else because
     if left or not has_let_go(case.statefulset):
         pods = f" ({', '.join(left[:4])}{', …' if len(left) > 4 else ''})" if left else ""
-        return _restarting(
-            case, f"{because}; waiting for its pods to be gone{pods}", reasons.PODS_ENDING, scale=scale, delete=delete
+        stuck = overdue(case)
+        corrected = hindsight.corrections(case, stuck.silent)
+        told = f": {stuck.told}" if stuck.told else pods
+        return restarting(
+            case,
+            f"{because}; waiting for its pods to be gone{told}",
+            reasons.PODS_ENDING,
+            scale=scale,
+            delete=[*delete, *stuck.force],
+            wake_in=stuck.look_in,
+            look_up=frozenset(("nodes",)) if stuck.nodes_would_help else frozenset(),
+            **corrected,
         )
-    if retry_at is not None and case.now < retry_at:
+    failed = ended is not None and ended.attempt == past.attempt  # else the operator has removed everything long ago
+    if failed and (settles := settles_in(case, reasons.RESTARTING)) > 0:
+        return restarting(case, f"{because}; no pod is seen any more", reasons.PODS_ENDING, wake_in=settles)
+    longest = policy.longest_backoff(case.spec.failure_policy.backoff) if case.spec is not None else math.inf
+    if (
+        retry_at is not None and case.now < retry_at <= case.now + longest
+    ):  # later than that: somebody has set the clock
         message = f"{because}; the next attempt begins at {past.next_retry_time}"
-        return _restarting(case, message, reasons.BACK_OFF, wake_in=retry_at - case.now)
+        return restarting(case, message, reasons.BACK_OFF, wake_in=retry_at - case.now)
     if case.spec is None:
         return fail(case, reasons.INVALID_CONFIGURATION, case.problems)
     return launch(case, case.spec, next_attempt(case))
+
+
+def settles_in(case: Case, kind: str) -> float:
+    """Seconds until the cache is believed that there is no trainer.
+
+    Args:
+        kind: of the condition that says since when there shall be none: Restarting, or Suspended.
+    """
+    began = since(case.past.conditions, kind, true=kind == reasons.RESTARTING)
+    if not case.past.attempt or began is None or case.statefulset is not None or case.host_name is not None:
+        return 0.0
+    if not case.trains or began - case.now > SETTLE_SECONDS:  # somebody has set the clock back
+        return 0.0
+    return began + SETTLE_SECONDS - case.now
+
+
+def overdue(case: Case, *, suspending: bool = False) -> nodeloss.Overdue:
+    """Of the pods that have to be gone before the next attempt, or on the way into suspension, those that do not end."""
+    kind = reasons.SUSPENDED if suspending else reasons.RESTARTING
+    asked = since(case.past.conditions, kind, true=not suspending)
+    limit = case.spec.node_loss if case.spec is not None else NodeLossSpec()
+    seconds = float(limit.force_delete_seconds)
+    pods = case.pods if suspending else case.group
+    return nodeloss.overdue(pods, case.observed.nodes, since=asked, after=seconds, now=case.now)
 
 
 def run_over(case: Case, message: str) -> dict[str, Say]:
@@ -163,7 +250,7 @@ def run_over(case: Case, message: str) -> dict[str, Say]:
     return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
 
 
-def _restarting(
+def restarting(
     case: Case,
     message: str,
     reason: str,
@@ -171,8 +258,10 @@ def _restarting(
     scale: list[Scale] | None = None,
     delete: list[Delete] | None = None,
     wake_in: float | None = None,
+    look_up: frozenset[Literal["events", "nodes"]] = frozenset(),
     **updates: Any,
 ) -> Decision:
+    """Say that the run restarts, and why; `updates`: more fields of the status."""
     attempt = case.past.attempt
     heard = progress.read_lease(case.observed.lease, attempt)
     said: dict[str, Say | None] = {
@@ -196,7 +285,7 @@ def _restarting(
         **updates,
     }
     new = report.status(case, said, fields, training=False)
-    return finish(case, new, scale=scale or (), delete=delete or (), wake_in=wake_in)
+    return finish(case, new, scale=scale or (), delete=delete or (), wake_in=wake_in, look_up=look_up)
 
 
 def _wait_for_strangers(case: Case) -> Decision:
@@ -221,7 +310,7 @@ def _wait_for_host(case: Case, attempt: int) -> Decision | None:
         return None
     if case.attempt:
         begun = case.past.attempt == attempt
-        return _restarting(
+        return restarting(
             case,
             f"the next attempt waits for the host: {say.message}",
             say.reason,
@@ -238,17 +327,26 @@ def _wait_for_host(case: Case, attempt: int) -> Decision | None:
     return finish(case, report.status(case, said, updates, training=False))
 
 
-def _begin_again(case: Case, attempt: int) -> Decision:
-    """The specification was edited between two children of one attempt: it ends unseen, and its successor is made whole."""
-    what = "the specification was edited before all pods existed"
-    return _restarting(
+def _begin_again(case: Case, attempt: int, what: str) -> Decision:
+    """Something came between two children of one attempt: it ends unseen, and its successor is made whole."""
+    updates: dict[str, Any] = {} if attempt == case.past.attempt else {"checkpoint": begun(case).checkpoint}
+    return restarting(
         case,
         f"attempt {attempt} is made again: {what}",
         reasons.PODS_ENDING,
         wake_in=0.0,
         attempt=attempt,
         launched_attempt=attempt,
+        **updates,
     )
+
+
+def begun(case: Case) -> RLRunStatus:
+    """The status before, without where the attempt before began, should the newest one's beginning not be on record."""
+    if case.attempt == case.past.attempt:
+        return case.past
+    checkpoint = case.past.checkpoint.model_copy(update={"resumed_from_step": None})
+    return case.past.model_copy(update={"checkpoint": checkpoint})
 
 
 def _there(case: Case, attempt: int, meant: str | None) -> dict[str, Manifest]:
@@ -269,7 +367,12 @@ def _applies(case: Case, made: Sequence[Manifest], recorded: bool) -> list[Apply
     """Workloads in the order of their making. A cached one of an older attempt is not made again once the beginning is on record."""
     older = {"StatefulSet": case.statefulset, "Deployment": case.deployment, "Pod": None}
     kept = [child for child in made if older[child["kind"]] is None or not recorded]
-    return [Apply(child, expect_absent=older[child["kind"]] is None) for child in kept]
+    return [_over(child, older[child["kind"]]) for child in kept]
+
+
+def _over(child: Manifest, older: Manifest | None) -> Apply:
+    version = None if older is None else older["metadata"].get("resourceVersion")
+    return Apply(child, expect_absent=older is None, replaces=version)
 
 
 def _exists(case: Case, child: Manifest) -> bool:
@@ -281,16 +384,27 @@ def _exists(case: Case, child: Manifest) -> bool:
 def _progress_of_before(case: Case, spec: RLRunSpec) -> Any:
     """What the last attempt reached stays until the new one reports: steps lost are counted from it."""
     forgotten = {"waiting_on": None, "estimated_completion_time": None, "tokens_per_second": None}
-    return case.past.progress.model_copy(update={**forgotten, "total_steps": spec.max_steps})
+    total = spec.max_steps if case.trains else case.past.progress.total_steps
+    return case.past.progress.model_copy(update={**forgotten, "total_steps": total})
 
 
-def _removals(case: Case) -> tuple[list[Scale], list[Delete]]:
+def removals(case: Case) -> tuple[list[Scale], list[Delete]]:
+    """What asks the attempt's pods, all together, to save and end."""
     scale, statefulset = [], case.statefulset
     if statefulset is not None and not is_ending(statefulset) and replicas(statefulset) != 0:
-        scale.append(Scale(case.trainer_ref, 0))
+        scale.append(Scale(case.trainer_ref, uid_of(statefulset), 0))
     orphaned = statefulset is None or is_ending(statefulset)
     ends = [p for p in case.group if p.deleted_at is None and (orphaned or p.role == "orchestrator")]
-    return scale, [Delete(pod.ref, pod.uid) for pod in ends]
+    held = [pod for pod in case.group if pod.role == "trainer" and pod.exit is not None and _lingers(pod)]
+    return scale, [
+        *(Delete(pod.ref, pod.uid) for pod in ends),
+        *(Delete(pod.ref, pod.uid, grace_seconds=HELD_GRACE_SECONDS) for pod in held),
+    ]
+
+
+def _lingers(pod: Pod) -> bool:
+    """Whether it was given more time to end than what holds there needs."""
+    return int(pod.manifest["metadata"].get("deletionGracePeriodSeconds") or 0) > HELD_GRACE_SECONDS
 
 
 def _failure(case: Case, cause: Cause, *, counted: bool) -> FailureRecord:

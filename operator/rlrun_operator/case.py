@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
-from rlrun_operator import hosts
+from rlrun.config.roles import ASKING_TASKS
+from rlrun_operator import exclusion, hosts
 from rlrun_operator.build import Host, RunContext
 from rlrun_operator.conditions import Say
 from rlrun_operator.diagnose import Wanted
@@ -23,6 +24,7 @@ from rlrun_operator.settings import RenderSettings
 from rlrun_operator.sharing import holds_slot, host_name
 from rlrun_operator.state import Manifest, Observed
 from rlrun_operator.times import seconds_of
+from rlrun_operator.words import ASKING, TRAINING, Words
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Case:
             attempt=attempt,
             settings=self.settings,
             host=self.host,
+            excluded=tuple(node.name for node in exclusion.active(self.past, self.now)),
         )
 
     @cached_property
@@ -123,7 +126,8 @@ class Case:
         return self._read(self.observed.pods)
 
     def _read(self, pods: Iterable[Manifest]) -> tuple[list[Pod], list[Pod]]:
-        return read_pods(pods, born_after=seconds_of(self.metadata.get("creationTimestamp")) or 0.0)
+        born = seconds_of(self.metadata.get("creationTimestamp")) or 0.0
+        return read_pods(pods, uid=str(self.metadata["uid"]), born_after=born)
 
     @property
     def pods(self) -> list[Pod]:
@@ -193,7 +197,7 @@ class Case:
             running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
             edited = running and self.spec_hash != self.past.spec_hash
             return Wanted(
-                trainers=(self.past.trainer.desired if edited else 0) or spec.trainer.replicas,
+                trainers=((self.past.trainer.desired if edited else 0) or spec.trainer.replicas) if self.trains else 0,
                 engines=spec.inference.replicas if self.serves else 0,
                 engines_needed=min(spec.inference.min_available, spec.inference.replicas) if self.serves else 0,
                 claim=spec.storage.claim_name or self.names.claim,
@@ -208,13 +212,37 @@ class Case:
             own_claim=storage is None or storage.claim_name == self.names.claim,
         )
 
-    @cached_property
+    @property
+    def _task(self) -> Any:
+        """As it stands there: the rest of the specification may be invalid. It never changes."""
+        return (self.observed.run.get("spec") or {}).get("task", "RL")
+
+    @property
+    def _colocates(self) -> bool:
+        """Whether engines run in the trainer's pods, as it stands there."""
+        placement = (self.observed.run.get("spec") or {}).get("placement")
+        return isinstance(placement, dict) and placement.get("colocate") is True
+
+    @property
     def serves(self) -> bool:
-        """Whether the run has engines of its own: supervised fine-tuning has none, a guest uses its host's."""
-        return self.host_name is None and (self.observed.run.get("spec") or {}).get("task") != "SFT"
+        """Whether the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
+        return self.host_name is None and self._task != "SFT" and not self._colocates
+
+    @property
+    def trains(self) -> bool:
+        """Whether something is trained, by a trainer of the run's own or by its host's."""
+        return self._task not in ASKING_TASKS
+
+    @property
+    def words(self) -> Words:
+        """For messages."""
+        return TRAINING if self.trains else ASKING
 
     @cached_property
     def total_steps(self) -> int:
+        """0: the orchestrator alone knows how many answers are wanted."""
+        if not self.trains:
+            return 0
         return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps
 
     @property
@@ -239,6 +267,11 @@ def hash_of(child: Manifest) -> str | None:
 def replicas(child: Manifest | None) -> int:
     """How many pods a workload asks for."""
     return int(((child or {}).get("spec") or {}).get("replicas") or 0)
+
+
+def uid_of(child: Manifest) -> str:
+    """Tells an object from its successors of the same name."""
+    return str(child["metadata"]["uid"])
 
 
 def is_ending(child: Manifest) -> bool:

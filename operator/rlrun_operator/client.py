@@ -176,7 +176,7 @@ class Client:
         subresource: str | None = None,
         seconds: float = REQUEST_SECONDS,
     ) -> Json:
-        """JSON merge patch; `metadata.uid` and `metadata.resourceVersion` in it are preconditions."""
+        """JSON merge patch; `metadata.resourceVersion` (409) and `metadata.uid` (422) in it are preconditions."""
         return await self.request(
             "PATCH",
             "patch",
@@ -189,9 +189,9 @@ class Client:
             seconds=seconds,
         )
 
-    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int) -> Json:
-        """Set the number of replicas and nothing else. Not by the scale subresource: this answers with the whole object."""
-        return await self.merge(resource, namespace, name, {"spec": {"replicas": replicas}})
+    async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, *, uid: str) -> Json:
+        """Set the replicas of this very object and nothing else. Not by the scale subresource: this answers with the whole object."""
+        return await self.merge(resource, namespace, name, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rlrun.api.status import Condition, Phase
 from rlrun_operator import reasons
@@ -26,6 +26,12 @@ def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
     return next((c for c in conditions if c.type == kind), None)
 
 
+def raw_conditions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The conditions of a status that was not read yet: somebody may have filled it with anything."""
+    found = document.get("conditions")
+    return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []
+
+
 def is_true(conditions: Sequence[Condition], kind: str) -> bool:
     """Whether the condition of type `kind` holds."""
     found = find(conditions, kind)
@@ -41,11 +47,7 @@ def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | 
 
 
 def phase(conditions: Sequence[Condition]) -> Phase:
-    """Where the run is in its life.
-
-    Complete and Failed absorb. Queued (Admitted is false), Suspending and Suspended (the condition Suspended) find their place
-    between Restarting and Running when admission and suspension exist.
-    """
+    """Where the run is in its life. Complete and Failed absorb."""
     if is_true(conditions, reasons.COMPLETE):
         return "Complete"
     if is_true(conditions, reasons.FAILED):
@@ -53,6 +55,9 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     completing = find(conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return "Completing"
+    suspended = find(conditions, reasons.SUSPENDED)
+    if suspended is not None and suspended.reason in reasons.SUSPENSION:
+        return "Suspended" if suspended.status == "True" else "Suspending"
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"
     scheduled = find(conditions, reasons.SCHEDULED)
@@ -61,12 +66,22 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
 
 
+_SETTLED = ((reasons.PODS_READY, "True"), (reasons.RECONCILING, "False"), (reasons.COMPLETE, "False"))
+"""Since then a younger pod is one that has replaced another: a time that is compared with times of the API server."""
+
+
 def write(
-    past: Sequence[Condition], said: Mapping[str, Say | None], *, generation: int | None, now: float
+    past: Sequence[Condition],
+    said: Mapping[str, Say | None],
+    *,
+    generation: int | None,
+    now: float,
+    born: float = 0.0,
 ) -> list[Condition]:
     """All conditions in their fixed order: what is said anew replaces the past, what is not said stays, and None takes away.
 
-    `lastTransitionTime` moves only when the status does.
+    `lastTransitionTime` moves only when the status does. `born` is when the youngest pod was made, by the API server's clock: that
+    all are ready cannot have been true before, however far the operator's clock is behind.
     """
     result = []
     for kind in reasons.CONDITION_TYPES:
@@ -74,7 +89,8 @@ def write(
         if new is None:
             result += [old] if old is not None and kind not in said else []
             continue
-        when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(now)
+        at = max(now, born) if (kind, new.status) in _SETTLED else now
+        when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(at)
         result.append(
             Condition(
                 type=kind,
@@ -92,6 +108,7 @@ _MATTERS = (
     (reasons.FAILED, "True"),
     (reasons.COMPLETE, "True"),
     (reasons.COMPLETE, "False"),
+    (reasons.SUSPENDED, None),
     (reasons.CONFIGURATION_VALID, "False"),
     (reasons.HOST_AVAILABLE, "False"),
     (reasons.RESTARTING, "True"),
@@ -111,7 +128,7 @@ def foremost(conditions: Sequence[Condition]) -> Condition | None:
     """
     for kind, status in _MATTERS:
         found = find(conditions, kind)
-        if found is None or (status is not None and found.status != status):
+        if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
             continue
         if found.reason not in reasons.PROBLEMS and _problem_after(conditions, kind):
             continue

@@ -2,9 +2,9 @@
 
     Pending ──> Starting ──> Running ──> Completing ──> Complete
                   ^  └───────────┴──> Restarting ─┐
-                  └───────────────────────────────┘      any ──> Failed
+                  └───────────────────────────────┘      any ──> Failed, any ──> Suspending ──> Suspended ──> Starting
 
-Queued lies between Pending and Starting, Suspending and Suspended between Running and Queued, once they exist. Every pass begins from
+Queued lies between Pending and Starting, once it exists. Every pass begins from
 what is observed, never from what an earlier pass meant to do: a crash between any two requests costs one more pass and nothing else.
 """
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun_operator import failures, hosts, progress, reasons, report
-from rlrun_operator.attempts import fail, launch, record, restart, run_over
-from rlrun_operator.case import Case, is_ending, replicas
+from rlrun_operator import again, exclusion, failures, hosts, life, progress, reasons, report, stuck, suspend
+from rlrun_operator.attempts import begun, ends_run, fail, give_up, launch, record, restart, run_over
+from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import configuration, engines_as_specified, finish, follow, of_inference
@@ -34,23 +34,44 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
         random: in [0, 1), for the jitter of backoffs.
     """
     case = Case(observed, now, settings, fresh_key, random)
-    past = case.past
     if "deletionTimestamp" in case.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
+    decision = again.told_of_nonsense(case, _decide(case))
+    clocks = [decision.wake_in, life.seconds_left(case), life.seconds_to_live(case)]
+    return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
+
+
+def _decide(case: Case) -> Decision:
+    past = case.past
     mended = _mended(case)
     if (is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED)) and not mended:
-        return _ended(case)
+        revived = again.revived(case)
+        return _ended(case) if revived is None else suspend.suspension(case) or revived
     launched = past.attempt > 0 and past.launched_attempt >= past.attempt == case.attempt
     restarting = is_true(past.conditions, reasons.RESTARTING)
+    more = life.has_more_steps(case)
+    suspended = suspend.suspension(case)
+    if _is_complete(case) and not (restarting and (case.joined_guests or more)):
+        if more:
+            return suspended or again.more_steps(case)
+        if suspended is None or not case.joined_guests:
+            return _complete(case)
+    if suspended is not None:
+        return suspended
+    left = life.seconds_left(case)
+    if left is not None and left <= 0:
+        return fail(case, reasons.DEADLINE_EXCEEDED, life.deadline_message(case))
     if case.spec is None and not launched:
         return fail(case, reasons.INVALID_CONFIGURATION, case.problems)
-    if _is_complete(case) and not (restarting and case.joined_guests):
-        return _complete(case)
+    if (asked := again.asked(case, is_restarting=restarting)) is not None:
+        return asked
     if (restarting or mended) and case.attempt == past.attempt > 0:
         return restart(case)
     if case.spec is not None and not launched:
         return launch(case, case.spec, max(case.attempt, 1))
     cause = _cause(case, _settled_at(case))
+    if cause is None and (hangs := stuck.cause(case)) is not None:
+        return give_up(case, hangs) if stuck.ends_run(case) else record(case, hangs)
     return record(case, cause) if cause is not None else follow(case, past.attempt)
 
 
@@ -67,13 +88,13 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
         attempt,
         case.names,
         trainers=min(case.wanted.trainers, replicas(case.statefulset)),
-        has_statefulset=guest or (case.statefulset is not None and not is_ending(case.statefulset)),
+        has_statefulset=guest or not case.trains or (case.statefulset is not None and not is_ending(case.statefulset)),
         settled_at=settled_at,
         now=case.now,
     )
     if guest and cause is not None and cause.kind == "failure" and not hosts.trainer_ready(case.observed.host):
         return replace(cause, kind="disruption")
-    return cause
+    return cause or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
 
 
 def _mended(case: Case) -> bool:
@@ -109,40 +130,47 @@ def _complete(case: Case) -> Decision:
         return decision
     heard = progress.read_lease(case.observed.lease, case.attempt)
     left = [pod for pod in case.pods if pod.role != "orchestrator"]
-    over = case.statefulset is None and case.deployment is None and not left
-    done = Say("True", reasons.COMPLETED, "all steps are trained")
+    keeps = life.cleanup(case) == "None"
+    over = keeps or (case.statefulset is None and case.deployment is None and not left)
+    done = Say("True", reasons.COMPLETED, case.words.over)
     freeing = Say(
         "False",
         reasons.COMPLETING,
-        f"all steps are trained; the trainer {'and the engines are' if case.serves else 'is'} being removed",
+        f"{case.words.over}; {_held(case)} being removed",
     )
     said = {
         reasons.COMPLETE: done if over else freeing,
         reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "no restart is under way"),
         reasons.CONFIGURATION_VALID: configuration(case, pending=True),
-        **run_over(case, "all steps are trained"),
+        **run_over(case, case.words.over),
     }
     updates = {
-        **report.roles(case, case.attempt, heard, over=over),
+        **report.roles(case, case.attempt, heard, over=over and not keeps),
         "attempt": case.attempt,
         "next_retry_time": None,
         "progress": progress.progressed(case.past, heard, case.total_steps, case.now).model_copy(
             update={"waiting_on": None, "estimated_completion_time": None}
         ),
-        "checkpoint": progress.checkpointed(case.past, heard, case.now),
+        "checkpoint": progress.checkpointed(begun(case), heard, case.now),
         "completion_time": rfc3339(case.now) if over else None,
     }
     new = report.status(case, said, updates, training=True)
-    return finish(case, new, delete=_deletions(case))
+    # What the end leaves, the next pass sees to: no event may come.
+    return finish(case, new, delete=() if keeps else _deletions(case), wake_in=0.0 if over else None)
+
+
+def _held(case: Case) -> str:
+    """What still holds GPUs, as the beginning of a sentence about several or one."""
+    if not case.trains:
+        return "the engines are"
+    return "the trainer and the engines are" if case.serves else "the trainer is"
 
 
 def _stay(case: Case) -> Decision | None:
     """Keep trainer and engines for the guests of a run that has trained all its own steps; None: they cannot be kept."""
     cause = _cause(case, since(case.past.conditions, reasons.COMPLETE, true=False))
     if cause is not None and cause.role != "orchestrator" and case.spec is not None:
-        counted = case.past.restarts_counted_towards_max
-        what = failures.verdict(cause, counted=counted, policy=case.spec.failure_policy, random=case.random)
-        return record(case, cause) if what.fails is None else None
+        return record(case, cause) if not ends_run(case, cause, case.spec) else None
     guests = ", ".join(case.joined_guests)
     message = f"all steps are trained; trainer and engines stay for the runs that share them: {guests}"
     ends = "they go when these are over; deleting them frees the GPUs now"
@@ -161,22 +189,28 @@ def _stay(case: Case) -> Decision | None:
         "progress": progress.progressed(case.past, heard, case.total_steps, case.now).model_copy(
             update={"waiting_on": None, "estimated_completion_time": None}
         ),
-        "checkpoint": progress.checkpointed(case.past, heard, case.now),
+        "checkpoint": progress.checkpointed(begun(case), heard, case.now),
     }
     scale, apply = engines_as_specified(case)
     return finish(case, report.status(case, said, updates, training=True), scale=scale, apply=apply)
 
 
 def _ended(case: Case) -> Decision:
-    """A terminal state absorbs; what still holds GPUs is removed."""
-    running = [p for p in case.group if p.deleted_at is None and p.phase not in ("Succeeded", "Failed")]
-    orphans = [p for p in running if p.role == "orchestrator" or case.statefulset is None]
-    delete = [*_deletions(case), *(Delete(pod.ref, pod.uid) for pod in orphans)]
-    new = report.status(case, {}, report.roles(case, case.past.attempt, None, over=True), training=False)
-    return finish(case, new, delete=delete)
+    """A terminal state absorbs; what `cleanupPolicy` does not leave is removed. Pods that train still get the time to save."""
+    policy = life.cleanup(case)
+    orphans = [p for p in case.group if p.works and (p.role == "orchestrator" or case.statefulset is None)]
+    if policy == "All":
+        orphans = [p for p in case.group if p.deleted_at is None and (p in orphans or p.role == "orchestrator")]
+    delete = [] if policy == "None" else [*_deletions(case), *(Delete(pod.ref, pod.uid) for pod in orphans)]
+    heard = progress.read_lease(case.observed.lease, case.past.attempt)
+    updates = {
+        **report.roles(case, case.past.attempt, heard, over=policy != "None"),
+        "checkpoint": progress.checkpointed(case.past, heard, case.now),
+    }
+    return finish(case, report.status(case, {}, updates, training=False), delete=delete)
 
 
 def _deletions(case: Case) -> list[Delete]:
     workloads = ((case.trainer_ref, case.statefulset), (case.inference_ref, case.deployment))
     held = [(ref, child) for ref, child in workloads if child is not None and not is_ending(child)]
-    return [Delete(ref, str(child["metadata"]["uid"])) for ref, child in held]
+    return [Delete(ref, uid_of(child)) for ref, child in held]

@@ -62,6 +62,8 @@ class Scene:
     nodes: Sequence[Manifest] | None
     waiting_on: str | None
     """The orchestrator's own word."""
+    trouble: Say | None = None
+    """What the roles say of a bound volume."""
 
     def of(self, role: Role) -> list[Pod]:
         return [pod for pod in self.pods if pod.role == role]
@@ -82,7 +84,7 @@ def storage(scene: Scene, patient: bool) -> Say:
         )
     state = (claim.get("status") or {}).get("phase")
     if state == "Bound":
-        return Say("True", reasons.CLAIM_BOUND, f"claim {name} is bound")
+        return scene.trouble or Say("True", reasons.CLAIM_BOUND, f"claim {name} is bound")
     if state == "Lost":
         return Say(
             "False", reasons.CLAIM_LOST, f"claim {name} has lost its volume; restore the volume, or use another claim"
@@ -125,8 +127,9 @@ def pods_ready(scene: Scene, patient: bool) -> Say:
             for pod in pods:
                 if (found := _trouble(scene, pod, role)) is not None:
                     return found
-    if any(c.init and c.running and c.name == "model" for pod in trainers for c in pod.containers):
-        return Say("False", reasons.MODEL_PREPARING, "trainer: the init container is making the tiny model")
+    for pod in (*trainers, *orchestrators):
+        if any(c.init and c.running and c.name == "model" for c in pod.containers):
+            return Say("False", reasons.MODEL_PREPARING, f"{pod.role}: the init container is making the tiny model")
     missing = [
         role for role, enough in (("trainer", len(done) >= scene.wanted.trainers), ("orchestrator", up)) if not enough
     ]
@@ -159,7 +162,8 @@ def inference(scene: Scene, patient: bool) -> Say:
 
 def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
     """Whether events and nodes could explain what is not true yet; a loading engine or a first step needs no explanation."""
-    if said[reasons.STORAGE_READY].status != "True" or said[reasons.SCHEDULED].status != "True":
+    unbound = said[reasons.STORAGE_READY].status != "True" and scene.trouble is None
+    if unbound or said[reasons.SCHEDULED].status != "True":
         return True
     starting = [c for pod in scene.pods if not pod.ready for c in pod.containers if not c.running and c.exit is None]
     return nodes_would_help(scene, said) or any(

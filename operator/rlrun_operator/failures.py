@@ -1,4 +1,4 @@
-"""What ended an attempt, and what that costs: the first cause, and the failure policy."""
+"""What ended an attempt: the first cause among everything that its pods show."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.api.life import BackoffSpec, FailurePolicySpec
 from rlrun.protocol import exit_codes
+from rlrun.protocol.symptoms import tag_of
 from rlrun_operator import reasons
 from rlrun_operator.judge import shorten
 from rlrun_operator.names import ROLES, Names, Role
@@ -16,8 +16,8 @@ from rlrun_operator.pods import Container, Exit, Pod
 
 PERMANENT = range(64, 79)
 """Exit codes that no restart can mend."""
-JITTER = 0.2
-"""Share by which a backoff is longer or shorter, so that runs that failed together do not start together."""
+_SIGNALS = range(129, 193)
+"""Exit codes of processes that a signal, 1 to 64, has ended."""
 _EVICTIONS = {
     "Evicted": reasons.POD_EVICTED,
     "Preempting": reasons.POD_EVICTED,
@@ -29,6 +29,16 @@ _BY_CODE = {
     exit_codes.DATA: reasons.DATA_ERROR,
     exit_codes.CONFIGURATION: reasons.CONFIGURATION_ERROR,
 }
+_FIRST_HAND = frozenset(
+    {
+        reasons.OUT_OF_MEMORY,
+        reasons.SIGNALLED,
+        reasons.STORAGE_ERROR,
+        reasons.CUDA_OUT_OF_MEMORY,
+        reasons.CUDA_ERROR,
+    }
+)
+"""Reasons that say of themselves what broke."""
 _NEXT_NUMBER = re.compile(r"next (?:free attempt: |is )(\d+)")
 _MESSAGE_MAX = 1000
 
@@ -48,17 +58,6 @@ class Cause:
     exit_code: int | None
     reason: str
     message: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the failure policy says."""
-
-    fails: tuple[str, str] | None
-    """Reason and message of Failed; None: the run restarts."""
-    counted: bool
-    wait_seconds: float = 0.0
-    """Before the next attempt begins."""
 
 
 def first_cause(
@@ -105,35 +104,6 @@ def first_cause(
     return min(causes, key=lambda cause: _order(cause, now), default=None)
 
 
-def verdict(cause: Cause, *, counted: int, policy: FailurePolicySpec, random: float) -> Verdict:
-    """Apply the failure policy.
-
-    Args:
-        cause: why the attempt ended.
-        counted: restarts that have counted so far.
-        policy: of the run.
-        random: in [0, 1), for the jitter.
-    """
-    if cause.kind == "permanent":
-        told = f"{told_of(cause)}; starting again cannot help: mend it, then delete the run and create it again"
-        return Verdict((reasons.PERMANENT_FAILURE, told), counted=False)
-    if cause.kind in ("disruption", "taken"):
-        return Verdict(None, counted=False)
-    if counted >= policy.max_restarts:
-        told = f"{told_of(cause)}; failurePolicy.maxRestarts ({policy.max_restarts}) restarts are used up"
-        return Verdict((reasons.MAX_RESTARTS_EXCEEDED, told), counted=True)
-    return Verdict(None, counted=True, wait_seconds=backoff(counted + 1, policy.backoff, random))
-
-
-def backoff(restart: int, spec: BackoffSpec, random: float) -> float:
-    """Seconds before the counted restart number `restart` (from 1): none, then doubling up to a maximum, with jitter."""
-    if restart <= 1:
-        return 0.0
-    doublings = min(restart - 2, 40)  # beyond, every product is over the maximum anyway
-    seconds: float = min(spec.initial_seconds * 2**doublings, spec.max_seconds)
-    return seconds * (1 - JITTER + 2 * JITTER * random)
-
-
 def next_number(message: str) -> int | None:
     """The free attempt number that rank 0 names when its own is taken."""
     found = _NEXT_NUMBER.search(message)
@@ -154,13 +124,19 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
 
 
 def _role_cause(pod: Pod) -> Cause | None:
-    """Why a trainer's or the orchestrator's pod cannot go on; of the latter the init containers do not count."""
-    return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init])
+    """Why a trainer's or the orchestrator's pod cannot go on; of the latter's init containers, what makes the model alone counts."""
+    return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name == "model"])
 
 
 def _gone_cause(pod: Pod) -> Cause:
     """A pod that had a node, and with it perhaps a part in the attempt."""
     return _role_cause(pod) or _cause(pod, "disruption", reasons.POD_DELETED, "the pod was deleted", None)
+
+
+def end_of(pod: Pod) -> Cause | None:
+    """How a trainer's or the orchestrator's process failed by itself; None: it did not, or was ended."""
+    found = _role_cause(pod)
+    return found if found is not None and found.kind == "failure" and found.exit_code is not None else None
 
 
 def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
@@ -174,7 +150,7 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
         return _cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
     if pod.phase == "Failed" and pod.reason in _EVICTIONS:
         return _cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
-    if end is not None and (pod.deleted_at is None or (end.at is not None and end.at < pod.deleted_at)):
+    if end is not None and pod.ended_by_itself(end):
         return _exit_cause(pod, end)
     if (
         pod.deleted_at is not None and pod.node is not None
@@ -188,18 +164,22 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
 def _exit_cause(pod: Pod, end: Exit) -> Cause:
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
         return _cause(pod, "disruption", reasons.NODE_LOST, "the node restarted", end.at, end)
-    said = end.message or f"ended with exit code {end.code}, without a message"
-    if end.code == exit_codes.ATTEMPT_TAKEN and pod.role in ("trainer", "orchestrator"):  # the latter: a guest's
+    tag, told = tag_of(end.message)
+    said = told or f"ended with exit code {end.code}, without a message"
+    if end.code == exit_codes.ATTEMPT_TAKEN and _means_the_number(pod, end):
         return _cause(pod, "taken", reasons.NUMBER_TAKEN, said, end.at, end)
     if end.code in PERMANENT:
         return _cause(pod, "permanent", _BY_CODE.get(end.code, reasons.PERMANENT_ERROR), said, end.at, end)
     if end.reason == "OOMKilled":
         fix = f"the container was killed for want of memory; raise {pod.role}.resources.limits.memory"
-        return _cause(
-            pod, "failure", reasons.OUT_OF_MEMORY, f"{fix}: {end.message}" if end.message else fix, end.at, end
-        )
-    word = reasons.SIGNALLED if end.code > 128 else _BY_CODE.get(end.code, reasons.EXIT_CODE)
+        return _cause(pod, "failure", reasons.OUT_OF_MEMORY, f"{fix}: {told}" if told else fix, end.at, end)
+    word = tag or (reasons.SIGNALLED if end.code in _SIGNALS else _BY_CODE.get(end.code, reasons.EXIT_CODE))
     return _cause(pod, "failure", word, said, end.at, end)
+
+
+def _means_the_number(pod: Pod, end: Exit) -> bool:
+    """A trainer that names the next number, as any program may end so; or the orchestrator of a run without one: a guest, an evaluation."""
+    return pod.role == "orchestrator" or (pod.role == "trainer" and next_number(end.message) is not None)
 
 
 def _engines_that_can_never_work(pods: Iterable[Pod]) -> Iterator[Cause]:
@@ -222,6 +202,11 @@ def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, en
 def _order(cause: Cause, now: float) -> tuple[float, int, int, str]:
     """First in time; within one second (Kubernetes' resolution) what explains more comes first: peers of a dead process fail with it."""
     explains = {"disruption": 0, "taken": 1, "permanent": 1, "failure": 3}[cause.kind]
-    if cause.reason in (reasons.OUT_OF_MEMORY, reasons.SIGNALLED, reasons.STORAGE_ERROR):
-        explains = 2
+    if cause.kind == "failure":
+        explains += echo_of(cause.reason)
     return (cause.at if cause.at is not None else now, explains, ROLES.index(cause.role), cause.pod)
+
+
+def echo_of(reason: str) -> int:
+    """How likely a failure is that of a peer of what broke: -1 says of itself what broke, 1 that a peer was lost."""
+    return -1 if reason in _FIRST_HAND else int(reason == reasons.NCCL_ERROR)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlrun.api.status import RLRunStatus, StorageStatus
-from rlrun_operator import build, diagnose, hosts, progress, reasons, report
-from rlrun_operator.case import Case, is_ending, replicas
+from rlrun_operator import build, diagnose, exclusion, hosts, policy, progress, reasons, report, stuck, volumes
+from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, is_true, since
 from rlrun_operator.diagnose import Scene
 from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
@@ -39,13 +39,14 @@ def follow(
         create, apply, dry_run, wake_in: what beginning the attempt takes.
     """
     begins = case.past.attempt != attempt
-    heard = progress.read_lease(case.observed.lease, attempt)
+    heard = stuck.hear(case, attempt)
     training = progress.is_training(heard)
     scene = _scene(case, attempt, heard)
     waits = _Waits(case)
     said = _of_pods(scene, waits)
+    said[reasons.SCHEDULED] = exclusion.noted(said[reasons.SCHEDULED], case.past, case.now)
     said[reasons.CONFIGURATION_VALID] = configuration(case, pending=not begins)
-    said[reasons.PROGRESSING] = _progressing(case, heard, waits)
+    said[reasons.PROGRESSING] = stuck.say(case, heard) or _progressing(case, heard, waits)
     said |= _checkpoints(case, heard)
     said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
     if case.host_available is not None:
@@ -57,6 +58,8 @@ def follow(
         "progress": progress.progressed(case.past, heard, case.total_steps, case.now),
         "checkpoint": progress.checkpointed(case.past, heard, case.now),
         "storage": storage_status(case),
+        **_budget(case, heard),
+        "excluded_nodes": exclusion.active(case.past, case.now) or None,
         **(updates or {}),
     }
     new = report.status(case, said, fields, training=training)
@@ -65,18 +68,33 @@ def follow(
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
     explain = max((waits.explain_in(kind) for kind in unexplained), default=None) if helps else None
     nodes = diagnose.nodes_would_help(scene, said)
-    wakes = [wake_in, PATIENCE_SECONDS if patient else None, explain, _until_silent(case, heard)]
+    wakes = [
+        wake_in,
+        PATIENCE_SECONDS if patient else None,
+        explain,
+        _until_silent(case, heard),
+        stuck.wake_in(case, heard),
+    ]
     return finish(
         case,
         new,
-        create=create,
-        apply=(*apply, *_lost_deployment(case, begins or bool(apply))),
+        create=(*create, *_lost_lease(case, attempt)),
+        apply=(*apply, *_lost_deployment(case, begins or bool(apply)), *_edited_budget(case, begins)),
         dry_run=dry_run,
         scale=() if begins else _scales(case),
         delete=_zombies(case, attempt),
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=frozenset(("events", "nodes") if nodes else ("events",)) if helps else frozenset(),
     )
+
+
+def _budget(case: Case, heard: progress.Report | None) -> dict[str, Any]:
+    """The failure policy's counters, which new steps set back."""
+    if case.spec is None:
+        return {}
+    reached = progress.progressed(case.past, heard, case.total_steps, case.now)
+    budget = policy.budget_of(case.past, reached, case.spec.failure_policy)
+    return {"restarts_counted_towards_max": budget.counted, "restarts_without_step": budget.without_step}
 
 
 def finish(
@@ -101,7 +119,7 @@ def finish(
         apply=tuple(apply),
         scale=tuple(scale),
         delete=tuple(delete),
-        events=report.events(case.past, new) if document != before else (),
+        events=report.events(case.past, new, trains=case.trains) if document != before else (),
         wake_in=wake_in,
         look_up=look_up,
     )
@@ -150,7 +168,8 @@ class _Waits:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._begun = since(case.past.conditions, reasons.RESTARTING, true=False)
+        begun = [since(case.past.conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
+        self._begun = max((when for when in begun if when is not None), default=None)
 
     def seconds(self, kind: str) -> float:
         waiting = since(self._case.past.conditions, kind, true=False)
@@ -179,6 +198,7 @@ def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
         events=case.observed.events,
         nodes=case.observed.nodes,
         waiting_on=heard.waiting_on if heard is not None else None,
+        trouble=volumes.ready(heard, case.wanted.claim),
     )
 
 
@@ -205,14 +225,15 @@ def _progressing(case: Case, heard: progress.Report | None, waits: _Waits) -> Sa
         message = f"Lease {case.names.progress} has not been renewed for {progress.HEARTBEAT_SECONDS:g} s; {fix}"
         return Say("Unknown", reasons.HEARTBEAT_LOST, message)
     if progress.is_training(heard):
-        return Say("True", reasons.TRAINING, "steps are trained")
+        return Say("True", reasons.TRAINING if case.trains else reasons.ANSWERING, case.words.going)
     waiting = heard.waiting_on if heard is not None else None
-    message = f"the first step waits for {waiting}" if waiting else "the attempt's first step is not done"
+    first = case.words.first
+    message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {case.words.lacks}"
     return Say("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
 
 
 def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
-    if case.spec is None:
+    if case.spec is None or not case.trains:
         return {}
     kind, spec = reasons.CHECKPOINT_HEALTHY, case.spec.checkpoint
     if not spec.enabled:
@@ -223,6 +244,8 @@ def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
         }
     if heard is None or heard.step is None:
         return {}
+    if (refused := volumes.checkpoints(heard)) is not None:
+        return {kind: refused}
     newest = heard.checkpoint_step
     if heard.step - (newest or 0) > OVERDUE_INTERVALS * spec.interval:
         what = f"the newest complete checkpoint is of step {newest}" if newest else "no checkpoint is complete"
@@ -248,11 +271,11 @@ def _scales(case: Case) -> list[Scale]:
     if case.deployment is not None and not is_ending(case.deployment):
         engines = case.wanted.engines
         if replicas(case.deployment) != engines:
-            result.append(Scale(case.inference_ref, engines))
-    if case.statefulset is not None and not is_ending(case.statefulset) and case.spec_hash == case.past.spec_hash:
-        trainers = case.spec.trainer.replicas
+            result.append(Scale(case.inference_ref, uid_of(case.deployment), engines))
+    if case.statefulset is not None and not is_ending(case.statefulset):
+        trainers = case.wanted.trainers
         if case.past.launched_attempt == case.past.attempt and replicas(case.statefulset) != trainers:
-            result.append(Scale(case.trainer_ref, trainers))
+            result.append(Scale(case.trainer_ref, uid_of(case.statefulset), trainers))
     return result
 
 
@@ -267,6 +290,21 @@ def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
         return []
     made = build.workloads(case.context(case.spec, case.past.attempt)).inference
     return [] if made is None else [Apply(made, expect_absent=True)]
+
+
+def _edited_budget(case: Case, begins: bool) -> list[Apply]:
+    """What a drain leaves follows an edit of `inference`. Nobody watches the budget: until the edit is on record it is applied again."""
+    if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
+        return []
+    return [Apply(build.eviction_budget(case.context(case.spec, case.past.attempt)))]
+
+
+def _lost_lease(case: Case, attempt: int) -> list[Manifest]:
+    """The orchestrator may renew its Lease but not make one: without it nothing would ever be heard of the run again."""
+    if case.past.launched_attempt != attempt or case.spec is None or case.observed.lease is not None:
+        return []
+    needs = build.prerequisites(case.context(case.spec, attempt))
+    return [child for child in needs.create if child["kind"] == "Lease"]
 
 
 def _zombies(case: Case, attempt: int) -> list[Delete]:

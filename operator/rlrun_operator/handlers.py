@@ -16,8 +16,9 @@ from typing import Any
 import aiohttp
 import kopf
 
+from rlrun_operator.feed import SELECTOR
 from rlrun_operator.logs import where
-from rlrun_operator.names import MANAGER, RUN_LABEL
+from rlrun_operator.names import MANAGER
 from rlrun_operator.resources import CLAIM, RLRUN, WATCHED, Resource
 
 LIST_PAGE = 250
@@ -25,9 +26,6 @@ SERVER_TIMEOUT_SECONDS = 290
 """The API server ends a watch after this long; kopf continues it from where it was."""
 INACTIVITY_SECONDS = 70.0
 """A watch without even a bookmark for so long is opened anew (bookmarks come every 60 s)."""
-SELECTOR = RUN_LABEL
-"""Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
-
 RESTART_SECONDS = 2.0
 OnObject = Callable[[str | None, Mapping[str, Any]], None]
 """(type, object) of one watch event; type None: from a list."""

@@ -96,6 +96,8 @@ def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | No
     if phase in ("Complete", "Failed") or _frees(host):
         return cause(reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
     now = host_mark(str(host["metadata"]["uid"]), _attempt(host))
+    if phase in ("Suspending", "Suspended"):
+        return cause(reasons.HOST_SUSPENDED, f"run {name}, whose trainer this run uses, was suspended")
     if phase == "Restarting" or (mark is not None and mark != now):
         return cause(reasons.HOST_RESTARTED, f"the trainer of run {name} was restarted")
     return None
@@ -115,7 +117,7 @@ def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manife
         fix = f"mend {name}, delete it and create it again; this run then goes on from its checkpoint"
         return _no(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
     if phase == "Complete" or (phase == "Completing" and (not joined or _frees(host))):
-        fix = f"delete this run and name another host, or give {name} more steps: delete it and create it with a larger maxSteps"
+        fix = f"delete this run and name another host, or give {name} more steps: raise its maxSteps"
         what = (
             "is Complete, its trainer is gone"
             if phase == "Complete"
@@ -128,6 +130,8 @@ def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manife
         fix = "this run begins when one of them is over"
         what = f"all slots are taken (trainer.lora.slots: {slots}): by itself and by {', '.join(others)}"
         return _no(reasons.HOST_SLOTS_TAKEN, f"{field}: {what}; {fix}")
+    if phase in ("Suspending", "Suspended"):
+        return _no(reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed")
     if phase == "Restarting":
         return _no(reasons.HOST_RESTARTING, f"{field}: that run restarts; this run goes on with its next attempt")
     if not trainer_ready(host):

@@ -103,9 +103,9 @@ class Metrics:
             if was and since is not None and since[0] == was:
                 self.phase_seconds.labels(was).observe(now - since[1])
             self._seen.phase_since[key] = (phase, now)
-        restarts = int(new.get("restarts", 0)) - int(old.get("restarts", 0))
+        restarts = _count(new, "restarts") - _count(old, "restarts")
         if restarts > 0:
-            counted = int(new.get("restartsCountedTowardsMax", 0)) > int(old.get("restartsCountedTowardsMax", 0))
+            counted = _count(new, "restartsCountedTowardsMax") > _count(old, "restartsCountedTowardsMax")
             reason = str((new.get("lastFailure") or {}).get("reason", "Unknown"))
             labels = (reason, "true" if counted else "false")
             totals = self._seen.total.setdefault(key, {})
@@ -161,6 +161,12 @@ class _Runs:
             for role, count in _gpus(self._store.children((namespace, name))).items():
                 gpus.add_metric([*labels, role], count)
         yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus)
+
+
+def _count(status: Mapping[str, Any], name: str) -> int:
+    """A number of a status that somebody else may have filled with anything."""
+    value = status.get(name, 0)
+    return value if isinstance(value, int) else 0
 
 
 def _model(run: Manifest) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 GROUP = "rlrun.io"
 VERSION = "v1alpha1"
@@ -24,6 +24,10 @@ ATTEMPT_LABEL = f"{GROUP}/attempt"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
 """On workloads: the spec that they were rendered from (`build.spec_hash`). Same attempt and hash: not rendered again, so that another
 version of the operator touches nothing."""
+RUN_UID_ANNOTATION = f"{GROUP}/run-uid"
+"""On pods: the UID of their run. Names come back when a run is deleted and made again, and so do times of one second's resolution."""
+RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"
+"""Of an RLRun: its value, a time, asks for one restart."""
 HOST_ANNOTATION = f"{GROUP}/host"
 """On a guest's orchestrator pod: uid and attempt of the host that it was made for (`host_mark`)."""
 POOL_LABEL = f"{GROUP}/pool"
@@ -116,6 +120,15 @@ def labels(run: str, role: Role | None = None, attempt: int | None = None) -> di
 def host_mark(uid: str, attempt: int) -> str:
     """Value of `HOST_ANNOTATION`: one life of a host's trainer."""
     return f"{uid}/{attempt}"
+
+
+def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
+    """UID of the run that a pod belongs to, by its annotation or as its owner; None: it says neither, as those of older operators."""
+    found = (metadata.get("annotations") or {}).get(RUN_UID_ANNOTATION)
+    if found is None:
+        owners = metadata.get("ownerReferences") or ()
+        found = next((owner.get("uid") for owner in owners if owner.get("kind") == KIND), None)
+    return str(found) if found is not None else None
 
 
 def attempt_of(metadata: Mapping[str, object]) -> int | None:

@@ -5,11 +5,13 @@ What placement asks for is added to what the role's block says; where both name 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rlrun.api.placement import RolePlacement
 from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.roles import TRAINING_TASKS
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_LABEL, Role
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -59,7 +61,9 @@ def tolerations(spec: RLRunSpec, role: Role) -> list[dict[str, Any]]:
     return own + [t.model_dump(by_alias=True, exclude_none=True) for t in block(spec, role).tolerations]
 
 
-def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None) -> dict[str, Any]:
+def affinity(
+    spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None, excluded: Sequence[str] = ()
+) -> dict[str, Any]:
     """The role's affinity: the block's own, and what topology, spread and a volume for one node add to it.
 
     Args:
@@ -67,6 +71,7 @@ def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None
         run: the run's name.
         role: the role.
         beside: run whose trainer's node this pod has to share: a guest's host with a volume for one node.
+        excluded: names of nodes to keep away from.
     """
     result = block(spec, role).affinity.model_dump(by_alias=True, exclude_none=True)
     topology = spec.placement.topology
@@ -83,10 +88,14 @@ def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None
         # The trainer goes first: were the orchestrator to choose the node, it would choose one without GPUs. The
         # trainer of a later attempt follows the engines, which have stayed with the volume.
         first: tuple[Role, ...] = ("trainer", "inference") if role == "trainer" else ("trainer",)
+        if spec.task not in TRAINING_TASKS:
+            first = ("inference",)
         _add(result, "podAffinity", _REQUIRED, _term(run, first, HOSTNAME))
     if role == "inference" and spec.placement.spread_inference == "Required":
         # Anti-affinity and not a spread constraint: that one allows two engines on one node when no other qualifies.
         _add(result, "podAntiAffinity", _REQUIRED, _term(run, ("inference",), HOSTNAME))
+    if excluded:
+        _keep_away(result, excluded)
     return result
 
 
@@ -118,6 +127,14 @@ def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, Any]:
         among = {"key": ROLE_LABEL, "operator": "In", "values": list(roles)}
         selector = {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
     return {"topologyKey": key, "labelSelector": selector}
+
+
+def _keep_away(affinity: dict[str, Any], nodes: Sequence[str]) -> None:
+    """By name and not by the hostname label, which may differ. One of the terms has to hold, so the exclusion goes into each."""
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    required = affinity.setdefault("nodeAffinity", {}).setdefault(_REQUIRED, {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [term | {"matchFields": [*term.get("matchFields", ()), *away]} for term in terms]
 
 
 def _add(affinity: dict[str, Any], kind: str, strength: str, term: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rlrun_operator.names import ROLE_LABEL, ROLES, Ref, Role, attempt_of
+from rlrun_operator.deletion import asked_at, first_asked_at
+from rlrun_operator.names import ROLE_LABEL, ROLES, Ref, Role, attempt_of, run_uid_of
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
@@ -56,7 +57,9 @@ class Pod:
     message: str
     created_at: float
     deleted_at: float | None
-    """When its deletion was asked for."""
+    """When its deletion was asked for, by the API server's clock; None: nobody has."""
+    deletion_seen: bool
+    """Whether that was the first request; otherwise it may have been told to end long before."""
     ready: bool
     mounted: bool
     """Its volumes are there, and so is its sandbox; what the kubelet said of them before is past."""
@@ -82,16 +85,34 @@ class Pod:
         """How the role's own container ended."""
         return self.main.exit if self.main else None
 
+    def ended_by_itself(self, end: Exit) -> bool:
+        """Whether it ended before anybody asked it to. Within one second, Kubernetes' resolution, it was asked."""
+        return self.deleted_at is None or (self.deletion_seen and end.at is not None and end.at < self.deleted_at)
 
-def read_pods(manifests: Iterable[Manifest], *, born_after: float) -> tuple[list[Pod], list[Pod]]:
+    @property
+    def works(self) -> bool:
+        """Whether it goes on unless it is deleted. An orchestrator that ended does not, while its sidecars keep the phase Running."""
+        ended = self.role == "orchestrator" and self.exit is not None
+        return self.deleted_at is None and self.phase not in ("Succeeded", "Failed") and not ended
+
+
+def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> tuple[list[Pod], list[Pod]]:
     """The run's pods, and those that an earlier run of the same name has left.
 
     Args:
         manifests: all pods that carry the run's label.
-        born_after: when the run was created, in seconds since the epoch; no pod of it can be older.
+        uid: of the run.
+        born_after: when the run was created, in seconds since the epoch. It tells of pods that do not say whose they are, as those that an
+            older release of the operator made: none of the run's can be older.
     """
-    pods = [pod for manifest in manifests if (pod := _read(manifest)) is not None]
-    return [p for p in pods if p.created_at >= born_after], [p for p in pods if p.created_at < born_after]
+    own: list[Pod] = []
+    others: list[Pod] = []
+    for manifest in manifests:
+        if (pod := _read(manifest)) is not None:
+            said = run_uid_of(manifest["metadata"])
+            is_own = pod.created_at >= born_after if said is None else said == uid
+            (own if is_own else others).append(pod)
+    return own, others
 
 
 def _read(manifest: Manifest) -> Pod | None:
@@ -100,9 +121,7 @@ def _read(manifest: Manifest) -> Pod | None:
     if role not in ROLES:
         return None
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
-    deleted = seconds_of(metadata.get("deletionTimestamp"))
-    if deleted is not None:  # the timestamp is when the grace period ends, not when someone asked
-        deleted -= metadata.get("deletionGracePeriodSeconds") or 0
+    first = first_asked_at(metadata)
     images = {
         c.get("name"): c.get("image", "") for part in ("initContainers", "containers") for c in spec.get(part) or ()
     }
@@ -121,7 +140,8 @@ def _read(manifest: Manifest) -> Pod | None:
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
         created_at=seconds_of(metadata.get("creationTimestamp")) or 0.0,
-        deleted_at=deleted,
+        deleted_at=first if first is not None else asked_at(metadata),
+        deletion_seen=first is not None,
         ready=_is(conditions, "Ready", "True"),
         mounted=_is(conditions, "PodReadyToStartContainers", "True"),
         disruption=_words(conditions, "DisruptionTarget", "True"),

@@ -25,6 +25,7 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rbac.authorization.k8s.io", "roles", ("create", "patch")),
     ("rbac.authorization.k8s.io", "rolebindings", ("create", "patch")),
     ("networking.k8s.io", "networkpolicies", ("create", "patch")),
+    ("policy", "poddisruptionbudgets", ("create", "patch")),
     ("", "events", ("list", "create", "patch")),
 )
 """API group, resource, verbs in every watched namespace; the chart's Role grants them."""

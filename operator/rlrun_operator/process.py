@@ -8,27 +8,25 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from rlrun_operator import handlers, health, preflight
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.connection import Connection
 from rlrun_operator.events import Poster
+from rlrun_operator.feed import Feed
 from rlrun_operator.lease import Leader, LeadershipLostError, NotLeadingError
 from rlrun_operator.logs import where
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.observe import LookUps
 from rlrun_operator.queue import Workers
-from rlrun_operator.reconcile import SETTLE_SECONDS, Decide, Reconciler
-from rlrun_operator.resources import CLAIM, LEASE, RLRUN, WATCHED
+from rlrun_operator.reconcile import Decide, Reconciler
+from rlrun_operator.resources import WATCHED
 from rlrun_operator.settings import OperatorSettings
 from rlrun_operator.store import Key, Store
 from rlrun_operator.watches import Stream, Watches
 
-PROGRESS_SETTLE_SECONDS = 5.0
-"""Of a run that is Running, a mere renewal of its Lease is looked at after this long; its status is written less often anyway."""
 PREFLIGHT_SECONDS = 5.0
 REMIND_SECONDS = 60.0
 RESTART_SECONDS = 2.0
@@ -62,6 +60,7 @@ class Operator:
         )
         self._client.may_write = self._leader.check
         self._workers: Workers[Key] = Workers(self._reconcile, self._failed)
+        self._feed = Feed(self._store, self._client, self._workers.add)
         self._reconciler = Reconciler(
             decide=decide,
             client=self._client,
@@ -70,6 +69,7 @@ class Operator:
             poster=Poster(self._client, settings.pod_name),
             metrics=self._metrics,
             settings=settings.render,
+            name=settings.name,
             again=self._workers.add,
         )
         self._streams = [Stream(resource, ns) for resource in WATCHED for ns in settings.namespaces or (None,)]
@@ -78,7 +78,7 @@ class Operator:
             settings.namespaces,
             server=connection.server,
             session=lambda: connection.session([self._watches.middleware]),
-            on_object=self._on_object,
+            on_object=self._feed.on_object,
         )
         self._to_sync: set[Stream] = set(self._streams)
         self._sync_wanted = asyncio.Event()
@@ -154,25 +154,6 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    def _on_object(self, event: str | None, found: Mapping[str, Any]) -> None:
-        metadata = found["metadata"]
-        if event == "DELETED":
-            keys = self._store.remove(
-                str(found["kind"]), metadata.get("namespace", ""), metadata["name"], metadata["uid"]
-            )
-        else:
-            keys = self._store.put(found, time.time())
-        self._queue(str(found["kind"]), keys)
-
-    def _queue(self, kind: str, keys: set[Key]) -> None:
-        for key in keys:
-            delay = 0.0 if kind == RLRUN.kind else SETTLE_SECONDS
-            if kind == LEASE.kind:
-                run = self._store.get(RLRUN.kind, *key)
-                if run is not None and (run.get("status") or {}).get("phase") == "Running":
-                    delay = PROGRESS_SETTLE_SECONDS
-            self._workers.add(key, delay)
-
     def _listed(self, stream: Stream) -> None:
         """Called in the watches' thread."""
         self._loop.call_soon_threadsafe(self._want_sync, stream)
@@ -200,7 +181,7 @@ class Operator:
                     break
                 for stream in ready:
                     try:
-                        await self._compare(stream)
+                        await self._feed.compare(stream)
                     except (ApiError, UnavailableError) as error:
                         log.info("%s were not compared with the cluster: %s", stream, error)
                         await asyncio.sleep(RESTART_SECONDS)
@@ -216,17 +197,6 @@ class Operator:
                 counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._store.count().items()))
                 log.info("the store is complete: %s", counts or "nothing yet")
                 self._open_if_allowed()
-
-    async def _compare(self, stream: Stream) -> None:
-        kind, namespace = stream.resource.kind, stream.namespace
-        selector = "" if stream.resource in (RLRUN, CLAIM) else handlers.SELECTOR
-        before = self._store.idents(kind, namespace)
-        listed = set()
-        async for found in self._client.list(stream.resource, namespace, labels=selector):
-            metadata = found["metadata"]
-            listed.add((kind, metadata["namespace"], metadata["name"]))
-            self._queue(kind, self._store.put(found, time.time()))
-        self._queue(kind, self._store.prune(kind, namespace, before, listed))
 
     async def _lead(self) -> None:
         await self._leader.run()

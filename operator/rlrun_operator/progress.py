@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rlrun.api.status import CheckpointStatus, ProgressStatus, RLRunStatus
 from rlrun.protocol import annotations as keys
+from rlrun_operator import reasons
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import rfc3339
 
 HEARTBEAT_SECONDS = 60.0
 """A Lease that has not changed for this long is stale; the orchestrator renews it at least every 15 s."""
+LATE_SECONDS = 15.0
+"""A renewal that has not come for this long is missing: what the Lease says may not be so any more."""
+COUNT_MAX = 2**53
+"""Beyond, a number in JSON is not the same for all who read it."""
+ETA_MAX = 10 * 365 * 86400.0
+"""Seconds; a later end is no estimate."""
 _DIGITS = 4
 """Significant digits of measured values: more would change the status without telling more."""
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -34,26 +39,35 @@ class Report:
     eta_seconds: float | None
     waiting_on: str | None
     total_steps: int | None = None
-    """Fewer than `maxSteps` where the data of supervised fine-tuning ends before."""
+    """Fewer than `maxSteps` where the data of supervised fine-tuning ends before; answers that are wanted."""
+    waiting_role: str | None = None
+    """Whose work it waits for."""
+    storage: tuple[str, str] | None = None
+    """Reason and words, while the volume is of no use."""
+    results: tuple[str, ...] = ()
+    """Measures of policies."""
 
 
 def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
     """What the Lease says of `attempt`; None while it speaks of another one, or not at all."""
     found: Mapping[str, str] = ((lease or {}).get("metadata") or {}).get("annotations") or {}
-    if _number(found, keys.ATTEMPT, int) != attempt:
+    if _count(found, keys.ATTEMPT) != attempt:
         return None
     return Report(
         attempt=attempt,
-        step=_number(found, keys.STEP, int),
-        policy_version=_number(found, keys.POLICY_VERSION, int),
-        checkpoint_step=_number(found, keys.CHECKPOINT_STEP, int),
-        resumed_from_step=_number(found, keys.RESUMED_FROM_STEP, int),
+        step=_count(found, keys.STEP),
+        policy_version=_count(found, keys.POLICY_VERSION),
+        checkpoint_step=_count(found, keys.CHECKPOINT_STEP),
+        resumed_from_step=_count(found, keys.RESUMED_FROM_STEP),
         reward=_measured(found, keys.REWARD),
         tokens_per_second=_measured(found, keys.TOKENS_PER_SECOND),
         staleness_mean=_measured(found, keys.STALENESS_MEAN),
-        eta_seconds=_number(found, keys.ETA_SECONDS, float),
+        eta_seconds=_bounded(_number(found, keys.ETA_SECONDS), ETA_MAX),
         waiting_on=found.get(keys.WAITING_ON) or None,
-        total_steps=_number(found, keys.TOTAL_STEPS, int),
+        total_steps=_count(found, keys.TOTAL_STEPS),
+        waiting_role=found.get(keys.WAITING_ON_ROLE) or None,
+        storage=_trouble(found.get(keys.STORAGE, "")),
+        results=_lines(found.get(keys.RESULTS)),
     )
 
 
@@ -63,13 +77,14 @@ def is_training(report: Report | None) -> bool:
 
 
 def progressed(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
-    """The status' progress after `report`; without one what is known stays."""
+    """The status' progress after `report`; without one what is known stays. `total` 0: as many steps as the report says."""
     if report is None or report.step is None:
         waiting = report.waiting_on if report is not None else None
+        total = total or past.progress.total_steps
         return past.progress.model_copy(
             update={"total_steps": total, "waiting_on": waiting or past.progress.waiting_on}
         )
-    total = min(total, report.total_steps or total)
+    total = min(total or COUNT_MAX, report.total_steps or total)
     last, estimate = past.progress.last_step_time, past.progress.estimated_completion_time
     if report.step != past.progress.step or last is None:
         last = rfc3339(now) if is_training(report) else None
@@ -78,6 +93,7 @@ def progressed(past: RLRunStatus, report: Report | None, total: int, now: float)
         step=report.step,
         total_steps=total,
         percent=min(100, 100 * report.step // total) if total else 0,
+        furthest_step=max(past.progress.furthest_step, past.progress.step, report.step),
         policy_version=report.policy_version,
         reward=report.reward,
         tokens_per_second=report.tokens_per_second,
@@ -114,14 +130,38 @@ def silent_for(lease_changed_at: float | None, now: float) -> float:
     return max(0.0, now - lease_changed_at) if lease_changed_at is not None else 0.0
 
 
-def _number(found: Mapping[str, str], key: str, kind: Callable[[str], _T]) -> _T | None:
+def _count(found: Mapping[str, str], key: str) -> int | None:
+    """A whole number that the API takes; anybody may have written the annotation."""
     try:
-        value = kind(found[key])
+        value = int(found[key])
     except (KeyError, ValueError, TypeError):
         return None
-    return value if math.isfinite(value) else None  # type: ignore[arg-type]
+    return value if 0 <= value <= COUNT_MAX else None
+
+
+def _number(found: Mapping[str, str], key: str) -> float | None:
+    try:
+        value = float(found[key])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _bounded(value: float | None, most: float) -> float | None:
+    return value if value is not None and 0 <= value <= most else None
+
+
+def _lines(text: str | None) -> tuple[str, ...]:
+    """What the API takes; anybody may have written the annotation."""
+    lines = [line[: keys.RESULT_MAX] for line in str(text or "").splitlines() if line]
+    return tuple(lines[: keys.RESULTS_MAX])
+
+
+def _trouble(told: str) -> tuple[str, str] | None:
+    reason, colon, text = told.partition(": ")
+    return (reason, text) if colon and reason in reasons.VOLUME else None
 
 
 def _measured(found: Mapping[str, str], key: str) -> float | None:
-    value = _number(found, key, float)
+    value = _number(found, key)
     return float(f"{value:.{_DIGITS}g}") if value is not None else None

@@ -15,6 +15,7 @@ INFERENCE_AVAILABLE = "InferenceAvailable"
 PROGRESSING = "Progressing"
 CHECKPOINT_HEALTHY = "CheckpointHealthy"
 RESTARTING = "Restarting"
+SUSPENDED = "Suspended"
 COMPLETE = "Complete"
 FAILED = "Failed"
 RECONCILING = "Reconciling"
@@ -25,14 +26,16 @@ STALLED = "Stalled"
 CONDITION_TYPES = {
     CONFIGURATION_VALID: "The specification can be run.",
     HOST_AVAILABLE: "Guests only: the run that `trainer.sharedWith` names can train this one.",
-    STORAGE_READY: "The run's claim is bound to a volume.",
+    STORAGE_READY: "The run's claim is bound to a volume, which takes what the run writes.",
     SCHEDULED: "Every pod of the run has a node.",
     PODS_READY: "The trainer's pods and the orchestrator are ready.",
     INFERENCE_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
-    PROGRESSING: "Steps are trained. Unknown: not (or no longer) known.",
+    PROGRESSING: "Steps are trained, or questions answered. Unknown: not (or no longer) known.",
     CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
     RESTARTING: "An attempt has ended and the next one has not begun.",
-    COMPLETE: "All steps are trained. False with reason Completing: the pods are being removed; GuestsJoined: they stay for other runs.",
+    SUSPENDED: "No pod is left, as `spec.suspend` asks. False with reason Suspending: they save and end.",
+    COMPLETE: "All steps are trained, or every policy is measured. False with reason Completing: the pods are being removed; "
+    "GuestsJoined: they stay for other runs.",
     FAILED: "The run has ended without all its steps.",
     RECONCILING: "The operator is bringing the run to training steps (kstatus).",
     STALLED: "Nothing goes on without a person (kstatus).",
@@ -51,6 +54,7 @@ HOST_INCOMPATIBLE = "HostIncompatible"
 HOST_SLOTS_TAKEN = "HostSlotsTaken"
 HOST_NOT_READY = "HostNotReady"
 HOST_RESTARTING = "HostRestarting"
+HOST_SUSPENDED = "HostSuspended"
 HOST_COMPLETE = "HostComplete"
 HOST_FAILED = "HostFailed"
 CLAIM_BOUND = "ClaimBound"
@@ -58,6 +62,9 @@ CLAIM_PENDING = "ClaimPending"
 CLAIM_WAITING = "ClaimWaiting"
 CLAIM_NOT_FOUND = "ClaimNotFound"
 CLAIM_LOST = "ClaimLost"
+STORAGE_FULL = "StorageFull"
+STORAGE_READ_ONLY = "StorageReadOnly"
+STORAGE_SLOW = "StorageSlow"
 ALL_SCHEDULED = "AllScheduled"
 SCHEDULING = "Scheduling"
 UNSCHEDULABLE = "Unschedulable"
@@ -75,7 +82,9 @@ MODEL_PREPARING = "ModelPreparing"
 ENGINE_LOADING = "EngineLoading"
 WAITING_FOR_FIRST_STEP = "WaitingForFirstStep"
 TRAINING = "Training"
+ANSWERING = "Answering"
 HEARTBEAT_LOST = "HeartbeatLost"
+NO_PROGRESS = "NoProgress"
 NO_CHECKPOINT_YET = "NoCheckpointYet"
 CHECKPOINTS_COMPLETE = "CheckpointsComplete"
 CHECKPOINTS_OVERDUE = "CheckpointsOverdue"
@@ -83,6 +92,8 @@ CHECKPOINTS_OFF = "CheckpointsOff"
 NOT_RESTARTING = "NotRestarting"
 PODS_ENDING = "PodsEnding"
 BACK_OFF = "BackOff"
+SUSPENDING = "Suspending"
+NOT_SUSPENDED = "NotSuspended"
 COMPLETING = "Completing"
 GUESTS_JOINED = "GuestsJoined"
 COMPLETED = "Completed"
@@ -90,6 +101,8 @@ NOT_FAILED = "NotFailed"
 RUN_OVER = "RunOver"
 PERMANENT_FAILURE = "PermanentFailure"
 MAX_RESTARTS_EXCEEDED = "MaxRestartsExceeded"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+FAILED_BY_RULE = "FailedByRule"
 
 CONDITION_REASONS = {
     VALID: "Nothing is wrong with the specification.",
@@ -104,6 +117,7 @@ CONDITION_REASONS = {
     HOST_SLOTS_TAKEN: "As many runs use the host's trainer as `trainer.lora.slots` allows.",
     HOST_NOT_READY: "Not all pods of the host's trainer are ready.",
     HOST_RESTARTING: "The host restarts; its guests then begin their next attempts, which do not count.",
+    HOST_SUSPENDED: "The host is suspended; its guests go on when it is resumed, which does not count.",
     HOST_COMPLETE: "The host has trained all its steps and takes no more guests.",
     HOST_FAILED: "The host has failed.",
     CLAIM_BOUND: "The claim has its volume.",
@@ -111,6 +125,9 @@ CONDITION_REASONS = {
     CLAIM_WAITING: "The claim's volume is being made, or waits for the first pod's node.",
     CLAIM_NOT_FOUND: "`storage.claimName` names a claim that does not exist.",
     CLAIM_LOST: "The volume behind the claim is gone.",
+    STORAGE_FULL: "The volume has no space, no inodes or no quota left. What needs it waits; the run goes on by itself when there is some.",
+    STORAGE_READ_ONLY: "The volume takes no writes. What needs it waits; the run goes on by itself when it does again.",
+    STORAGE_SLOW: "The volume has not answered for half a minute. The run goes on by itself when it does.",
     ALL_SCHEDULED: "Every pod has a node.",
     SCHEDULING: "The pods are being created and given nodes.",
     UNSCHEDULABLE: "No node can take a pod; the message says what it needs.",
@@ -124,11 +141,13 @@ CONDITION_REASONS = {
     CONTAINER_FAILING: "A container ends again and again, or cannot be started.",
     MOUNT_FAILED: "A node cannot mount a volume.",
     NODE_NOT_READY: "The node of a pod that has not begun does not answer.",
-    MODEL_PREPARING: "The trainer's first pod makes the tiny model.",
+    MODEL_PREPARING: "The trainer's first pod, or the orchestrator's of task Eval, makes the tiny model.",
     ENGINE_LOADING: "The engines load the model or wait for weights.",
     WAITING_FOR_FIRST_STEP: "The attempt's first step is not done; the message says what it waits for.",
     TRAINING: "Steps are trained.",
+    ANSWERING: "Questions are answered (task Eval).",
     HEARTBEAT_LOST: "The orchestrator has not renewed its Lease; reported only, the run goes on.",
+    NO_PROGRESS: "No step is done within `spec.progress`; the message says what the run waits for, maybe an orchestrator that hangs.",
     NO_CHECKPOINT_YET: "No checkpoint is complete yet.",
     CHECKPOINTS_COMPLETE: "Checkpoints are completed as the interval says.",
     CHECKPOINTS_OVERDUE: "The newest complete checkpoint is older than three intervals.",
@@ -137,15 +156,24 @@ CONDITION_REASONS = {
     RESTARTING: "The attempt has ended and the next one has not begun.",
     PODS_ENDING: "The ended attempt's pods are being removed.",
     BACK_OFF: "The next attempt begins at `status.nextRetryTime`.",
-    COMPLETING: "All steps are trained; the pods with GPUs are being removed.",
+    SUSPENDING: "`spec.suspend` is true: the trainer saves, then the engines go.",
+    SUSPENDED: "No pod is left; the run goes on when `spec.suspend` is false.",
+    NOT_SUSPENDED: "The run is not suspended.",
+    COMPLETING: "All steps are trained, or every policy is measured; the pods with GPUs are being removed.",
     GUESTS_JOINED: "All steps are trained; trainer and engines stay for the runs that share them.",
-    COMPLETED: "All steps are trained.",
+    COMPLETED: "All steps are trained, or every policy is measured.",
     NOT_FAILED: "The run has not failed.",
     RUN_OVER: "The run has ended; its pods are removed, but for the orchestrator's finished one.",
     PERMANENT_FAILURE: "A role ended with an exit code from 64 to 78: starting again cannot help.",
     MAX_RESTARTS_EXCEEDED: "One more failure than `failurePolicy.maxRestarts`.",
+    DEADLINE_EXCEEDED: "The run was active for `activeDeadlineSeconds`; it saves and ends.",
+    FAILED_BY_RULE: "A rule of `failurePolicy.rules` with the action FailRun fits; the message names it.",
 }
 
+SUSPENSION = frozenset({SUSPENDING, SUSPENDED})
+"""Of Suspended while the phase is Suspending or Suspended."""
+VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
+"""What the roles tell of a bound volume; no restart helps."""
 ENDING = frozenset({COMPLETING, GUESTS_JOINED})
 """Of Complete while it is False: the phase is Completing."""
 HOST_NEEDS_A_PERSON = frozenset(
@@ -158,6 +186,9 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         CLAIM_PENDING,
         CLAIM_NOT_FOUND,
         CLAIM_LOST,
+        STORAGE_FULL,
+        STORAGE_READ_ONLY,
+        STORAGE_SLOW,
         UNSCHEDULABLE,
         QUOTA_EXCEEDED,
         PODS_REFUSED,
@@ -168,6 +199,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         NODE_NOT_READY,
         CHECKPOINTS_OVERDUE,
         HEARTBEAT_LOST,
+        NO_PROGRESS,
     }
 )
 """Reasons that a person should hear of: each becomes a Warning event of the same name when it appears."""
@@ -181,30 +213,44 @@ ATTEMPT_TAKEN = "AttemptNumberTaken"
 ENGINES_AVAILABLE = "EnginesAvailable"
 ENGINES_UNAVAILABLE = "EnginesUnavailable"
 INFERENCE_SCALED = "InferenceScaled"
+NODE_EXCLUDED = "NodeExcluded"
 HEARTBEAT_RESUMED = "HeartbeatResumed"
+RESTART_REQUESTED = "RestartRequested"
+RESTART_REQUEST_INVALID = "RestartRequestInvalid"
 
 EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS)} | {
     INVALID_CONFIGURATION: CONDITION_REASONS[INVALID_CONFIGURATION],
     CHANGE_PENDING: CONDITION_REASONS[CHANGE_PENDING],
     ATTEMPT_STARTED: "StatefulSet, Deployment and orchestrator pod of an attempt were applied.",
     TRAINING: "The attempt's first step is done.",
-    RESUMED: "The attempt started from a checkpoint; the message says how many steps are trained again.",
+    ANSWERING: "The attempt's first answer is there (task Eval).",
+    RESUMED: "The attempt started from a checkpoint, or found answers; the message says how many steps are trained again.",
     ATTEMPT_FAILED: "A pod failed; the whole run restarts, and the restart counts.",
     DISRUPTED: "A pod was deleted, preempted or lost its node; the whole run restarts, and the restart does not count.",
     ATTEMPT_TAKEN: "The volume knows a newer attempt than the status does; the next free number is taken at once.",
     MAX_RESTARTS_EXCEEDED: CONDITION_REASONS[MAX_RESTARTS_EXCEEDED],
     PERMANENT_FAILURE: CONDITION_REASONS[PERMANENT_FAILURE],
+    FAILED_BY_RULE: CONDITION_REASONS[FAILED_BY_RULE],
     ENGINES_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
     ENGINES_UNAVAILABLE: "Fewer than `inference.minAvailable` engines are ready, after there were enough.",
+    NODE_EXCLUDED: "The run failed twice on a node and keeps away from it for an hour.",
     INFERENCE_SCALED: "The number of engines follows an edit of `inference.replicas`.",
     HEARTBEAT_RESUMED: "The orchestrator renews its Lease again.",
     COMPLETED: CONDITION_REASONS[COMPLETED],
+    SUSPENDING: CONDITION_REASONS[SUSPENDING],
+    SUSPENDED: CONDITION_REASONS[SUSPENDED],
+    DEADLINE_EXCEEDED: CONDITION_REASONS[DEADLINE_EXCEEDED],
+    RESTART_REQUESTED: "The annotation `rlrun.io/restart-requested-at` asks for a restart, which does not count.",
+    RESTART_REQUEST_INVALID: "The value of the annotation `rlrun.io/restart-requested-at` is no time; nothing is done.",
 }
 """Every reason of an event, with its meaning."""
 
 # Reasons of `status.lastFailure`
 OUT_OF_MEMORY = "OOMKilled"
 SIGNALLED = "Killed"
+CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
+CUDA_ERROR = "CudaError"
+NCCL_ERROR = "NcclError"
 EXIT_CODE = "ExitCode"
 STORAGE_ERROR = "StorageError"
 NUMBER_TAKEN = "AttemptNumberTaken"
@@ -219,12 +265,18 @@ NODE_LOST = "NodeLost"
 SPEC_CHANGED = "SpecChanged"
 HOST_RESTARTED = "HostRestarted"
 HOST_GONE = "HostGone"
+NODE_ALLOWED = "NodeAllowedAgain"
+NODE_NEEDED = "ExcludedNodeNeeded"
 
 FAILURE_REASONS = {
     OUT_OF_MEMORY: "The container used more memory than its limit. Counts.",
     SIGNALLED: "A signal ended the process; 137 is SIGKILL. Counts.",
+    CUDA_OUT_OF_MEMORY: "The process asked for more memory than its GPU has. Counts.",
+    CUDA_ERROR: "A CUDA call failed: a fault of the GPU, or of code that runs on it. Counts.",
+    NCCL_ERROR: "The processes of the group lost each other, or a collective timed out. Counts.",
     EXIT_CODE: "The process ended with an error. Counts.",
-    STORAGE_ERROR: "The volume refuses to write. Counts.",
+    STORAGE_ERROR: "The volume refuses to write. Does not count; each restart without a new step waits longer.",
+    NO_PROGRESS: "The run hung (`spec.progress`): role and pod are those that it waited for. Counts.",
     POD_FAILED: "The pod failed without an exit code. Counts.",
     DATA_ERROR: "Data is wrong (65); the run fails for good.",
     CONFIGURATION_ERROR: "The configuration is wrong (78); the run fails for good.",
@@ -236,5 +288,8 @@ FAILURE_REASONS = {
     NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
     SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
     HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",
+    HOST_SUSPENDED: "A guest's host was suspended. Does not count.",
     HOST_GONE: "A guest's host was deleted, or is over. Does not count.",
+    NODE_ALLOWED: "A pod without a node may use one that was excluded until now. Does not count.",
+    NODE_NEEDED: "No node but an excluded one takes a pod; it is used again. Does not count.",
 }

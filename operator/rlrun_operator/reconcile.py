@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from rlrun_operator import reasons
 from rlrun_operator.apply import Applier, OverQuotaError, RejectedError, StaleViewError
+from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
+from rlrun_operator.conditions import phase, raw_conditions
 from rlrun_operator.events import Poster
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.observe import LookUps, observe
@@ -27,6 +30,7 @@ QUOTA_SECONDS = 10.0
 SETTLE_SECONDS = 0.2
 """Look at the result of own writes, and at a burst of events of other controllers, after this long."""
 _PATIENCE: dict[Urgency, float] = {"now": 0.0, "soon": SOON_SECONDS, "progress": PROGRESS_SECONDS}
+_OF_LIFE = (reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +60,7 @@ class Reconciler:
     """Passes over runs; one instance for all of them.
 
     Args:
+        name: of this operator; a run whose `managedBy` is another one is left alone.
         again: `again(key, seconds)` queues another pass.
         now: seconds since the epoch.
         clock: steady seconds.
@@ -71,6 +76,7 @@ class Reconciler:
         poster: Poster,
         metrics: Metrics,
         settings: RenderSettings,
+        name: str = "",
         again: Callable[[Key, float], None],
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +89,7 @@ class Reconciler:
         self._poster = poster
         self._metrics = metrics
         self._settings = settings
+        self._name = name
         self._again = again
         self._now = now
         self._clock = clock
@@ -114,6 +121,8 @@ class Reconciler:
                 return
             if "deletionTimestamp" in observed.run["metadata"]:
                 return  # the garbage collector does the rest
+            if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
+                return
             decision = await self._decided(observed, memory)
             try:
                 await self._applier.act(key[0], decision)
@@ -244,6 +253,22 @@ def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
     """Only the report of a decision that waits for a quota. It must not record as done what was not done."""
     status = decision.status
     if not rest_done:
-        told = ("phase", "conditions", "reason", "message")
-        status = {**(run.get("status") or {}), **{name: status[name] for name in told if name in status}}
+        before: Mapping[str, Any] = run.get("status") or {}
+        told = {name: status[name] for name in ("reason", "message") if name in status}
+        conditions = _where_it_was(before, status)
+        now = phase(read_status({"conditions": conditions}).conditions)
+        status = {**before, **told, "phase": now, "conditions": conditions}
     return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())
+
+
+def _where_it_was(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Any]:
+    """The new conditions, but for those that say where the run is in its life: the attempt that they speak of has not begun.
+
+    They speak of no later generation than the status does: an edit that waits is not acted on.
+    """
+    kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
+    seen = {name: before[name] for name in ("observedGeneration",) if name in before}
+    found = [c for c in raw_conditions(after) if c["type"] not in kept]
+    new = [{name: value for name, value in c.items() if name != "observedGeneration"} | seen for c in found]
+    order = list(reasons.CONDITION_TYPES)
+    return sorted([*new, *kept.values()], key=lambda condition: order.index(condition["type"]))

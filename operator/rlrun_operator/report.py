@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlrun.api.status import RLRunStatus, RoleStatus, SharedWithStatus
-from rlrun_operator import reasons
+from rlrun_operator import life, reasons
 from rlrun_operator.case import Case, read_status
-from rlrun_operator.conditions import Say, find, foremost, is_true, phase, write
+from rlrun_operator.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
 from rlrun_operator.judge import counted, shorten
-from rlrun_operator.progress import Report
+from rlrun_operator.progress import Report, read_lease
 from rlrun_operator.state import EventRecord, Urgency
+from rlrun_operator.times import seconds_of
 
 EVENT_MAX = 1000
 """Characters of an event's message; the API's limit is 1024."""
 _AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "observedGeneration", "nextRetryTime")
-_MERE_PROGRESS = ("progress", "checkpoint", "steps")
+_MERE_PROGRESS = ("progress", "checkpoint", "steps", "results")
 
 
 def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any], *, training: bool) -> RLRunStatus:
@@ -29,9 +30,12 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
         training: whether the current attempt has trained a step.
     """
     past = case.past
-    conditions = write(past.conditions, said, generation=case.generation, now=case.now)
+    if reasons.SUSPENDED not in said and find(past.conditions, reasons.SUSPENDED) is not None:
+        said = {**said, reasons.SUSPENDED: Say("False", reasons.NOT_SUSPENDED, "the run is not suspended")}
+    born = max((pod.created_at for pod in case.group), default=0.0)
+    conditions = write(past.conditions, said, generation=case.generation, now=case.now, born=born)
     kstatus = _kstatus(conditions, training)
-    conditions = write(conditions, kstatus, generation=case.generation, now=case.now)
+    conditions = write(conditions, kstatus, generation=case.generation, now=case.now, born=born)
     first = foremost(conditions)
     new = past.model_copy(
         update={
@@ -41,6 +45,8 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
             "reason": first.reason if first else None,
             "message": first.message if first else None,
             "guests": case.joined_guests or None,
+            "results": _results(case, updates.get("attempt", past.attempt)),
+            **life.active(past, conditions, updates.get("attempt", past.attempt), case.now),
             **updates,
         }
     )
@@ -51,6 +57,12 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
             "inference_ready": f"{new.inference.ready}/{new.inference.desired}",
         }
     )
+
+
+def _results(case: Case, attempt: int) -> list[str] | None:
+    """What the orchestrator has measured; between two attempts, what the last one has."""
+    heard = read_lease(case.observed.lease, attempt)
+    return (list(heard.results) if heard is not None else None) or case.past.results
 
 
 def _kstatus(conditions: list[Any], training: bool) -> dict[str, Say]:
@@ -67,7 +79,7 @@ def _kstatus(conditions: list[Any], training: bool) -> dict[str, Say]:
     )
     first = foremost(conditions)
     reason, message = (first.reason, first.message) if first is not None else (reasons.SCHEDULING, "")
-    over = is_true(conditions, reasons.COMPLETE) or is_true(conditions, reasons.FAILED)
+    over = any(is_true(conditions, kind) for kind in (reasons.COMPLETE, reasons.FAILED, reasons.SUSPENDED))
     steady = training and not is_true(conditions, reasons.RESTARTING) and find(conditions, reasons.COMPLETE) is None
     return {
         reasons.RECONCILING: Say("False" if over or steady else "True", reason, message),
@@ -126,37 +138,68 @@ def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
     return "progress" if changed <= set(_MERE_PROGRESS) else "soon"
 
 
-def _truth(document: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _truth(document: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The conditions that ask for action; readiness of pods is not among them and may wait a moment."""
-    acted_on = (reasons.CONFIGURATION_VALID, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED, reasons.STALLED)
-    return {c["type"]: (c["status"], c["reason"]) for c in document.get("conditions") or () if c["type"] in acted_on}
+    acted_on = (
+        reasons.CONFIGURATION_VALID,
+        reasons.RESTARTING,
+        reasons.SUSPENDED,
+        reasons.COMPLETE,
+        reasons.FAILED,
+        reasons.STALLED,
+    )
+    return {
+        c["type"]: (c.get("status"), c.get("reason")) for c in raw_conditions(document) if c.get("type") in acted_on
+    }
 
 
-def events(old: RLRunStatus, new: RLRunStatus) -> tuple[EventRecord, ...]:
-    """What is worth an event, by comparing two statuses. At most three from creation to the first step of a healthy run."""
-    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _events(old, new))
+def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
+    """What is worth an event, by comparing two statuses. At most three from creation to the first step of a healthy run.
+
+    Args:
+        old: the status before.
+        new: the status that is written.
+        trains: whether the run trains; else its steps are answers.
+    """
+    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _events(old, new, trains))
 
 
-def _events(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
     yield from _of_failure(old, new)
     if new.attempt > old.attempt:
         engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
         what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
+        if not trains:
+            what = f"{engines.removeprefix(', ')} and the orchestrator"
         if new.shared_with is not None:
             what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
         yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
+    yield from _of_nodes(old, new)
     yield from _of_configuration(old, new)
     yield from _of_inference(old, new)
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
         message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {counted(lost, 'step')} to train again"
+        if not trains:
+            message = f"attempt {new.attempt} has found {counted(resumed, 'answer')}, and asks the rest"
         yield EventRecord("Normal", reasons.RESUMED, message)
     if new.phase == "Running" and old.phase != "Running":
-        yield EventRecord("Normal", reasons.TRAINING, f"attempt {new.attempt} trains: step {new.progress.step} is done")
+        message = f"attempt {new.attempt} trains: step {new.progress.step} is done"
+        if not trains:
+            message = f"attempt {new.attempt} asks: {new.steps} answers are there"
+        yield EventRecord("Normal", reasons.TRAINING if trains else reasons.ANSWERING, message)
     yield from _of_problems(old, new)
+    if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
+        yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
+    if new.restart_requested_at != old.restart_requested_at and old.attempt and seconds_of(new.restart_requested_at):
+        yield EventRecord(
+            "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"
+        )
     if new.phase == "Complete" and old.phase != "Complete":
-        yield EventRecord("Normal", reasons.COMPLETED, f"all {new.progress.total_steps} steps are trained")
+        steps = f"all {new.progress.total_steps} steps are trained"
+        measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
+        yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
 
 
 def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
@@ -174,6 +217,14 @@ def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
             yield EventRecord("Warning", reasons.ATTEMPT_FAILED, told + count + when)
         else:
             yield EventRecord("Warning", reasons.DISRUPTED, f"{told}; the restart does not count{when}")
+
+
+def _of_nodes(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    known = {node.name for node in old.excluded_nodes or ()}
+    for node in new.excluded_nodes or ():
+        if node.name not in known:
+            message = f"node {node.name} is left out until {node.until}: {node.reason}"
+            yield EventRecord("Warning", reasons.NODE_EXCLUDED, message)
 
 
 def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:

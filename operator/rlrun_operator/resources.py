@@ -52,6 +52,7 @@ _WRITTEN = (
     Resource("ServiceAccount", "", "v1", "serviceaccounts"),
     Resource("Role", "rbac.authorization.k8s.io", "v1", "roles"),
     Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
+    Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
 BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, *_WRITTEN)}

@@ -51,6 +51,8 @@ class OperatorSettings:
     """One operator process."""
 
     render: RenderSettings = field(default_factory=RenderSettings)
+    name: str = ""
+    """What `managedBy` calls it (`RLRUN_OPERATOR_NAME`): a run that names another operator is left alone."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose runs it looks after (`RLRUN_WATCH_NAMESPACES`, comma-separated); none: all."""
     read_nodes: bool = False
@@ -107,10 +109,14 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
     read_nodes = choice("RLRUN_READ_NODES", ("true", "false"), "false")
+    name = environ.get("RLRUN_OPERATOR_NAME", "")
+    if name and not _NAMESPACE.fullmatch(name):
+        wrong("RLRUN_OPERATOR_NAME", "set a name of lower-case letters, digits and '-', of at most 63 characters")
     if problems:
         raise SettingsError("; ".join(problems))
     return OperatorSettings(
         render=RenderSettings(images=images, image_pull_policy=policy, cluster_domain=domain),
+        name=name,
         namespaces=namespaces,
         read_nodes=read_nodes == "true",
         log_level=level,

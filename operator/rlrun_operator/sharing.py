@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun_operator.state import Manifest
 
-_OVER = ("Complete", "Failed")
+_OVER = ("Complete", "Failed", "Suspended")
 _TOLD = ("phase", "attempt", "launchedAttempt", "trainer", "inference", "reason")
 """Of the status: what runs that share a trainer read of each other."""
 
@@ -25,7 +25,7 @@ def is_ending(run: Manifest) -> bool:
 
 
 def holds_slot(guest: Manifest) -> bool:
-    """Whether a guest has begun and is not over: between two of its attempts too."""
+    """Whether a guest has begun and is neither over nor suspended: between two of its attempts too."""
     status = guest.get("status") or {}
     return bool(status.get("attempt")) and status.get("phase") not in _OVER and not is_ending(guest)
 
@@ -35,9 +35,7 @@ def told(run: Manifest) -> dict[str, Any]:
     status = run.get("status") or {}
     metadata = {key: run["metadata"].get(key) for key in ("uid", "generation", "deletionTimestamp")}
     told = {key: status.get(key) for key in _TOLD}
-    return {
-        "host": host_name(run),
-        **metadata,
-        **told,
-        "inference": {**(told["inference"] or {}), "weightVersion": None},
-    }
+    inference = told["inference"]  # whatever somebody has written there
+    if isinstance(inference, Mapping):
+        told["inference"] = {**inference, "weightVersion": None}
+    return {"host": host_name(run), **metadata, **told}

@@ -26,6 +26,10 @@ class Observed:
     """The progress Lease."""
     lease_changed_at: float | None
     """When this operator saw the Lease's renewal change last, in seconds since the epoch; clocks of others are not compared."""
+    lease_moved_at: float | None = None
+    """When it saw a new attempt, step or activity there last; None: not known, so that nothing is late."""
+    watching_since: float | None = None
+    """Since when it has seen the cluster without a break; None: not known."""
     gone: tuple[Manifest, ...] = ()
     """Trainer and orchestrator pods of its newest attempt that were deleted while this operator watched, as they were seen last."""
     events: tuple[Manifest, ...] = ()
@@ -47,6 +51,8 @@ class Apply:
     manifest: Manifest
     expect_absent: bool = False
     """The cache says that it does not exist; confirm with a live GET first and leave an existing one alone: the cache may lag."""
+    replaces: str | None = None
+    """resourceVersion of the one that the cache knows; any other is left alone, likewise."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Scale:
     """Set the replicas of a StatefulSet or Deployment and nothing else."""
 
     ref: Ref
+    uid: str
+    """Precondition: a successor of the same name is not meant."""
     replicas: int
 
 

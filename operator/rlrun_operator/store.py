@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of
+from rlrun_operator.deletion import remembered
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
+from rlrun_operator.pulse import Pulse, beat
 from rlrun_operator.resources import CLAIM, LEASE, POD, RLRUN
 from rlrun_operator.sharing import host_name, told
 from rlrun_operator.slim import slimmed
@@ -32,7 +34,9 @@ class Store:
         self._of_run: dict[Key, set[Ident]] = {}
         self._users: dict[Ident, set[Key]] = {}
         self._guests: dict[Key, set[Key]] = {}
-        self._lease_changed: dict[Ident, float] = {}
+        self._pulses: dict[Ident, Pulse] = {}
+        self.watching_since: float | None = None
+        """When this operator began to lead, or came back after an outage, in seconds since the epoch."""
         self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
 
@@ -54,8 +58,10 @@ class Store:
         if known is not None and not _newer(manifest, known):
             return set()
         slim: Manifest = _interned(slimmed(manifest))
-        if ident[0] == LEASE.kind and (known is None or _renewal(known) != _renewal(slim)):
-            self._lease_changed[ident] = now
+        if ident[0] == POD.kind:
+            slim = remembered(slim, known)
+        if ident[0] == LEASE.kind:
+            self._pulses[ident] = beat(self._pulses.get(ident), known, slim, now)
         self._objects[ident] = slim
         shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
@@ -89,7 +95,7 @@ class Store:
         if known is None or (uid is not None and known["metadata"]["uid"] != uid):
             return set()
         del self._objects[ident]
-        self._lease_changed.pop(ident, None)
+        self._pulses.pop(ident, None)
         keys = self._keys(ident, known)
         if kind == RLRUN.kind:
             self._remember_claim((namespace, name), known, None)
@@ -145,12 +151,19 @@ class Store:
 
     def lease_changed_at(self, namespace: str, name: str) -> float | None:
         """When a renewal of this Lease was seen last, in seconds since the epoch."""
-        return self._lease_changed.get((LEASE.kind, namespace, name))
+        pulse = self._pulses.get((LEASE.kind, namespace, name))
+        return pulse.renewed_at if pulse is not None else None
+
+    def lease_moved_at(self, namespace: str, name: str) -> float | None:
+        """When this Lease told of progress last, in seconds since the epoch."""
+        pulse = self._pulses.get((LEASE.kind, namespace, name))
+        return pulse.moved_at if pulse is not None else None
 
     def rebase_leases(self, now: float) -> None:
         """Take all Leases for renewed now: the operator could not see renewals for a while, which says nothing about the runs."""
-        for ident in self._lease_changed:
-            self._lease_changed[ident] = now
+        self.watching_since = now
+        for ident in self._pulses:
+            self._pulses[ident] = Pulse(now, now)
 
     def count(self) -> dict[str, int]:
         """Number of objects by kind."""
@@ -183,10 +196,13 @@ class Store:
         self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
 
     def _is_present(self, key: Key, pod: Manifest) -> bool:
-        """Whether a pod is of the run that has the name now, and not of one that was deleted before: directly, or by its StatefulSet."""
+        """Whether a pod is of the run that has the name now: it says so, or else it or its StatefulSet is owned by it."""
         run = self._objects.get((RLRUN.kind, *key))
         if run is None:
             return False
+        said = run_uid_of(pod["metadata"])
+        if said is not None:
+            return bool(said == run["metadata"]["uid"])
         owners = {run["metadata"]["uid"]}
         owners |= {child["metadata"]["uid"] for child in self.children(key) if owners & _owners(child)}
         return bool(owners & _owners(pod))
@@ -257,11 +273,6 @@ def _same(a: Manifest, b: Manifest) -> bool:
         **b,
         "metadata": {**b["metadata"], "resourceVersion": ""},
     }
-
-
-def _renewal(lease: Manifest) -> object:
-    spec = lease.get("spec") or {}
-    return spec.get("renewTime"), spec.get("holderIdentity")
 
 
 def _interned(value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import api, binaries
 from .errors import ClusterError
+from .images import IMAGES, build
 from .progress import Progress
 from .provider import PROVIDERS, detect_provider
 
@@ -33,8 +34,13 @@ def parser() -> argparse.ArgumentParser:
     command("kubeconfig", "Print the path of the kubeconfig.")
     load = command("load-image", "Make docker archives usable in the cluster, or in the next one when it is not up.")
     load.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
-    command("prepare", "Do the slow part of `up`: packages, binaries, the pause image.")
-    command("check-clean", "Fail when anything of any cluster is left on this machine.")
+    prepare = command("prepare", "Do the slow part of `up`: packages, binaries, the pause image.")
+    prepare.add_argument("--images", action="store_true", help="also build and unpack the images of this checkout")
+    command("standing", "Print which clusters there are, for `check-clean --since`.")
+    clean = command("check-clean", "Fail when anything of any cluster is left on this machine.")
+    clean.add_argument(
+        "--since", type=Path, metavar="FILE", help="but of those in what `standing` had printed into FILE"
+    )
     return top
 
 
@@ -111,23 +117,36 @@ def _load_image(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare(_: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> int:
     progress = Progress()
-    if detect_provider(None) == "native":
+    native = detect_provider(None) == "native"
+    if native:
         from .native import golden, lifecycle
 
         lifecycle.prepare(progress)
-        golden.add([], progress)
     else:
         binaries.find("kube", "helm", progress=progress)
+    images = build(IMAGES, say=progress) if options.images else {}
+    if native:
+        golden.add([image.archive for image in images.values()], progress)
     progress("everything that a cluster needs is in place")
     return 0
 
 
-def _check_clean(_: argparse.Namespace) -> int:
-    from .native.leftovers import known_names, leftovers
+def _standing(_: argparse.Namespace) -> int:
+    from .native.leftovers import standing
 
-    found = [line for name in known_names() for line in leftovers(name)]
+    print(json.dumps(standing()))
+    return 0
+
+
+def _check_clean(options: argparse.Namespace) -> int:
+    from .native.leftovers import left_since
+
+    before = json.loads(options.since.read_text()) if options.since else {}
+    found = left_since(before)
+    if before:
+        print(f"stood before and is let be: {', '.join(sorted(before))}")
     print(json.dumps(found, indent=1) if found else "nothing is left of any cluster")
     return 1 if found else 0
 
@@ -139,6 +158,7 @@ COMMANDS = {
     "kubeconfig": _kubeconfig,
     "load-image": _load_image,
     "prepare": _prepare,
+    "standing": _standing,
     "check-clean": _check_clean,
 }
 

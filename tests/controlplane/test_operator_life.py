@@ -181,10 +181,11 @@ def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cl
 
 def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World) -> None:
     world.start("a")
-    before = world.versions("a", leave_out=("pods", "deployments", "leases"))
+    followers = ("pods", "deployments", "leases", "poddisruptionbudgets")
+    before = world.versions("a", leave_out=followers)
     world.edit("a", {"inference": {"replicas": 3}})
     wait_for(lambda: world.status("a"), lambda s: s["inferenceReady"] == "3/3", "three engines")
-    assert world.versions("a", leave_out=("pods", "deployments", "leases")) == before
+    assert world.versions("a", leave_out=followers) == before
     assert world.status("a")["attempt"] == 1
 
 

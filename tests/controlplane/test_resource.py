@@ -101,40 +101,68 @@ def test_kubectl_explain_teaches(cluster: Cluster, path: str, words: str) -> Non
 def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, namespace: str, run: str) -> None:
     patch(cluster, namespace, run, {"spec": {"maxSteps": 7, "trainer": {"replicas": 2}, "storage": {"claimName": "a"}}})
     begin(cluster, namespace, run)
-    assert "frozen at 7" in refusal(cluster, namespace, run, {"maxSteps": 8})
+    assert "seqLen (16, was 2048)" in refusal(cluster, namespace, run, {"seqLen": 16})
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"maxSteps": 200}, r"spec.maxSteps \(200\) is frozen at 100"),
-        ({"seqLen": 4096}, r"spec.seqLen \(4096\) is frozen at 2048"),
-        ({"model": {"path": "/other"}}, r'spec.model \(changed: \["path"\]\)'),
-        ({"environments": [{"id": "arithmetic"}]}, "spec.environments is frozen"),
-        ({"evaluation": {"interval": 5}}, "spec.evaluation is frozen"),
-        ({"storage": {"claimName": "other"}}, "spec.storage is frozen"),
-        ({"trainer": {"optimizer": {"lr": 0.1}}}, r'spec.trainer \(changed: \["optimizer"\]\)'),
-        ({"trainer": {"image": "x", "env": [{"name": "A"}]}}, r'spec.trainer \(changed: \["image", "env"\]\)'),
-        ({"orchestrator": {"podTemplate": {"spec": {"hostNetwork": True}}}}, r'\(changed: \["podTemplate"\]\)'),
-        ({"inference": {"replicas": 2, "extraArgs": ["--x"]}}, r'spec.inference \(changed: \["extraArgs"\]\)'),
-        ({"placement": {"pool": "b"}}, r'spec.placement \(changed: \["pool"\]\)'),
-        ({"networkPolicy": {"mode": "None"}}, r'spec.networkPolicy \(changed: \["mode"\]\)'),
-        ({"checkpoint": {"interval": 5}}, r'spec.checkpoint \(changed: \["interval"\]\)'),
+        ({"maxSteps": 99}, r"maxSteps \(99\) may only grow since attempt 1 began; it is 100"),
+        (
+            {"seqLen": 4096, "seed": 3},
+            r'frozen .*: \["seqLen \(4096, was 2048\)", "seed \(3, was 0\)"\]; set spec.suspend to true',
+        ),
+        ({"model": {"path": "/other"}}, r'fixed .*: \["model.path"\]; another value makes another run'),
+        ({"storage": {"claimName": "other"}, "managedBy": "b"}, r'fixed .*: \["storage", "managedBy"\]'),
+        ({"trainer": {"sharedWith": "other"}}, r'fixed .*: \["trainer.sharedWith"\]'),
+        ({"environments": [{"id": "arithmetic"}]}, r'frozen .*: \["environments"\]'),
+        ({"evaluation": {"interval": 5}}, r'\["evaluation"\]'),
+        (
+            {
+                "trainer": {"image": "x", "optimizer": {"lr": 0.1}},
+                "orchestrator": {"podTemplate": {"spec": {"hostNetwork": True}}},
+            },
+            r'\["trainer.image", "trainer.optimizer", "orchestrator.podTemplate"\]',
+        ),
+        ({"inference": {"replicas": 2, "extraArgs": ["--x"]}}, r': \["inference.extraArgs"\]'),
+        ({"placement": {"pool": "b"}}, r'\["placement.pool"\]'),
+        ({"networkPolicy": {"mode": "None"}}, r'\["networkPolicy.mode"\]'),
+        (
+            {"checkpoint": {"interval": 5}, "weightSync": {"timeoutSeconds": 9}},
+            r'\["checkpoint.interval", "weightSync.timeoutSeconds"\]',
+        ),
+        (
+            {"algorithm": {"maxAsyncLevel": 1}, "sampling": {"temperature": 0.5}},
+            r'\["algorithm.maxAsyncLevel", "sampling.temperature"\]',
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_a_running_run_is_frozen(cluster: Cluster, begun: str, spec: dict[str, Any], words: str) -> None:
     message = refusal(cluster, begun, "frozen", spec)
     assert re.search(words, message), message
-    assert "since attempt 1 began; delete the run and apply it again" in message
+    assert "since attempt 1 began" in message
 
 
 def test_what_stays_live(cluster: Cluster, namespace: str, run: str) -> None:
     begin(cluster, namespace, run)
     patch(cluster, namespace, run, {"spec": {"inference": {"replicas": 4, "minAvailable": 2}}})
-    patch(cluster, namespace, run, {"spec": {"failurePolicy": {"maxRestarts": 9}}})
+    patch(cluster, namespace, run, {"spec": {"failurePolicy": {"maxRestarts": 9}, "maxSteps": 200, "suspend": True}})
+    ends = {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "cleanupPolicy": {"onFailure": "None"}}
+    patch(cluster, namespace, run, {"spec": ends})
     patch(cluster, namespace, run, {"metadata": {"labels": {"team": "a"}}})
     patch(cluster, namespace, run, {"status": {"attempt": 2}}, "--subresource=status")
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=SMALLEST)
     message = refusal(cluster, namespace, run, {"inference": {"minAvailable": 5}})
     assert "minAvailable (5) must be at most replicas (4)" in message
+
+
+def test_a_suspended_run_may_be_edited_but_not_made_another_one(cluster: Cluster, namespace: str, run: str) -> None:
+    begin(cluster, namespace, run)
+    patch(cluster, namespace, run, {"spec": {"suspend": True}})
+    edit = {"trainer": {"replicas": 2, "optimizer": {"lr": 0.1}}, "seqLen": 4096}
+    assert "trainer.optimizer" in refusal(cluster, namespace, run, edit), "its pods are not gone yet"
+    patch(cluster, namespace, run, {"status": {"phase": "Suspended"}}, "--subresource=status")
+    assert "fixed since attempt 1 began" in refusal(cluster, namespace, run, {"model": {"path": "/other"}})
+    patch(cluster, namespace, run, {"spec": {**edit, "suspend": False}})
+    assert "frozen since attempt 1 began" in refusal(cluster, namespace, run, {"seqLen": 2048}), "it goes on"

@@ -163,6 +163,7 @@ CHILDREN = (
     ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    ("/apis/policy/v1", "poddisruptionbudgets"),
 )
 
 

@@ -29,7 +29,7 @@ LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
 @pytest.fixture(scope="module")
 def adapter_server(launch: Callable[..., Server]) -> Iterator[Server]:
     """Its end is a test of its own: SIGKILL while it serves, and nobody is left."""
-    running = launch(max_lora_rank=CONFIG.rank)
+    running = launch(max_lora_rank=CONFIG.rank, colocated=True)
     wait_for(running.serving, START_SECONDS, "the server answers")
     yield running
     group = running.process.pid
@@ -85,6 +85,7 @@ def deviation(model: Any, prompt: list[int], completion: Completion, temperature
 
 async def test_the_engine_samples_from_the_trainers_policy(adapter_server: Server, client: EngineClient) -> None:
     for seed in (1, 2):
+        await client.sleep()
         version, model = await hand_over(adapter_server, client, seed)
         assert (await client.ready()).weight_version == version
         completions = await sample(client, PROMPT, version, n=8, max_tokens=48, temperature=0.7)

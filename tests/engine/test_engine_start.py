@@ -50,8 +50,7 @@ def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Calla
 def test_sigterm_during_the_start_leaves_nobody(launch: Callable[..., Server]) -> None:
     server = launch()
     group = server.process.pid
-    # The server, its watcher, Python's resource tracker, the engine.
-    wait_for(lambda: len(group_members(group)) >= 4, START_SECONDS, "the engine's process exists")
+    wait_for(lambda: any("VLLM" in name for name in group_members(group)), START_SECONDS, "the engine's process exists")
     assert server.stop(signal.SIGTERM) == 143
     wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
 

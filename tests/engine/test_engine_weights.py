@@ -57,12 +57,37 @@ async def test_readiness_needs_weights_and_then_tells_the_version(server: Server
     if before.weight_version is None:
         assert not before.ready
         assert before.reason == "no weights were handed over since the start"
-        with pytest.raises(EngineError, match="no known version"):
+        with pytest.raises(EngineError, match="the engine sleeps"):
             await sample(client, PROMPT, None)
     version, _ = await hand_over(server, client, seed=1)
     after = await client.ready()
     assert (after.ready, after.reason, after.weight_version) == (True, None, version)
     assert (await client.status())["engine_alive"] is True
+
+
+async def test_it_sleeps_until_it_is_given_weights(server: Server, client: EngineClient) -> None:
+    """On CPU no memory is given up; what is asked, refused and answered is the same."""
+    version, old = await hand_over(server, client, seed=2)
+    in_flight = asyncio.create_task(sample(client, PROMPT, str(version), max_tokens=900))
+    await until_running(client, True, 30)
+    await client.sleep()
+    with pytest.raises(EngineError, match="did not finish the request: finish_reason is 'abort'"):
+        await in_flight
+    assert (await client.status())["asleep"] is True
+    assert (await client.ready()).ready, "readiness says whether it may ever be used"
+    with pytest.raises(EngineError, match="the engine sleeps: the trainer has its GPUs") as refused:
+        await sample(client, PROMPT, str(version))
+    assert refused.value.status == 503
+    await client.sleep()
+    for seed in (3, 4):
+        version, model = await hand_over(server, client, seed)
+        assert (await client.status())["asleep"] is False
+        (completion,) = await sample(client, PROMPT, str(version))
+        assert completion.versions == [version] * len(completion.token_ids)
+        assert deviation(model, PROMPT, completion) < 1e-3 < deviation(old, PROMPT, completion)
+        await client.sleep()
+    await client.reload_weights(next(server.versions))
+    assert len(await sample(client, PROMPT, None)) == 1
 
 
 async def test_logprobs_are_those_of_the_sampling_distribution(server: Server, client: EngineClient) -> None:

@@ -71,6 +71,14 @@ def make_batch(step: int, attempt: int) -> Batch:
     return Batch(step, attempt, tuple(samples))
 
 
+def record(root: Path, steps: int) -> Path:
+    """`rollouts/` of a run of so many steps, in the run's folder `root`."""
+    paths = RunPaths(root)
+    for step in range(1, steps + 1):
+        write_batch(paths.batch(step, 1), make_batch(step, 1))
+    return paths.rollouts
+
+
 @dataclass
 class Group:
     """Started ranks."""
@@ -171,10 +179,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`rollouts/` of a run of six steps."""
-    paths = RunPaths(tmp_path_factory.mktemp("recorded"))
-    for step in range(1, STEPS + 1):
-        write_batch(paths.batch(step, 1), make_batch(step, 1))
-    return paths.rollouts
+    return record(tmp_path_factory.mktemp("recorded"), STEPS)
 
 
 @dataclass
@@ -186,6 +191,8 @@ class Run:
     zygote: Zygote
     groups: list[Group] = field(default_factory=list)
     port: int = 0
+    logs: Path | None = None
+    """Where logs go; None: to the run's folder."""
 
     def write_config(self, *, ranks: int = 1, **options: Any) -> Path:
         """`run.json` of a run with small steps and a checkpoint every two of them."""
@@ -232,12 +239,15 @@ class Run:
         ranks: int = 1,
         replay: Path | None = None,
         sigterm_in: dict[int, str] | None = None,
+        kill_in: dict[int, str] | None = None,
+        meeting_seconds: float | None = None,
         **options: Any,
     ) -> Group:
-        """Start all ranks of an attempt; `sigterm_in`: the ranks that get SIGTERM, and in which `phase:step`."""
+        """Start all ranks of an attempt; `sigterm_in`: the ranks that get SIGTERM, and in which `phase:step`; `kill_in`: those that get
+        SIGKILL, `phase:step:milliseconds after it began`; `meeting_seconds`: how long ranks wait for each other after an exception."""
         arguments = ["--config", str(self.write_config(ranks=ranks, **options))]
         arguments += ["--replay", str(replay)] if replay else []
-        log = self.paths.root / f"trainer.{attempt}.log"
+        log = (self.logs or self.paths.root) / f"trainer.{attempt}.log"
         shared = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
@@ -245,7 +255,10 @@ class Run:
             "RLRUN_ATTEMPT": str(attempt),
             "RLRUN_API_KEY": KEY,
         }
+        if meeting_seconds is not None:
+            shared["TEST_MEETING_SECONDS"] = str(meeting_seconds)
         signals = {rank: {"TEST_SIGTERM_IN": where} for rank, where in (sigterm_in or {}).items()}
+        signals |= {rank: {"TEST_KILL_IN": where} for rank, where in (kill_in or {}).items()}
         pids = [
             self.zygote.start(
                 shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | signals.get(rank, {}), arguments, log

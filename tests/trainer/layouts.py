@@ -30,6 +30,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rlrun.algorithms import Objective, Regularizers
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
@@ -66,6 +67,8 @@ RANKS = 4
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)
 LOSS = objective(AlgorithmConfig(), 64)
+OTHER = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
+"""Of every third sample's environment; some ranks have none of them in a row."""
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -109,7 +112,7 @@ def make_batch(step: int) -> Batch:
                 versions=np.where(mask, step - 1, -1).astype(np.int32),
                 advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
                 temperature=float(rng.choice([0.7, 1.0, 1.3])),
-                environment="random",
+                environment="other" if index % 3 == 1 else "random",
                 task_id=str(index),
                 group=index,
                 rollout=0,
@@ -156,22 +159,30 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
     for step in (1, 2):
         batch = make_batch(step)
         row = micro_batch(batch.samples, torch.device("cpu"))
-        output = LOSS(
-            token_statistics(model, row).logprobs,
-            inference_logprobs=row.inference_logprobs,
-            advantages=row.advantages,
-            mask=row.mask,
-            sequence_lengths=row.packed.lengths,
-            denominator=float(row.mask.sum()),
-        )
-        output.loss.backward()
+        statistics = token_statistics(model, row, entropy_gradient=True)
+        loss = torch.zeros(())
+        for one, environment in ((LOSS, "random"), (OTHER, "other")):
+            own = torch.tensor([sample.environment == environment for sample in batch.samples])
+            loss = (
+                loss
+                + one(
+                    statistics.logprobs,
+                    inference_logprobs=row.inference_logprobs,
+                    advantages=row.advantages,
+                    mask=row.mask & own.repeat_interleave(torch.tensor(row.packed.lengths)),
+                    sequence_lengths=row.packed.lengths,
+                    denominator=one.denominator(row.mask, row.packed.lengths),
+                    entropy=statistics.entropy,
+                ).loss
+            )
+        loss.backward()
         gradient = gradients(model)
         norm = torch.cat([g.flatten() for g in gradient.values()]).norm()
         optimizer.step()
         optimizer.zero_grad()
         steps.append(
             {
-                "loss": float(output.loss.detach()),
+                "loss": float(loss.detach()),
                 "grad_norm": float(norm),
                 "gradient": gradient,
                 "parameters": adapters_of(model)
@@ -216,7 +227,17 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
     rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
     seen: dict[str, Tensor] = {}
     hook = optimizer.register_step_pre_hook(lambda *_: seen.update(gradients(model)))
-    metrics = train_step(model, optimizer, batch, rows, group=group, loss=LOSS, lr=LR, max_grad_norm=None)
+    metrics = train_step(
+        model,
+        optimizer,
+        batch,
+        rows,
+        group=group,
+        loss=LOSS,
+        lr=LR,
+        max_grad_norm=None,
+        environments={"other": OTHER},
+    )
     hook.remove()
     return metrics, seen
 
@@ -300,7 +321,6 @@ def rank_main(folder: Path, cases: list[str]) -> None:
 
 def main(folder: Path, port: int, cases: list[str]) -> int:
     """Fork the ranks from this process, which has imported everything; the first that fails ends the others."""
-    torch.set_num_threads(1)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
     ranks = set()
     for rank in range(RANKS):
@@ -309,6 +329,8 @@ def main(folder: Path, port: int, cases: list[str]) -> int:
             os.environ.update(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             code = 1
             try:
+                # Here, where there is one thread: torch's pool does not survive the fork, and two threads at once fail to replace it.
+                torch.set_num_threads(1)
                 rank_main(folder, cases)
                 code = 0
             except BaseException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
+
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.losses import TokenLoss, aipo
 
@@ -12,5 +14,13 @@ def raises_on_the_second_row(inputs: LossInputs) -> TokenLoss:
     """The loss `aipo`, and an exception from the third call on: the first one is the check at the start of a run."""
     _calls.append(1)
     if len(_calls) > 2:
+        raise ZeroDivisionError("division by zero")
+    return aipo(inputs, delta=8.0)
+
+
+def raises_on_rank_one(inputs: LossInputs) -> TokenLoss:
+    """The loss `aipo`, and an exception on rank 1 alone, after the check at the start of a run."""
+    _calls.append(1)
+    if len(_calls) > 2 and dist.get_rank() == 1:
         raise ZeroDivisionError("division by zero")
     return aipo(inputs, delta=8.0)

@@ -28,8 +28,8 @@ CASES = {
         "ep2xreplicate2",
         "ep4xcp2",
     ),
-    "qwen3+lora": ("hsdp2x2", "cp4"),
-    "moe+lora": ("ep2xfsdp2", "ep2xcp2"),
+    "qwen3+lora": ("hsdp2x2", "tp2xfsdp2", "cp4"),
+    "moe+lora": ("ep2xfsdp2", "ep2xtp2", "ep2xcp2"),
     "qwen3+muon": ("tp2xfsdp2", "tp4"),
     "moe+muon": ("ep2xtp2", "ep4"),
 }

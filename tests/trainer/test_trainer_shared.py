@@ -202,6 +202,23 @@ def test_a_bad_run_changes_no_bit_of_another(
     assert_same(mine, alone("host", ranks))
 
 
+def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests(
+    make_run: Callable[[str], Run],
+) -> None:
+    run, other = make_run("host"), make_run("thrower")
+    group = run.start(ranks=2, meeting_seconds=1.0, **HOST)
+    host = Orchestrator(run, 1)
+    host.wait_for("published", 0)
+    host.step(1)
+    raising = AlgorithmConfig(loss=LossConfig(name="raising_loss:raises_on_rank_one"))
+    thrower = Guest(run, other, **GUEST | {"name": "thrower", "algorithm": raising})
+    thrower.join().send_batch(1)
+    assert all(group.wait()), group.text()
+    assert "run thrower failed on some ranks alone, so that all runs have to start again" in group.text()
+    failed = thrower.state("Failed")
+    assert (failed.reason, failed.ended_trainer) == ("ZeroDivisionError: division by zero", True)
+
+
 def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_path: Path) -> None:
     run = make_run("host")
     group = run.start(**HOST)
@@ -284,3 +301,7 @@ def test_sigterm_saves_the_last_step_of_every_run(make_run: Callable[[str], Run]
     assert [c.step for c in complete_checkpoints(run.paths)] == [1]
     assert [c.step for c in complete_checkpoints(other.paths)] == [2, 3]
     assert "guest: stopped by SIGTERM after step 3\n" in group.text()
+    left = shared.read_state(run.paths, "guest", 1)
+    assert left is not None
+    assert (left.state, left.step, left.exit_code) == ("Left", 3, exit_codes.ATTEMPT_TAKEN)
+    assert left.reason == "it was stopped by SIGTERM"

@@ -3,20 +3,25 @@
 One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], "log": path}`. Answers on stdout: `{"pid": p}`, and
 `{"pid": p, "code": c}` when one ends (negative: the signal that ended it). Ends, with its ranks, when stdin does.
 
-A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step.
+A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step; with
+`TEST_KILL_IN=<phase>:<step>:<milliseconds>` it gets SIGKILL so long after that. `TEST_MEETING_SECONDS` is how long ranks wait for each
+other after an exception.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
 import signal
 import sys
+import threading
 import time
 
 import rlrun.trainer.__main__ as trainer
 import rlrun.trainer.main  # noqa: F401  the imports that take seconds
+from rlrun.trainer import isolation
 from rlrun.trainer.slot import Slot
 
 _POLL_SECONDS = 0.02
@@ -32,6 +37,10 @@ def start(request: dict[str, object]) -> int:
     os.environ.update(dict(request["environment"]))  # type: ignore[call-overload]
     if "TEST_SIGTERM_IN" in os.environ:
         signal_in(*os.environ["TEST_SIGTERM_IN"].split(":"))
+    if "TEST_MEETING_SECONDS" in os.environ:
+        isolation.MEETING_SECONDS = float(os.environ["TEST_MEETING_SECONDS"])
+    if "TEST_KILL_IN" in os.environ:
+        kill_in(*os.environ["TEST_KILL_IN"].split(":"))
     code = 1
     try:
         code = trainer.main(list(request["arguments"]))  # type: ignore[call-overload]
@@ -46,9 +55,7 @@ def signal_in(phase: str, step: str) -> None:
 
     def entered(self: Slot, now: str) -> None:
         enter(self, now)  # type: ignore[arg-type]
-        # A step is counted once it is trained: the phases before that belong to the next one.
-        of_step = self.progress.step + (now in ("waiting_for_batch", "training"))
-        if (now, of_step) == (phase, int(step)) and not sent:
+        if (now, step_of(self, now)) == (phase, int(step)) and not sent:
             sent.append(now)
             os.kill(os.getpid(), signal.SIGTERM)
             while not self._agree.__self__.stop.asked:  # type: ignore[attr-defined]
@@ -57,9 +64,29 @@ def signal_in(phase: str, step: str) -> None:
     Slot.phase = entered  # type: ignore[method-assign]
 
 
+def kill_in(phase: str, step: str, milliseconds: str) -> None:
+    """Kill this rank so long after it entered `phase` of `step`, and before it gets further than the step after that."""
+    enter, timer = Slot.phase, threading.Timer(int(milliseconds) / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+
+    def entered(self: Slot, now: str) -> None:
+        enter(self, now)  # type: ignore[arg-type]
+        if (now, step_of(self, now)) == (phase, int(step)):
+            timer.start()
+        elif step_of(self, now) > int(step) + 1:
+            timer.join()
+
+    Slot.phase = entered  # type: ignore[method-assign]
+
+
+def step_of(slot: Slot, phase: str) -> int:
+    """A step is counted once it is trained: the phases before that belong to the next one."""
+    return slot.progress.step + (phase in ("waiting_for_batch", "training"))
+
+
 def main() -> None:
     ranks: set[int] = set()
     pending = b""
+    gc.freeze()  # no rank looks through what was imported, nor copies it by that
     print(json.dumps({"ready": True}), flush=True)
     while True:
         if select.select([0], [], [], _POLL_SECONDS)[0]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers as runner
-from tests.tiers import AT_LAST, LANES, TIERS
+from tests.tiers import AT_LAST, LANES, THEN, TIERS
 
 ROOT = Path(__file__).parents[2]
 GPU = "tests/gpu"
@@ -33,7 +33,7 @@ def holds(arguments: Sequence[str], file: Path) -> bool:
 
 
 def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
-    tiers = [TIERS[name] for lane in (*LANES, AT_LAST) for name in lane]
+    tiers = [TIERS[name] for lane in (*LANES, THEN, AT_LAST) for name in lane]
     for file in (ROOT / "tests").rglob("test_*.py"):
         if not file.is_relative_to(ROOT / GPU):
             assert sum(holds(tier, file) for tier in tiers) == 1, file
@@ -60,6 +60,7 @@ def test_the_last_lines_name_what_failed(
     monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "THEN", ())
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.setenv("COLUMNS", "400")
     assert runner.main([]) == 1
@@ -92,6 +93,7 @@ def test_the_few_that_failed_are_looked_at_again_alone_and_have_failed_whatever_
     )
     monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path),)})
     monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "THEN", ())
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
@@ -119,6 +121,7 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
     monkeypatch.setattr(runner, "TIERS", {"some": (str(tmp_path / "test_some.py"),)})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "LANES", (("some",),))
+    monkeypatch.setattr(runner, "THEN", ())
     monkeypatch.setattr(runner, "AT_LAST", ())
     monkeypatch.setattr(runner, "MEMORY", memory)
     monkeypatch.setattr(runner, "ENOUGH_BYTES", 1)
@@ -132,6 +135,34 @@ def test_temporary_files_are_in_memory_and_gone_afterwards(
         assert folder is None
 
 
+def test_a_lane_that_is_through_takes_what_no_lane_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The long lane ends only after all others have run, so these have run in the other one, and each of them once."""
+    names = ("long", "short", "free", "last")
+    for name in names:
+        need = ["short", "free"] if name == "long" else []
+        (tmp_path / f"test_{name}.py").write_text(
+            "import time\n"
+            "from pathlib import Path\n"
+            "import pytest\n"
+            "pytestmark = pytest.mark.timeout(120)\n"
+            "here = Path(__file__).parent\n"
+            "def test_it():\n"
+            f"    while not all((here / name).exists() for name in {need}): time.sleep(0.05)\n"
+            f"    (here / '{name}').open('a').write('.')\n"
+        )
+    monkeypatch.setattr(runner, "TIERS", {name: (str(tmp_path / f"test_{name}.py"),) for name in names})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "LANES", (("long",), ("short",)))
+    monkeypatch.setattr(runner, "THEN", ("free",))
+    monkeypatch.setattr(runner, "AT_LAST", ("last",))
+    assert runner.main([]) == 0, capsys.readouterr().out
+    assert [(tmp_path / name).read_text() for name in names] == ["."] * len(names)
+    started = [line.removeprefix("== ") for line in capsys.readouterr().out.splitlines() if line.startswith("== ")]
+    assert (sorted(started), started[-1]) == (sorted(names), "last")
+
+
 def test_an_unknown_tier_is_named() -> None:
     result = run("units", options="")
     assert (result.returncode, "unknown tier units; there are unit, " in result.stderr) == (2, True)
@@ -141,11 +172,11 @@ def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None
     (tmp_path / "slow_start.py").write_text("import time; time.sleep(60)")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_PLUGINS": "slow_start"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.tiers", "cluster", "unit"],
+        [sys.executable, "-m", "tests.tiers", "controlplane", "cluster", "processes", "unit"],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.readline() == "== cluster\n"
+    assert {process.stdout.readline() for _ in LANES} == {"== controlplane\n", "== processes\n"}
     process.terminate()
     output, _ = process.communicate(timeout=30)
-    assert (process.returncode, "== unit" in output) == (1, False), output
+    assert (process.returncode, "== cluster" in output, "== unit" in output) == (1, False, False), output

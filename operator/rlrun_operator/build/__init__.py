@@ -1,10 +1,11 @@
 """Manifests of a run's children: pure functions of the run, the attempt and the operator's settings.
 
-`context` says what is rendered from what, `objects` and `network` make what a run needs once, `workloads` what each attempt needs,
-from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`.
+`context` says what is rendered from what, `objects`, `network` and `eviction` make what a run needs once, `workloads` what each
+attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`.
 """
 
 from rlrun_operator.build.context import Host, RunContext, config, spec_hash
+from rlrun_operator.build.eviction import eviction_budget
 from rlrun_operator.build.objects import Prerequisites, api_key_secret, prerequisites
 from rlrun_operator.build.workloads import Workloads, workloads
 
@@ -15,6 +16,7 @@ __all__ = [
     "Workloads",
     "api_key_secret",
     "config",
+    "eviction_budget",
     "prerequisites",
     "spec_hash",
     "workloads",

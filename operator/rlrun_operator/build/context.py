@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from rlrun.api.life import FailurePolicySpec
 from rlrun.api.resolve import resolve
-from rlrun.api.resource import RLRunSpec
+from rlrun.api.resource import LIVE_FIELDS, NEXT_ATTEMPT_FIELDS, RLRunSpec
 from rlrun.api.storage import StorageSpec
+from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
+from rlrun.config.schema import snake
 from rlrun.protocol import endpoints
 from rlrun_operator.names import GROUP, KIND, VERSION, Names, Role, labels
 from rlrun_operator.settings import RenderSettings
@@ -49,16 +51,33 @@ class RunContext:
     settings: RenderSettings
     host: Host | None = None
     """None: the run has a trainer of its own."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
 
     @property
     def names(self) -> Names:
         """Names of the children."""
         return Names(self.name)
 
-    @property
+    @cached_property
     def spec_hash(self) -> str:
         """See `spec_hash`."""
         return spec_hash(self.spec)
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether the run has a trainer of its own: not a guest, and not a run that trains nothing."""
+        return self.host is None and self.spec.task in TRAINING_TASKS
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether the run has engines in pods of their own: not a guest, not supervised fine-tuning, and not in the trainer's pods."""
+        return self.host is None and self.spec.task != "SFT" and not self.colocated
+
+    @property
+    def colocated(self) -> bool:
+        """Whether an engine runs in each of the trainer's pods."""
+        return self.spec.placement.colocate
 
     @property
     def storage(self) -> StorageSpec:
@@ -101,30 +120,35 @@ class RunContext:
 
 
 def spec_hash(spec: RLRunSpec) -> str:
-    """16 hex digits over what the children are rendered from; what may be edited while a run lives does not count.
+    """16 hex digits over what the children are rendered from; what takes effect at once when it is edited does not count.
 
     Values that equal their default do not count either: neither a schema that fills them in nor a later release with more fields may
     make a running attempt look edited.
     """
-    defaults = {name: type(spec.inference).model_fields[name].default for name in ("replicas", "min_available")}
-    fixed = spec.model_copy(
-        update={"inference": spec.inference.model_copy(update=defaults), "failure_policy": FailurePolicySpec()}
-    )
-    document = fixed.model_dump(mode="json", exclude_defaults=True)
+    document = spec.model_dump(mode="json", exclude_defaults=True)
+    for path in LIVE_FIELDS:
+        block, _, name = snake(path).rpartition(".")
+        if path in NEXT_ATTEMPT_FIELDS or (block and block not in document):
+            continue
+        (document[block] if block else document).pop(name, None)
+        if block and not document[block]:
+            del document[block]
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def config(ctx: RunContext) -> RunConfig:
     """The resolved configuration of all roles, with the addresses that they have in the cluster."""
     resolved = resolve(ctx.spec, name=ctx.name, uid=ctx.uid, output_dir=ctx.folder)
-    trainer = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
+    trainer: dict[str, Any] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
+    if ctx.colocated:
+        trainer["engine_urls"] = [f"http://127.0.0.1:{endpoints.ENGINE_PORT}"]
     orchestrator = {
         "host": ALL_ADDRESSES,
         "metrics_port": endpoints.ORCHESTRATOR_PORT,
         "trainer_url": f"http://{ctx.first_trainer}:{endpoints.TRAINER_PORT}",
     }
     engine = resolved.inference
-    if ctx.spec.task == "RL":
+    if ctx.spec.task != "SFT":
         orchestrator["inference_service"] = f"http://{ctx.engines}:{endpoints.ENGINE_PORT}"
     if engine is not None:
         engine = engine.model_copy(update={"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT})

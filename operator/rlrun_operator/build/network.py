@@ -21,12 +21,15 @@ def services(ctx: RunContext) -> list[Manifest]:
     A guest has none. Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the
     weights that the orchestrator hands over to it.
     """
-    if ctx.host is not None:
-        return []
-    trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
-    found = [_headless(ctx, ctx.names.trainer, "trainer", trainer)]
-    if ctx.spec.task == "RL":
-        found.append(_headless(ctx, ctx.names.inference, "inference", [_port("http", endpoints.ENGINE_PORT)]))
+    found = []
+    if ctx.has_trainer:
+        trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
+        found.append(_headless(ctx, ctx.names.trainer, "trainer", trainer))
+    engines = [_port("http", endpoints.ENGINE_PORT)]
+    if ctx.has_engines:
+        found.append(_headless(ctx, ctx.names.inference, "inference", engines))
+    if ctx.colocated:
+        found.append(_headless(ctx, ctx.names.inference, "trainer", engines))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlrun_operator.build.context import RunContext, config, metadata
+from rlrun_operator.build.eviction import eviction_budget, has_engines_to_keep
 from rlrun_operator.build.network import network_policies, services
 from rlrun_operator.state import Manifest
 
@@ -29,7 +30,7 @@ def prerequisites(ctx: RunContext) -> Prerequisites:
     """Everything but the Secret and the workloads, in the order in which it should appear."""
     return Prerequisites(
         create=(*_claim(ctx), _lease(ctx)),
-        apply=(*_account(ctx), _config_map(ctx), *services(ctx), *network_policies(ctx)),
+        apply=(*_account(ctx), _config_map(ctx), *services(ctx), *network_policies(ctx), *_budget(ctx)),
     )
 
 
@@ -48,6 +49,10 @@ def api_key_secret(ctx: RunContext, key: str) -> Manifest:
         "immutable": True,
         "stringData": {API_KEY: key},
     }
+
+
+def _budget(ctx: RunContext) -> list[Manifest]:
+    return [eviction_budget(ctx)] if has_engines_to_keep(ctx) else []
 
 
 def _claim(ctx: RunContext) -> list[Manifest]:

@@ -9,7 +9,7 @@ from rlrun_operator import placement
 from rlrun_operator.build import containers
 from rlrun_operator.build.context import RunContext
 from rlrun_operator.build.merge import merge
-from rlrun_operator.names import Role, labels
+from rlrun_operator.names import RUN_UID_ANNOTATION, Role, labels
 
 TOKEN_SECONDS = 3600
 """Life of the orchestrator's token; the kubelet writes a new one in time."""
@@ -67,19 +67,33 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
     }
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account
-    if role == "trainer" and ctx.spec.model.tiny is not None:
-        spec["initContainers"] = [containers.model_container(ctx)]
+    first: list[dict[str, Any]] = []
+    if role == _maker(ctx) and ctx.spec.model.tiny is not None:
+        first.append(containers.model_container(ctx, role))
+    if role == "orchestrator" and containers.has_environment_containers(ctx):
+        first += containers.environment_containers(ctx)
+    if first:
+        spec["initContainers"] = first
     spec |= {"containers": [container], "volumes": _volumes(ctx, role)}
     optional = {
         "nodeSelector": placement.node_selector(ctx.spec, role),
         "tolerations": placement.tolerations(ctx.spec, role),
-        "affinity": placement.affinity(ctx.spec, ctx.name, role, beside=_beside(ctx)),
+        "affinity": placement.affinity(
+            ctx.spec, ctx.name, role, beside=_beside(ctx), excluded=() if role == "inference" else ctx.excluded
+        ),
         "topologySpreadConstraints": placement.topology_spread(ctx.spec, ctx.name, role),
         "imagePullSecrets": [{"name": secret.name} for secret in own.image_pull_secrets],
         "priorityClassName": own.priority_class_name,
         "runtimeClassName": own.runtime_class_name,
     }
     return spec | {field: value for field, value in optional.items() if value}
+
+
+def _maker(ctx: RunContext) -> Role | None:
+    """Who makes the tiny model; None: a guest's is its host's."""
+    if ctx.host is not None:
+        return None
+    return "trainer" if ctx.has_trainer else "orchestrator"
 
 
 def _beside(ctx: RunContext) -> str | None:
@@ -102,6 +116,8 @@ def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
         token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
         ca = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
         volumes.append({"name": containers.CREDENTIALS, "projected": {"sources": [token, ca]}})
+        if containers.has_environment_containers(ctx):
+            volumes.append({"name": containers.ENVIRONMENTS, "emptyDir": {}})
     return volumes
 
 
@@ -109,9 +125,10 @@ def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
     """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
     user = patch if isinstance(patch, Mapping) else {}
     ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
-    result: dict[str, Any] = {"labels": merge(_mapping(user.get("labels")), ours)}
-    annotations = merge({}, _mapping(user.get("annotations")))
-    return result | ({"annotations": annotations} if annotations else {})
+    return {
+        "labels": merge(_mapping(user.get("labels")), ours),
+        "annotations": merge({}, _mapping(user.get("annotations"))) | {RUN_UID_ANNOTATION: ctx.uid},
+    }
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

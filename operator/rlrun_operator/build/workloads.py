@@ -19,7 +19,7 @@ class Workloads(NamedTuple):
     """What runs an attempt."""
 
     trainer: Manifest | None
-    """None: a guest is trained by its host's."""
+    """None: a guest is trained by its host's, an evaluation trains nothing."""
     inference: Manifest | None
     """None: supervised fine-tuning runs no engines, a guest uses its host's."""
     orchestrator: Manifest
@@ -36,10 +36,9 @@ def workloads(ctx: RunContext) -> Workloads:
     The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
     or the operator's rendering has changed.
     """
-    own = ctx.host is None
     return Workloads(
-        trainer=_stateful_set(ctx) if own else None,
-        inference=_deployment(ctx) if own and ctx.spec.task == "RL" else None,
+        trainer=_stateful_set(ctx) if ctx.has_trainer else None,
+        inference=_deployment(ctx) if ctx.has_engines else None,
         orchestrator=_pod(ctx),
     )
 
@@ -74,7 +73,7 @@ def _pod(ctx: RunContext) -> Manifest:
     template = pod_template(ctx, "orchestrator")
     meta = _metadata(ctx, ctx.names.orchestrator(ctx.attempt), "orchestrator")
     meta["labels"] = template["metadata"]["labels"]
-    meta["annotations"] = template["metadata"].get("annotations", {}) | meta["annotations"]
+    meta["annotations"] = template["metadata"]["annotations"] | meta["annotations"]
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
     return head | template | head
 

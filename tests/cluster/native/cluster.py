@@ -146,6 +146,10 @@ class NativeCluster(Cluster):
         """Run a command as root inside a machine ("cp", "n0", ...) and return its output."""
         return run_in(self._pid(machine), command, timeout=timeout)
 
+    def folder_of(self, machine: str, path: str) -> Path:
+        """A folder of a machine's own, as this machine sees it for as long as that one is on."""
+        return Path(f"/proc/{self._pid(machine)}/root{path}")
+
     def _pid(self, machine: str) -> int:
         if machine not in (RACK, *self.plan.machines):
             raise ClusterError(f"cluster {self.name} has no machine {machine!r}, only {', '.join(self.plan.machines)}")

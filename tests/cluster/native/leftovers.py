@@ -1,6 +1,7 @@
 """What is left of a cluster on the host: the proof that it went without a trace."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.cluster.cache import clusters_root
@@ -28,6 +29,31 @@ def known_names() -> list[str]:
     links = {path.name.removeprefix("rl-") for path in Path("/sys/class/net").glob("rl-*")}
     folders = {folder.name for folder in clusters_root().glob("*/")}
     return sorted(links | folders | cgroups.cluster_names())
+
+
+def standing() -> dict[str, int | None]:
+    """When each of `known_names` was recorded, in nanoseconds; None for remains without a record."""
+    return {name: _recorded(name) for name in known_names()}
+
+
+def left_since(before: Mapping[str, int | None]) -> list[str]:
+    """The `leftovers` of all clusters but those that stood `before`, up or dead: whose they are is not ours to say.
+
+    A cluster of the same name that was brought up since counts.
+    """
+    return [
+        line
+        for name, recorded in standing().items()
+        if name not in before or before[name] != recorded
+        for line in leftovers(name)
+    ]
+
+
+def _recorded(name: str) -> int | None:
+    try:
+        return State(name).record.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def mounts_below(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster import Cluster, ClusterError, attach, down
 from tests.cluster.cache import clusters_root
 from tests.cluster.native.golden import SNAPSHOTTER
-from tests.cluster.native.leftovers import leftovers
+from tests.cluster.native.leftovers import left_since, leftovers, standing
 from tests.cluster.progress import wait_until
 from tests.cluster.selftest.conftest import IMAGE, NAME, make_image
 
@@ -301,6 +301,7 @@ def test_a_tied_cluster_ends_with_its_starter_and_another_stays(cluster: Cluster
     """Two clusters run side by side; the one whose starter is killed is gone with all its processes."""
     name = "selftest-2"
     down(name)
+    before = standing()
     command = ["-m", "tests.cluster", "up", "--name", name, "--nodes", "0", "--provider", "native", "--tie"]
     starter = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -321,8 +322,11 @@ def test_a_tied_cluster_ends_with_its_starter_and_another_stays(cluster: Cluster
         timeout=10,
         state=lambda: "\n".join(leftovers(name)),
     )
+    assert set(leftovers(name)) < set(left_since({})), "remains of the other cluster count too"
+    assert left_since(before) == left_since(before | {name: 0}) == leftovers(name) != [], "one brought up since counts"
+    assert left_since(standing()) == [], "whatever stood before is not this run's"
     assert down(name)
-    assert leftovers(name) == []
+    assert leftovers(name) == left_since(before) == []
     assert "True" in node_state(cluster, "n0")
 
 

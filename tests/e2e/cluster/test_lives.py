@@ -78,12 +78,61 @@ def test_supervised_fine_tuning_has_no_engines_and_ends_with_its_data(
     assert "step 6" in run.kubectl("logs", "taught-orchestrator-1")
 
 
+def test_an_evaluation_has_no_trainer_and_measures_what_another_run_has_left(
+    new_run: NewRun, stub_manifest: Manifest, images: Mapping[str, BuiltImage]
+) -> None:
+    trained = new_run(stub_manifest("trained", steps=10))
+    trained.apply()
+    trained.wait_phase("Complete")
+    stub = {"image": images["stub"].reference}
+    document = example(
+        "eval",
+        policies={"fromRun": "trained", "steps": [10], "base": True},
+        evaluation={"numTasks": 8, "samplesPerTask": 2},
+        storage={"claimName": "trained-data"},
+        inference=stub,
+        orchestrator=stub,
+    )
+    document["metadata"]["name"] = "measured"
+    run = new_run(document)
+    run.apply()
+    final = run.wait_phase("Complete")
+    assert (final["steps"], final["attempt"], final["trainerReady"]) == ("32/32", 1, "0/0")
+    assert [line.partition(":")[0] for line in final["results"]] == ["reverse-text, base", "reverse-text, step 10"]
+    assert all("avg@2 0." in line or "avg@2 1." in line for line in final["results"]), final["results"]
+    assert not run.condition("CheckpointHealthy"), "a run that trains nothing says nothing of checkpoints"
+    assert not run.kubectl("get", "sts", "-l", "rlrun.io/run=measured", "-o", "name")
+    assert not run.pods("inference"), "a complete run holds no GPU"
+    assert "reverse-text, step 10: avg@2" in run.kubectl("logs", "measured-orchestrator-1")
+
+
+def test_an_environment_in_an_image_of_its_own_loses_its_container_and_the_run_goes_on(
+    new_run: NewRun, stub_manifest: Manifest, images: Mapping[str, BuiltImage]
+) -> None:
+    # Of that image only its Python with pydantic is used: the code comes from the orchestrator's container.
+    apart = {"id": "reverse-text", "groupSize": 8, "image": images["stub"].reference, "python": "/opt/rlrun/bin/python"}
+    run = new_run(stub_manifest("apart", steps=25, environments=[apart]))
+    run.apply()
+    run.wait_step(3)
+    (pod,) = run.pods("orchestrator")
+    name = pod["metadata"]["name"]
+    (sidecar,) = (c for c in pod["status"]["initContainerStatuses"] if c["name"] == "environment-0")
+    assert sidecar["ready"]
+    run.kubectl("exec", name, "-c", "environment-0", "--", "/opt/rlrun/bin/python", "-c", "import os; os.kill(1, 15)")
+    final = run.wait_phase("Complete")
+    assert (final["attempt"], final["progress"]["step"]) == (1, 25)
+    (pod,) = run.pods("orchestrator")
+    (sidecar,) = (c for c in pod["status"]["initContainerStatuses"] if c["name"] == "environment-0")
+    assert sidecar["restartCount"] >= 1
+    assert "was in a container that ended" in run.kubectl("logs", name, "-c", "orchestrator")
+
+
 def test_deleting_the_run_deletes_its_children_but_not_its_volume(new_run: NewRun, stub_manifest: Manifest) -> None:
     run = new_run(stub_manifest("short-lived"))
     run.apply()
     run.wait_step(1)
     run.delete()
-    kinds = "sts,deploy,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies"
+    kinds = "sts,deploy,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies,pdb"
     label = "rlrun.io/run=short-lived"
     run.wait("children gone", lambda: not run.kubectl("get", kinds, "-l", label, "-o", "name").split(), 60)
     assert "short-lived-data" in run.kubectl("get", "pvc")

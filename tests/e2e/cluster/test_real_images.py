@@ -12,6 +12,7 @@ from tests.cluster.api import Cluster
 from tests.cluster.demo import GAIN
 from tests.cluster.follow import follow
 from tests.e2e.cluster.kube_run import KubeRun, example
+from tests.e2e.local.local_run import LEARNED_STEPS
 
 NewRun = Callable[[dict[str, Any]], KubeRun]
 START_AT_MOST = 0.6
@@ -20,11 +21,13 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 def test_the_quickstart_learns_on_the_cluster(new_run: NewRun, cluster: Cluster) -> None:
-    run = new_run(example("quickstart"))
+    """The bars of the local run, after as many steps as it needs."""
+    half = {"interval": LEARNED_STEPS // 2}
+    run = new_run(example("quickstart", maxSteps=LEARNED_STEPS, evaluation=half, checkpoint=half))
     run.apply()
     outcome = follow(cluster, run.name, namespace=run.namespace, timeout=900)
     assert outcome.phase == "Complete", run.explain()
-    assert len(outcome.rewards) == 120
+    assert len(outcome.rewards) == LEARNED_STEPS
     assert outcome.start <= START_AT_MOST
     assert outcome.end >= outcome.start + GAIN
     assert outcome.held_out[0][0] == 0

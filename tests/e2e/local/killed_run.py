@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlrun.orchestrator.checkpoint import is_lost
+from rlrun.orchestrator.checkpoint import is_lost, newest_complete
 from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.batch import Sample, read_batch
+from rlrun.protocol.batch import Batch, Sample, read_batch
 from rlrun.protocol.paths import RunPaths
 from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE
 from tests.unit.stub.harness.stub_run import StubRun
@@ -102,9 +102,35 @@ class KilledRun:
 
     def trained(self) -> dict[int, dict[int, str]]:
         """Step -> group -> task, in order of groups, as it was trained at last."""
-        attempt = read_attempt(self.run.paths.attempt_file(self.number))
-        batches = [read_batch(a.path) for a in attempt.owned(self.run.paths.batches_on_disk())]
+        batches = self._batches()
         return {batch.step: {s.group: s.task_id for s in sorted(batch.samples, key=_place)} for batch in batches}
+
+    def _batches(self) -> list[Batch]:
+        attempt = read_attempt(self.run.paths.attempt_file(self.number))
+        return [read_batch(a.path) for a in attempt.owned(self.run.paths.batches_on_disk())]
+
+    def placed(self) -> dict[int, int]:
+        """Group -> step that trained it."""
+        return {group: step for step, groups in self.trained().items() for group in groups}
+
+    def shift(self, other: KilledRun) -> int:
+        """The most steps by which a group that both runs trained was trained earlier or later here than there."""
+        here, there = self.placed(), other.placed()
+        return max((abs(here[group] - there[group]) for group in here.keys() & there.keys()), default=0)
+
+    def too_old(self, limit: int) -> int:
+        """Trained samples that were dispatched longer ago than `maxOffPolicySteps`."""
+        return sum(
+            too_old(sample.dispatch_version, step=batch.step, max_off_policy_steps=limit)
+            for batch in self._batches()
+            for sample in batch.samples
+        )
+
+    def sampler(self) -> Any:
+        """The sampler's state in the last complete checkpoint: what is drawn next, and what is known of the tasks."""
+        snapshot = newest_complete(self.run.paths, read_attempt(self.run.paths.attempt_file(self.number)))
+        assert snapshot is not None
+        return snapshot.sampler
 
     def generated_again(self, limit: int) -> list[str]:
         """Rollouts that the engine was asked for once more although they were finished, durable and of use.

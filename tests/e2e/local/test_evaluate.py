@@ -221,3 +221,45 @@ def test_adapters_are_served_and_the_base_is_one_without_an_update(run: Folder) 
     assert set(found) == {"base", "step 10", "step 20"}
     logs = [path.name for path in RunPaths(run.output).logs(1, "inference").glob("*.log")]
     assert sorted(logs) == ["inference-0.log", "inference-1.log"]
+
+
+def test_a_run_of_task_eval_measures_another_run_and_goes_on_from_its_answers(
+    run: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec: dict[str, Any] = {
+        "task": "Eval",
+        "model": {"path": str(run.paths.model)},
+        "seqLen": 64,
+        "policies": {"fromRun": "asked", "steps": [20]},
+        "environments": [{"id": "reverse-text", "sampling": {"maxTokens": 16}}],
+        "evaluation": {"numTasks": TASKS - 1, "samplesPerTask": SAMPLES},
+    }
+    manifest, folder = tmp_path / "measured.yaml", run.paths.root.with_name("measured")
+    output = Folder(manifest, RunPaths(folder), folder)
+
+    def local(*options: str) -> int:
+        head = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "measured"}}
+        manifest.write_text(yaml.safe_dump(head | {"spec": spec}))
+        return main(["local", str(manifest), "--output-dir", str(folder), "--plain", *options])
+
+    assert local() == 0
+    assert output.results() == {"step 20": 1.0}
+    first = output.lines()
+    assert len(first) == (TASKS - 1) * SAMPLES
+    out = capsys.readouterr().out
+    assert "avg@2" in out
+    assert f"all of it: {folder / 'results.json'}" in out
+
+    del spec["policies"]["steps"]
+    spec["evaluation"]["numTasks"] = TASKS
+    assert local("--resume") == 0
+    found = output.results()
+    assert list(found) == ["base", "step 10", "step 20"]
+    assert found["base"] < found["step 10"] < found["step 20"] == 1.0
+    lines = output.lines()
+    assert len(lines) == 3 * TASKS * SAMPLES
+    assert all(line in lines for line in first), "those of before are kept as they are"
+    assert output.paths.attempts_on_disk() == [1, 2]
+    assert sorted(path.name for path in (folder / "logs" / "attempt_0002").iterdir()) == ["inference", "orchestrator"]
+    assert local("--resume", "--replay", str(folder)) == 78
+    assert "--replay is for task RL: nothing is trained" in capsys.readouterr().err

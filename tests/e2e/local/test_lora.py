@@ -9,7 +9,7 @@ import pytest
 from rlrun.protocol.paths import RunPaths
 from tests.e2e.local.local_run import LocalRun, example, mean
 
-STEPS = 32
+STEPS = 48
 GAIN = 0.03
 """Three standard errors of the means compared; the whole example gains five times as much."""
 

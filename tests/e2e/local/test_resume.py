@@ -31,13 +31,20 @@ SPEC: dict[str, Any] = {
 
 
 def find(run: LocalRun, *words: str) -> list[int]:
-    """Processes of the run whose command line holds all `words`."""
-    found = []
+    """Processes of the run whose command line holds all `words`; a fork that has not begun a program of its own yet is its parent's."""
+    found = {}
     for pid in processes_of(run.folder):
         line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         if all(word in line for word in words):
-            found.append(pid)
-    return found
+            found[pid] = line
+    return [pid for pid, line in found.items() if found.get(_parent(pid)) != line]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended meanwhile
+        return 0
 
 
 def kill_a_rank(run: LocalRun) -> None:

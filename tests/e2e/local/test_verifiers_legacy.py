@@ -103,3 +103,41 @@ async def test_an_environment_of_verifiers_0_1_plays_in_its_own_packages(
             )
         assert caught.value.kind == "model"
         assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+class Caller:
+    """Asks the tool that it is offered, and says what that answers."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Message]] = []
+        self.offered: list[Any] = []
+
+    async def complete(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **_: Any) -> Reply:
+        self.seen.append(list(messages))
+        self.offered.append(tools)
+        if messages[-1]["role"] == "tool":
+            return Reply(messages[-1]["content"])
+        number = "".join(c for c in messages[-1]["content"] if c.isdigit())
+        function = {"name": "spell", "arguments": f'{{"number": {number}}}'}
+        return Reply(
+            f"<call {number}>",
+            tool_calls=({"id": "call_0", "type": "function", "function": function},),
+            content="I ask.",
+        )
+
+
+async def test_an_environment_of_verifiers_0_1_gets_its_tools_called(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "verifiers_legacy"))
+    async with running(python, {"args": {"turns": 0}}) as environment:
+        model = Caller()
+        play = await environment.play(environment.tasks("train")[0], model, timeout_seconds=60, reward_seconds=60)
+        assert play.score.reward == 0.5
+        assert play.score.metrics["spell_calls"] == 1
+        assert [message["role"] for message in play.episode.messages] == ["user", "assistant", "tool", "assistant"]
+        assert [[tool["function"]["name"] for tool in tools] for tools in model.offered] == [["spell"]] * 2
+        asked, answered = model.seen[1][1:]
+        assert asked["tool_calls"][0]["id"] == answered["tool_call_id"] == "call_0"
+        assert (asked["content"], answered["content"]) == ("I ask.", play.episode.messages[-1]["content"])
+        assert model.seen[1] == play.episode.messages[:3]

@@ -59,6 +59,15 @@ def test_single_rollout_groups() -> None:
     assert advantages("opo", rewards, group_size=1, lengths=[3, 4], leave_one_out=True).tolist() == rewards
 
 
+def test_an_empty_answer_weighs_nothing_in_a_length_weighted_baseline() -> None:
+    rewards, lengths = [1.0, 0.0, 0.5], [0, 10, 30]
+    assert advantages("opo", rewards, group_size=3, lengths=lengths).tolist() == [0.625, -0.375, 0.125]
+    assert advantages("opo", rewards, group_size=3, lengths=lengths, leave_one_out=True).tolist() == [0.625, -0.5, 0.5]
+    nothing = [0, 0, 0]
+    assert advantages("opo", rewards, group_size=3, lengths=nothing).tolist() == [0.5, -0.5, 0.0]
+    assert advantages("opo", rewards, group_size=3, lengths=nothing, leave_one_out=True).tolist() == [0.5, -0.5, 0.0]
+
+
 def test_empty_batch() -> None:
     assert advantages("grpo", [], group_ids=[]).shape == (0,)
     assert advantages("opo", np.empty(0), group_size=4, lengths=[]).shape == (0,)
@@ -158,9 +167,9 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
         ({"group_size": None, "group_ids": [0.5, 1.0]}, "group_ids must be integers"),
         ({"name": "opo"}, "lengths must be given"),
         ({"lengths": [1]}, "lengths has 1 entries for 2 rewards"),
-        ({"lengths": [1, 0]}, "lengths must be positive, got 0"),
+        ({"lengths": [1, -1]}, "lengths must be at least 0, got -1"),
         ({"turns": [1]}, "turns has 1 entries for 2 rewards"),
-        ({"turns": [1, -1]}, "turns must be positive, got -1"),
+        ({"turns": [1, -1]}, "turns must be at least 1, got -1"),
         ({"length_penalty": 0.1}, "lengths must be given where length_penalty > 0"),
         ({"length_penalty": -1.0}, "length_penalty must be at least 0, got -1.0"),
         ({"turn_discount": 0.0}, "turn_discount must be greater than 0 and at most 1, got 0.0"),

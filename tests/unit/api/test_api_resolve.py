@@ -47,6 +47,23 @@ def test_environments_get_the_sampling_of_the_run_unless_they_have_their_own() -
     assert config.orchestrator.sampling.max_tokens == 16
 
 
+def test_the_trainer_hears_of_environments_that_learn_otherwise() -> None:
+    own = {"loss": {"name": "ppo", "options": {"eps_high": 0.3}}, "filters": {"overlong_mask": True}}
+    config = resolved(
+        environments=[
+            {"id": "x", "name": "maths", "algorithm": own},
+            {"id": "y", "algorithm": {"advantage": {"name": "rloo"}}},
+            {"id": "z"},
+        ],
+        algorithm={"regularizers": {"entropy": 0.1}},
+    )
+    (name,) = config.trainer.environment_algorithms
+    chosen = config.trainer.environment_algorithms[name].over(config.trainer.algorithm)
+    assert (name, chosen.effective_loss.options, chosen.regularizers.entropy) == ("maths", {"eps_high": 0.3}, 0.1)
+    assert config.trainer.environment_algorithms[name].filters is None
+    assert RunConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
+
+
 def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
     for flag, parses in {
         "--enable-auto-tool-choice": True,

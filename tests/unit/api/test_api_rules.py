@@ -40,6 +40,18 @@ def test_the_smallest_specification() -> None:
             "several environments are called 'x'",
         ),
         (
+            {"inference": {"tensor_parallel": 4, "data_parallel": 2, "gpus_per_replica": 4}},
+            "gpusPerReplica (4) must be tensorParallel x dataParallel (8), or 0 for CPUs",
+        ),
+        (
+            {"weight_sync": {"transport": "NCCL"}, "trainer": {"lora": {"rank": 8}}},
+            "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora",
+        ),
+        (
+            {"weight_sync": {"transport": "NCCL"}, "inference": {"gpus_per_replica": 1}},
+            "connects GPUs with GPUs, or CPUs with CPUs; trainer.gpusPerReplica is 0 and inference.gpusPerReplica is 1",
+        ),
+        (
             {"inference": {"max_model_len": 100}},
             "inference.maxModelLen (100) must be at least seqLen (2048); raise maxModelLen or remove it",
         ),
@@ -58,6 +70,36 @@ def test_the_smallest_specification() -> None:
         (
             {"environments": [{"id": "x", "sampling": {"max_tokens": 4000}}]},
             "environments[0].sampling.maxTokens (4000) must be less than seqLen (2048)",
+        ),
+        (
+            {"environments": [{"id": "x", "algorithm": {"regularizers": {"kl": 0.1}}}]},
+            "environments[0].algorithm: regularizers.kl (0.1) needs a reference model, which this run does not have; "
+            "set algorithm.reference",
+        ),
+        (
+            {"environments": [{"id": "x", "algorithm": {"aggregation_length": 9}}]},
+            "environments[0].algorithm: aggregationLength (9) needs aggregation constant_length; remove it",
+        ),
+        (
+            {
+                "environments": [{"id": "x", "algorithm": {"loss": {"name": "sapo"}}}],
+                "algorithm": {"proximal": "recompute"},
+            },
+            "environments[0].algorithm: proximal (recompute) cannot be combined with loss sapo; set it to inference",
+        ),
+        (
+            {
+                "environments": [{"id": "x", "algorithm": {"correction": {"action": "clamp"}}}],
+                "algorithm": {"preset": "aipo"},
+            },
+            "environments[0].algorithm: correction: action clamp would weigh twice",
+        ),
+        (
+            {
+                "environments": [{"id": "x", "algorithm": {"advantage": {"name": "rloo"}}}],
+                "algorithm": {"preset": "ppo", "advantage": {"name": "gae"}, "critic": {}},
+            },
+            "environments[0].algorithm: advantage (rloo) cannot replace gae of the run, whose critic reads the rewards of all",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.manifest import read_manifest
+from rlrun.api.manifest import parse_manifest, read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.environments.registry import load
 
@@ -27,3 +27,19 @@ def test_the_manifest_of_the_readme_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(readme.split("```yaml\n")[1].split("```")[0])
     assert read_manifest(file).metadata.name == "quickstart"
+
+
+def test_the_objectives_of_the_concepts_page_are_valid() -> None:
+    """The snippet is the part of a spec that the page talks of; what it says of it is so."""
+    page = (Path(__file__).parents[3] / "docs" / "concepts.md").read_text()
+    snippet = page.split("### An objective for one environment")[1].split("```yaml\n")[1].split("```")[0]
+    head = "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: a}\nspec:\n  model: {path: /m}\n"
+    run, _ = parse_manifest(head + "".join(f"  {line}\n" for line in snippet.splitlines()), "page.yaml")
+    trainer = resolve(run.spec, name="a", uid="u", output_dir="/run").trainer
+    (own,) = [own.over(trainer.algorithm) for own in trainer.environment_algorithms.values()]
+    assert (own.effective_loss.name, own.effective_aggregation, own.regularizers.kl) == (
+        "ppo",
+        "seq_mean_token_mean",
+        0.01,
+    )
+    assert trainer.algorithm.effective_loss.name == "aipo"

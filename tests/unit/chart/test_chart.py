@@ -120,6 +120,7 @@ def test_operators_own_check_of_its_rights_is_content(render: Render) -> None:
         {},
         {"clusterWide": True, "readNodes": True, "logLevel": "debug", "logFormat": "json"},
         {"watchNamespaces": ["a", "b"], "imagePullPolicy": "Always", "clusterDomain": "example.org"},
+        {"operatorName": "team-a"},
     ],
 )
 def test_operator_understands_its_environment(render: Render, values: dict[str, Any]) -> None:
@@ -127,7 +128,7 @@ def test_operator_understands_its_environment(render: Render, values: dict[str, 
     told = from_environment({name: value or "" for name, value in environment(documents).items()})
     expected = () if "clusterWide" in values else tuple(values.get("watchNamespaces", ["rlrun-system"]))
     assert told.namespaces == expected
-    assert told.read_nodes == values.get("readNodes", False)
+    assert (told.name, told.read_nodes) == (values.get("operatorName", ""), values.get("readNodes", False))
     assert (told.log_level, told.log_format) == (values.get("logLevel", "info"), values.get("logFormat", "plain"))
     assert told.render.image_pull_policy == values.get("imagePullPolicy")
     assert told.render.cluster_domain == values.get("clusterDomain", "cluster.local")

@@ -10,9 +10,11 @@ import pytest
 from pydantic import BaseModel
 
 from rlrun.api.crd import spec_schema
+from rlrun.api.frozen import always_there, frozen_rules
 from rlrun.api.manifest import parse_manifest
-from rlrun.api.resource import LIVE_FIELDS, RLRun, RLRunSpec
-from rlrun.api.rules import ROOT_RULES, RULES, Rule, always_there, frozen_rules, quoted
+from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
+from rlrun.api.rule import Rule, quoted
+from rlrun.api.rules import ROOT_RULES, RULES
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import fields, walk
 from tests.controlplane.corpus import MALFORMED
@@ -71,14 +73,29 @@ def test_a_message_becomes_an_expression_with_its_values() -> None:
     assert quoted("it's \\d") == r"'it\'s \\d'"
 
 
-def test_everything_is_frozen_but_what_is_live() -> None:
+def compared(holds: str) -> set[str]:
+    """The paths that a rule compares, as it is written."""
+    found = re.findall(
+        r"\[([\w',]+)\]\.all\(n,\[dyn\(self\.spec\.?(\w*)\)\[\?n\]\]==\[dyn\(oldSelf\.spec\.?\2\)\[\?n\]\]\)", holds
+    )
+    return {f"{block}.{name}".lstrip(".") for names, block in found for name in re.findall(r"\w+", names)}
+
+
+def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
     paths = {".".join(path) for path, _ in walk(RLRunSpec, "camel")}
-    assert set(LIVE_FIELDS) <= paths
-    frozen = {rule.field for rule in frozen_rules()}
-    assert frozen == {f".spec.{path}" for path in paths if "." not in path} - {".spec.failurePolicy"}
-    (inference,) = [rule for rule in frozen_rules() if rule.field == ".spec.inference"]
-    assert "maxModelLen" in inference.holds
-    assert "minAvailable" not in inference.holds
+    assert {*LIVE_FIELDS, *IDENTITY_FIELDS} <= paths
+    while_suspended, fixed, growing = frozen_rules()
+    told = [rule.holds.partition("||")[0] for rule in frozen_rules()]
+    assert told == ["!(self.?status.?attempt.orValue(0)>0)"] * 3
+    covered = [compared(while_suspended.holds), compared(fixed.holds), set(LIVE_FIELDS)]
+    two_levels = {path for path in paths if path.count(".") < 2 and "[]" not in path}
+    for path in two_levels:
+        block = path.partition(".")[0]
+        owners = [part for part in covered if path in part or block in part]
+        inside = [part for part in covered if any(other.startswith(f"{path}.") for other in part)]
+        assert len(owners) == 1 or (not owners and inside), path
+    assert "maxSteps>=" in growing.holds
+    assert ("Suspended" in while_suspended.holds, "Suspended" in fixed.holds) == (True, False)
     assert set(ROOT_RULES) == {RLRun}
 
 

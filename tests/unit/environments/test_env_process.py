@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
-from rlrun.environments.process import isolated, life, worker
+from rlrun.environments.process import isolated, life, talk, worker
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.kill import MARK_VARIABLE
 from rlrun.environments.process.life import Command, Limits
@@ -68,7 +68,7 @@ def _importable() -> Iterator[None]:
         patch.setenv("PYTHONPATH", FOLDER)
         patch.setenv("RLRUN_API_KEY", "secret")
         patch.setattr(isolated, "FIRST_BACKOFF_SECONDS", 0.01)
-        patch.setattr(life, "CLOSE_SECONDS", 0.1)
+        patch.setattr(life, "CLOSE_SECONDS", 2.0)
         patch.setattr(life, "MAX_PROCESSES", 20)
         yield
 
@@ -158,6 +158,16 @@ async def test_what_a_living_process_does_costs_one_rollout_each(living: Isolate
     assert "score() did not finish within 0.2 seconds" in str(found["scores_slowly"])
 
 
+async def test_what_a_process_has_loaded_is_spared_once_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    spared: list[bool] = []
+    inside = worker.Worker()
+    monkeypatch.setattr(worker.heap, "spare", lambda: spared.append(inside._stage is not None))
+    assert inside._load({"op": "load", "id": "no:such", "args": {}})["op"] == "unusable"
+    assert spared == []
+    assert inside._load({"op": "load", "id": MODULE, "args": {}})["op"] == "ready"
+    assert spared == [True]
+
+
 @on_module_loop
 async def test_what_is_printed_ends_in_the_log_even_if_it_looks_like_a_message(living: IsolatedEnvironment) -> None:
     assert (await play(living, "prints")).task_id == "prints"
@@ -172,7 +182,7 @@ async def test_what_is_printed_ends_in_the_log_even_if_it_looks_like_a_message(l
 async def test_an_episode_that_ignores_its_end_is_given_up(
     living: IsolatedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(talk, "GRACE_SECONDS", 0.2)
     error = await fails(play(living, "ignores", timeout=0.2))
     assert (error.kind, error.task_id) == ("timeout", f"train[{NAMES.index('ignores')}]")
     assert (await play(living, "good")).task_id == "good"

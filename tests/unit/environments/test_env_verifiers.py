@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
+from rlrun.environments.stage import InProcessStage
 
 pytestmark = pytest.mark.usefixtures("tasksets", "no_network")
 
@@ -44,6 +45,19 @@ async def test_splits_share_no_task_and_do_not_depend_on_the_process(scripted: A
         assert len(evaluation) == held_out
         assert not train & evaluation
         assert len(train) + len(evaluation) == 6
+
+
+@pytest.mark.parametrize(
+    ("id", "args", "single"),
+    [
+        ("vf-capitals", {}, True),
+        ("vf-guess", {"limit": 20}, False),  # its environment plays the user
+        ("vf-guess", {"limit": 20, "max_turns": 1}, True),
+        ("vf-shop", {}, False),  # there are tools to call
+    ],
+)
+def test_one_that_asks_the_model_once_says_so(id: str, args: dict[str, Any], single: bool) -> None:
+    assert InProcessStage(load(f"verifiers:{id}", args)).single_turn is single
 
 
 async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any) -> None:

@@ -22,6 +22,7 @@ from rlrun.evaluate.answers import AnswerFile, fingerprint
 from rlrun.evaluate.main import Shown
 from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
+from rlrun.local.measures import table
 from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.conversation import Recorded
 from rlrun.orchestrator.evaluation import Answer, Question, evaluation_metrics
@@ -61,7 +62,7 @@ QUESTIONS = [question(task, sample) for task in range(2) for sample in range(2)]
 def part(path: Path, answers: Sequence[Answer]) -> Part:
     file = AnswerFile(path)
     for asked, given in zip(QUESTIONS, answers, strict=False):
-        file.add(asked, given)
+        file.add((asked, given))
     return Part(POLICY, "reverse-text", QUESTIONS, file)
 
 
@@ -69,12 +70,12 @@ def test_what_is_answered_is_not_asked_again_and_measures_the_same(tmp_path: Pat
     file, given = AnswerFile(tmp_path / "a" / "f.jsonl"), [answer(1.0), answer(0.5, 1), answer(None), answer(0.0, 1)]
     assert file.missing(QUESTIONS) == QUESTIONS
     for asked, found in zip(QUESTIONS, given, strict=True):
-        file.add(asked, found)
+        file.add((asked, found))
     again = AnswerFile(file.path)
     assert again.missing(QUESTIONS) == [QUESTIONS[2]], "a failed one is tried again"
     assert again.first_error() == "it timed out"
     assert evaluation_metrics(again.answers(QUESTIONS)) == evaluation_metrics(given)
-    again.add(QUESTIONS[2], answer(1.0))
+    again.add((QUESTIONS[2], answer(1.0)))
     assert AnswerFile(file.path).missing(QUESTIONS) == []
     more = [*QUESTIONS, question(2, 0)]
     assert AnswerFile(file.path).missing(more) == more[4:], "more tasks ask only for these"
@@ -82,14 +83,14 @@ def test_what_is_answered_is_not_asked_again_and_measures_the_same(tmp_path: Pat
 
 def test_a_torn_line_is_asked_again_and_spoils_nothing(tmp_path: Path) -> None:
     file = AnswerFile(tmp_path / "f.jsonl")
-    file.add(QUESTIONS[0], answer(1.0))
+    file.add((QUESTIONS[0], answer(1.0)))
     whole = file.path.read_bytes()
-    file.add(QUESTIONS[1], answer(0.5, 1))
+    file.add((QUESTIONS[1], answer(0.5, 1)))
     for cut in (1, 30):
         file.path.write_bytes(whole + file.path.read_bytes()[len(whole) : -cut])
         torn = AnswerFile(file.path)
         assert torn.missing(QUESTIONS) == QUESTIONS[1:]
-        torn.add(QUESTIONS[1], answer(0.5, 1))
+        torn.add((QUESTIONS[1], answer(0.5, 1)))
         assert AnswerFile(file.path).missing(QUESTIONS) == QUESTIONS[2:]
 
 
@@ -131,7 +132,7 @@ def test_a_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
             "metrics": {key.removeprefix("eval/reverse-text/"): value for key, value in measured.items()},
         },
     ]
-    drawn = report.table({"run": "r", "split": "eval", "samples_per_task": 2, "results": rows})
+    drawn = table({"run": "r", "split": "eval", "samples_per_task": 2, "results": rows})
     assert [str(column.header) for column in drawn.columns] == [
         *("environment", "policy", "tasks", "avg@2", "pass@1", "pass@2", "tokens", "truncated", "errors")
     ]

@@ -141,7 +141,7 @@ def test_one_engine_serves_whole_models_or_adapters() -> None:
     whole, adapter = Policy(1, "whole", Path("w"), ""), Policy(2, "adapter", Path("a"), "")
     assert served_as([BASE, whole]) == "whole"
     assert served_as([BASE, adapter]) == "adapter"
-    with pytest.raises(RoleError, match=r"step 2 are adapters and step 1 whole models; .* --steps"):
+    with pytest.raises(RoleError, match=r"step 2 are adapters and step 1 whole models; .* by their steps"):
         served_as([whole, adapter])
 
 

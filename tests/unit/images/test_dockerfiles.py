@@ -1,6 +1,7 @@
 """The Dockerfiles, the ignore file and the locks of the packages fit each other."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_what_is_copied_is_there_and_not_ignored(name: str, accelerator: str) ->
     paths = copied(parse(dockerfile(name)), {"ACCELERATOR": accelerator})
     assert files(ROOT, paths, Ignore((ROOT / ".dockerignore").read_text()))
     assert "workloads" in paths
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_the_engines_image_has_all_that_a_trainer_needs(accelerator: str) -> None:
+    """`placement.colocate` runs both in one container."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^A-Za-z0-9_.-]", one)[0] for one in project["optional-dependencies"]["trainer"]}
+    locks = [REQUIREMENTS / "images" / f"{part}-{accelerator}.txt" for part in ("common", "inference")]
+    assert needed <= set().union(*(pins(lock) for lock in locks))
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -16,7 +16,9 @@ from starlette.testclient import TestClient
 from rlrun.inference import handover as module
 from rlrun.inference.handover import Handover, HandoverError, Served
 from rlrun.inference.heartbeat import Heartbeat
+from rlrun.inference.receive import RefusedError
 from rlrun.inference.routes import Control, router
+from rlrun.protocol.transfer import TransferOffer
 
 
 class FakeEngine:
@@ -87,12 +89,18 @@ def engine() -> FakeEngine:
     return FakeEngine()
 
 
-def make(engine: FakeEngine, root: Path, timeout: float) -> Handover:
+def make(engine: FakeEngine, root: Path, timeout: float, receiver: Any = None) -> Handover:
     def on_broken() -> None:
         engine.given_up = True
 
     return Handover(
-        engine, base_model="base", weights_dir=str(root), expected=None, timeout=timeout, on_broken=on_broken
+        engine,
+        base_model="base",
+        weights_dir=str(root),
+        expected=None,
+        timeout=timeout,
+        on_broken=on_broken,
+        receiver=receiver,
     )
 
 
@@ -111,6 +119,52 @@ async def test_one_update_is_pause_reload_label_resume(engine: FakeEngine, hando
     assert (engine.weights, engine.label, engine.paused) == (str(root / "v2"), "2", False)
     assert handover.served == Served(2, str(root / "v2"))
     assert set(outcome.seconds) == {"pause", "reload", "resume", "total"}
+
+
+class FakeReceiver:
+    """A trainer that has versions up to `newest`."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine, self.newest, self.asked, self.fails = engine, 3, 0, False
+
+    async def ask(self, trainer_url: str, version: int) -> TransferOffer:
+        assert not self.engine.paused, "an engine does not stand still for what may not come"
+        self.asked += 1
+        if version > self.newest:
+            raise RefusedError(f"version {version} is not in the trainer's memory", gone=True)
+        return TransferOffer(version=version, session="s", tensors=[])
+
+    async def receive(self, offer: TransferOffer) -> None:
+        assert (self.engine.paused, self.engine.label) == (True, "unknown")
+        if self.fails:
+            raise RuntimeError("the trainer died")
+        self.engine.weights = f"sent {offer.version}"
+
+
+async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, root: Path) -> None:
+    receiver = FakeReceiver(engine)
+    handover = make(engine, root, 5, receiver)
+    await handover.receive("http://trainer", 2)
+    assert (engine.weights, engine.label, engine.paused) == ("sent 2", "2", False)
+    assert (await handover.receive("http://trainer", 2)).changed is False
+    assert receiver.asked == 1, "what is held is not asked for: nobody would receive it"
+    with pytest.raises(HandoverError, match="version 1 is older than 2"):
+        await handover.receive("http://trainer", 1)
+    assert receiver.asked == 1
+    with pytest.raises(HandoverError, match="version 9 is not in the trainer's memory") as refused:
+        await handover.receive("http://trainer", 9)
+    assert (refused.value.status, engine.weights, engine.paused, handover.fault) == (404, "sent 2", False, None)
+
+    receiver.fails = True
+    with pytest.raises(HandoverError, match="the engine's weights are unknown, so the server stops"):
+        await handover.receive("http://trainer", 3)
+    assert engine.given_up
+    assert engine.label == "unknown"
+
+
+async def test_a_server_of_folders_receives_nothing(handover: Handover) -> None:
+    with pytest.raises(HandoverError, match=r"set weightSync\.transport: NCCL"):
+        await handover.receive("http://trainer", 1)
 
 
 async def test_what_is_held_is_not_loaded_again(engine: FakeEngine, handover: Handover) -> None:

@@ -49,6 +49,44 @@ def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
     assert len({s.log for s in specs}) == 4
 
 
+COLOCATED = {"algorithm": {"maxAsyncLevel": 0}, "placement": {"colocate": True}}
+
+
+def test_engines_on_the_trainers_gpus(tmp_path: Path) -> None:
+    both = {"gpusPerReplica": 2}
+    inference = {**both, "tensorParallel": 2}
+    run = config(tmp_path, **COLOCATED, trainer={**both, "replicas": 2}, inference=inference)
+    assert run.inference is not None
+    assert run.inference.replicas == 2, "each replica of the trainer has an engine"
+    assert split_gpus(run, range(4), None, None) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="trainer needs 4 GPUs"):
+        split_gpus(run, range(3), None, None)
+    with pytest.raises(ValueError, match="leave --inference-gpu-ids out"):
+        split_gpus(run, range(4), None, [0])
+    configs = with_endpoints(run, PORTS, replay=None)
+    urls = ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
+    for one in configs:
+        assert (one.trainer.colocated, one.trainer.engine_urls, one.orchestrator.inference_urls) == (True, urls, urls)
+    started = processes(
+        configs,
+        [tmp_path / "run.json", tmp_path / "run.1.json"],
+        attempt=1,
+        api_key="k",
+        launch_id="id",
+        ports=PORTS,
+        trainer_gpus=[0, 1, 2, 3],
+        inference_gpus=[0, 1, 2, 3],
+    )
+    devices = {one.name: one.environment["CUDA_VISIBLE_DEVICES"] for one in started}
+    assert devices == {"inference-0": "0,1", "inference-1": "2,3", "trainer": "0,1,2,3", "orchestrator": ""}
+
+
+def test_a_replay_without_engines_waits_for_none(tmp_path: Path) -> None:
+    run = config(tmp_path, **COLOCATED).model_copy(update={"inference": None})
+    (one,) = with_endpoints(run, Ports(1001, 1002, 1003, ()), replay="rollouts")
+    assert (one.trainer.colocated, one.orchestrator.colocated, one.trainer.engine_urls) == (False, False, [])
+
+
 GPU = {"trainer": {"gpusPerReplica": 2}, "inference": {"replicas": 2, "gpusPerReplica": 1}}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
-from rlrun.local.supervisor import Supervisor, last_lines, marked_processes
+from rlrun.local.supervisor import Supervisor, last_lines, marked_processes, stacks_file
 
 DEADLINE_SECONDS = 20.0
 
@@ -112,3 +112,29 @@ def test_the_log_keeps_what_a_role_printed_and_its_end_is_shown(tmp_path: Path, 
     wait_until(lambda: len(supervisor.exited()) == 1, "the role has ended")
     assert supervisor.running[0].process.returncode == 7
     assert last_lines(supervisor.running[0].spec.log, 1) == ["two"]
+
+
+LISTENS = """
+    import signal, time
+    from rlrun.protocol import stacks
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stacks.listen()
+    def waits_for_ever():
+        print("up", flush=True)
+        time.sleep(600)
+    waits_for_ever()
+"""
+
+
+def test_a_role_that_does_not_end_tells_what_it_does(tmp_path: Path, launch_id: str) -> None:
+    supervisor = Supervisor(launch_id)
+    stuck, other = (
+        role(tmp_path, launch_id, LISTENS),
+        role(tmp_path, launch_id, "import time; time.sleep(600)", "other"),
+    )
+    supervisor.start([stuck, other])
+    wait_until(lambda: "up" in stuck.log.read_text(), "the role is up")
+    told = stacks_file(stuck)
+    supervisor.stop(grace_seconds=60, hurry=lambda: str(told) in stuck.log.read_text())
+    assert "in waits_for_ever" in told.read_text()
+    assert not stacks_file(other).exists(), "one that ended leaves nothing"

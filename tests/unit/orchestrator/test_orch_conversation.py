@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun.config.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client import Completion
 from rlrun.orchestrator.conversation import Conversation, RolloutError
@@ -108,7 +109,7 @@ async def test_a_continued_conversation_reads_as_the_template_would_write_it(tem
     engine = Engine(chat, ["xy", "z"])
     await talk(engine, ["a", "b"])
     messages = [user("a"), {"role": "assistant", "content": "xy"}, user("b")]
-    expected = chat.encode(messages)
+    _, expected = chat.opening(messages)
     if template == "endless":  # the model's own end token is there, which the template knows nothing of
         assert [t for t in engine.prompts[1] if t != EOS] == expected
     else:
@@ -204,8 +205,9 @@ def test_the_templates_own_end_token_stops_a_reply_too() -> None:
     assert make_chat().stop_token_ids == (2,)
 
 
-def test_equal_prompts_are_rendered_once_and_never_shared(
-    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("strategy", ["interleaved", "branching"])
+async def test_equal_prompts_are_rendered_once_and_never_shared(
+    tokenizer_folder: Path, strategy: TrajectoryStrategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = ChatTokens.load(tokenizer_folder)
     rendered: list[object] = []
@@ -216,12 +218,19 @@ def test_equal_prompts_are_rendered_once_and_never_shared(
         return render(self, messages, tools)
 
     monkeypatch.setattr(ChatTokens, "prompt", count)
-    first = chat.encode([{"role": "user", "content": "<abc>"}])
-    first.append(-1)
-    assert chat.encode([{"role": "user", "content": "<abc>"}]) == first[:-1]
+
+    async def prompt(message: Message) -> list[int]:
+        engine = Engine(chat, ["z"])
+        conversation = Conversation(engine, chat, seq_len=200, max_tokens=100, strategy=strategy)
+        await conversation.complete([message])
+        return engine.prompts[0]
+
+    first = await prompt(user("<abc>"))
+    chat.opening([user("<abc>")])[1].append(-1)
+    assert await prompt(user("<abc>")) == first
     assert len(rendered) == 1
-    assert chat.encode([{"role": "user", "content": "<abd>"}]) != first[:-1]
+    assert await prompt(user("<abd>")) != first
     assert len(rendered) == 2
-    odd: Message = {"role": "user", "content": "<abc>", "seen": object()}
-    assert chat.encode([odd]) == chat.encode([odd]) == first[:-1]
+    odd: Message = user("<abc>") | {"seen": object()}
+    assert await prompt(odd) == await prompt(odd) == first
     assert len(rendered) == 4, "what is no JSON is rendered each time"

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
@@ -47,8 +47,8 @@ async def test_work_is_shared_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     for replica in (fast, slow):
         pool.release(replica, 50)
     for _ in range(30):
-        fast.succeed(1.0, tokens=10)
-        slow.succeed(10.0, tokens=10)
+        fast.succeed(1.0, [10])
+        slow.succeed(10.0, [10])
     got = Counter([(await pool.acquire(None, None, 1)).url for _ in range(110)])
     assert got["http://slow"] == pytest.approx(10, abs=1)
     later = slow.answered + 61
@@ -146,7 +146,7 @@ async def test_one_that_failed_twice_gets_a_single_request_until_it_has_answered
     assert replica.room(1)
     replica.load = 1
     assert not replica.room(1)
-    replica.succeed(1.0, 1)
+    replica.succeed(1.0, [1])
     assert replica.room(1)
 
 
@@ -190,6 +190,33 @@ async def test_the_requests_of_one_that_hangs_in_a_hand_over_move() -> None:
     await asyncio.gather(handing, return_exceptions=True)
 
 
+class Receiving(FakeEngine):
+    """Takes versions from the trainer's memory; it no longer has those in `gone`."""
+
+    gone: frozenset[int] = frozenset()
+
+    async def receive_weights(self, trainer_url: str, version: int, *, force: bool = False) -> dict[str, float]:
+        assert trainer_url == "http://trainer"
+        if version in self.gone:
+            raise EngineError("the trainer has it no more", 404)
+        return await self.update_weights("sent", version, force=force)
+
+
+async def test_a_version_that_the_trainer_has_no_more_is_not_waited_for_not_even_for_an_evaluation() -> None:
+    engine = Receiving()
+    engine.gone = frozenset({1})
+    signal = Signal()
+    pool = EnginePool([Replica("http://a", engine)], signal)
+    sync = WeightSync(pool, signal, timeout_seconds=5, sender="http://trainer")
+    sync.publish(1, None, hold=True)
+    sync.publish(2, None, hold=False)
+    handing = asyncio.create_task(sync.run())
+    await eventually(lambda: engine.held == [2])
+    assert not sync.held(1)
+    handing.cancel()
+    await asyncio.gather(handing, return_exceptions=True)
+
+
 async def test_one_that_was_restarted_is_given_up_before_its_next_request() -> None:
     replica = in_rotation(3, FakeEngine(version=1))
     pool = EnginePool([replica], Signal())
@@ -214,17 +241,45 @@ def test_preemptions_lower_the_limit_once_and_then_it_rests() -> None:
     control = Concurrency(256)
     control.observe(EngineMetrics(100, 0, 1.0, preemptions=10), 100)
     assert control.limit == 256, "what was before the first look is not news"
-    for counter in (11, 15, 19):
+    for counter in (90, 95):
         control.observe(EngineMetrics(100, 0, 1.0, preemptions=counter), 100)
-        assert control.limit == 75
-    control.observe(EngineMetrics(75, 0, 1.0, preemptions=2), 75)
-    assert control.limit == 75, "a counter that falls is that of a new process"
+        assert control.limit == 90
+    control.observe(EngineMetrics(90, 0, 1.0, preemptions=99), 90)
+    control.observe(EngineMetrics(90, 0, 1.0, preemptions=2), 90)
+    assert control.limit == 90, "a counter that falls is that of a new process"
+
+
+def test_few_preemptions_lower_it_less() -> None:
+    control = Concurrency(256)
+    control.observe(EngineMetrics(100, 0, 1.0, preemptions=0), 100)
+    control.observe(EngineMetrics(100, 0, 1.0, preemptions=28), 100)
+    assert control.limit == 93
+    for counter in (28, 28, 30):
+        control.observe(EngineMetrics(93, 0, 1.0, preemptions=counter), 93)
+    assert control.limit == 88, "5 % at least"
 
 
 def test_a_long_queue_lowers_the_limit_to_what_runs() -> None:
     control = Concurrency(256)
     control.observe(EngineMetrics(64, 192, 0.5, preemptions=0), 256)
-    assert control.limit == 70
+    assert control.limit == 64 + 8
+    for _ in range(REST_LOOKS + 1):
+        control.observe(EngineMetrics(60, 12, 0.95, preemptions=0), 72)
+    assert control.limit == 60, "nobody waits for a place in the cache"
+
+
+def test_it_comes_back_quickly_to_where_it_was_too_high_and_then_slowly() -> None:
+    control = Concurrency(256)
+    control.observe(EngineMetrics(100, 0, 0.8, preemptions=0), 100)
+    control.observe(EngineMetrics(100, 0, 0.8, preemptions=99), 100)
+    seen = []
+    for _ in range(REST_LOOKS + 30):
+        control.observe(EngineMetrics(control.limit, 0, 0.8, preemptions=99), control.limit)
+        seen.append(control.limit)
+    grown = seen[REST_LOOKS:]
+    assert grown[0] == 90 + 10 // 3
+    assert 100 <= grown[9] <= 104
+    assert grown[-1] == 256, "what was too high no longer is"
 
 
 def test_requests_that_others_sent_are_no_reason() -> None:
@@ -233,6 +288,7 @@ def test_requests_that_others_sent_are_no_reason() -> None:
     assert control.limit == 256
 
 
+@settings(deadline=None)
 @given(slots=st.integers(1, 300), kv=st.integers(1, 300), demand=st.integers(1, 600))
 def test_the_limit_finds_what_an_engine_bears_and_what_it_bears_later(slots: int, kv: int, demand: int) -> None:
     """An engine with so many slots, whose cache holds so many sequences: it preempts the others."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, EnvironmentAlgorithm, FilterConfig
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, FilterConfig
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.orchestrator.batcher import assemble

@@ -7,17 +7,19 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from orch_journal_world import a_rollout
 from orch_simulation import make_config
 
+from rlrun.orchestrator import group_commit
 from rlrun.orchestrator import journal as journal_module
 from rlrun.orchestrator.journal import Journal, SegmentWriter, remove_settled, rollout_fingerprint
 from rlrun.orchestrator.journal_records import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
 from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import SLOW_SECONDS, RefusedError, Volume
 
 
 def entry(group: int, member: int = 0, text: str = "é\ud800") -> RolloutEntry:
@@ -134,7 +136,7 @@ async def test_rollouts_that_finish_during_a_flush_share_the_next_one_and_none_r
     tmp_path: Path,
 ) -> None:
     writer = Held(tmp_path)
-    journal = Journal(writer)
+    journal = Journal(writer, Volume(tmp_path))
     path = RunPaths(tmp_path).journal_segment(1, 1)
     tasks = [asyncio.create_task(journal.add(entry(0)))]
     await asyncio.sleep(0)
@@ -156,30 +158,97 @@ async def test_rollouts_that_finish_during_a_flush_share_the_next_one_and_none_r
 
 
 async def test_closing_writes_what_nobody_waits_for(tmp_path: Path) -> None:
-    journal = Journal(writer_of(tmp_path))
+    journal = Journal(writer_of(tmp_path), Volume(tmp_path))
     journal.note(DROPPED)
     await journal.close()
     assert groups_of(RunPaths(tmp_path).journal_segment(1, 1)) == {9}
 
 
-@pytest.mark.parametrize("failing", ["open", "fdatasync"])
-async def test_a_full_volume_is_named_and_nothing_counts_from_then_on(
+class Full:
+    """A volume that refuses one kind of call until it is let go; a write leaves half of its bytes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, failing: str) -> None:
+        self.full, self.refused = True, threading.Semaphore(0)
+        real, real_write = getattr(os, failing), os.write
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not self.full:
+                return real(*arguments, **options)
+            if failing == "write" and len(arguments[1]) > 1:
+                return real_write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            self.refused.release()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(journal_module.os, failing, call)
+
+
+FAILING = ["open", "fdatasync", "fsync", "write"]
+
+
+@pytest.mark.parametrize("failing", FAILING)
+async def test_on_a_full_volume_rollouts_wait_and_each_counts_once_when_there_is_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    journal = Journal(writer_of(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(journal_module.os, failing, full)
-        results = await asyncio.gather(*(journal.add(entry(g)) for g in range(3)), return_exceptions=True)
-    with pytest.raises(RoleError) as later:
-        journal.note(DROPPED)
-    for result in [*results, later.value]:
-        assert isinstance(result, RoleError)
-        assert result.code == exit_codes.STORAGE
-        assert str(tmp_path / "journal") in str(result)
+    paths, volume = RunPaths(tmp_path), Volume(tmp_path)
+    journal = Journal(writer_of(tmp_path), volume)
+    await journal.add(entry(0))
+    await journal.collect(lambda group: False)  # the next record begins a file
+    full = Full(monkeypatch, failing)
+    tasks = [asyncio.create_task(journal.add(entry(g))) for g in range(1, 4)]
+    for _ in range(2):
+        assert await asyncio.to_thread(full.refused.acquire, timeout=60)
+    trouble = volume.trouble()
+    assert trouble is not None
+    assert (trouble.reason, trouble.blocks) == ("StorageFull", True)
+    assert "the volume is full" in trouble.text
+    assert "cannot write finished rollouts since" in trouble.text
+    assert not any(task.done() for task in tasks)
+    assert {g for s in paths.journal_on_disk() for e in read_segment(s.path).entries for g in [e.group]} <= {0, 1, 2, 3}
+    full.full = False
+    async with asyncio.timeout(60):
+        await asyncio.gather(*tasks)
+    assert volume.trouble() is None
     await journal.close()
+    found = [e.group for s in paths.journal_on_disk() for e in read_segment(s.path).entries]
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("failing", FAILING)
+async def test_the_end_does_not_wait_for_a_full_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    journal = Journal(writer_of(tmp_path), Volume(tmp_path))
+    full = Full(monkeypatch, failing)
+    waiting = asyncio.create_task(journal.add(entry(1)))
+    assert await asyncio.to_thread(full.refused.acquire, timeout=60)
+    async with asyncio.timeout(60):
+        await journal.close()
+    with pytest.raises(RefusedError) as told:
+        await waiting
+    assert told.value.code == exit_codes.STORAGE
+    assert str(tmp_path) in str(told.value)
+    with pytest.raises(RefusedError):
+        journal.note(DROPPED)
+
+
+async def test_the_end_does_not_wait_for_a_volume_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "CLOSE_SECONDS", 0.1)
+    writer = Held(tmp_path)
+    now = [0.0]
+    volume = Volume(tmp_path, clock=lambda: now[0])
+    journal = Journal(writer, volume)
+    waiting = asyncio.create_task(journal.add(entry(1)))
+    while volume.trouble() is None:
+        now[0] += SLOW_SECONDS
+        await asyncio.sleep(0)
+    trouble = volume.trouble()
+    assert trouble is not None
+    assert trouble.reason == "StorageSlow"
+    assert "does not answer; cannot write finished rollouts since" in trouble.text
+    async with asyncio.timeout(60):
+        await journal.close()
+    waiting.cancel()
+    writer.go.release()
 
 
 def test_the_fingerprint_is_of_what_a_rollout_is_made_with(tmp_path: Path) -> None:

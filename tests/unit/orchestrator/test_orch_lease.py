@@ -14,21 +14,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from loguru import logger
-from orch_simulation import eventually, free_port, make_config, simulate
+from orch_simulation import API_KEY, FakeTrainer, eventually, free_port, make_config, simulate
 
 from rlrun.orchestrator import lease as lease_module
 from rlrun.orchestrator.lease import ProgressLease, lease_from_environment
 from rlrun.orchestrator.progress import Progress
+from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.protocol import annotations, exit_codes
 from rlrun.protocol.manifest import complete_checkpoints
 
 PROGRESS = Progress(
     step=7, max_steps=100, policy_version=7, checkpoint_step=5, resumed_from_step=None, reward=0.51234,
-    eval={}, tokens_per_second=1234.56, staleness_mean=1.5, waiting_on="trainer training step 8 since 0.4 s",
+    eval={}, tokens_per_second=1234.56, staleness_mean=1.5, waiting_on="trainer: training, step 8 since 12:03:04Z",
     eta_seconds=61.7, in_flight=3, errors=0,
+    waiting_role="trainer", waiting_phase="training, step 8", waiting_since=1_700_000_000.5, activity=42,
 )  # fmt: skip
 
 
@@ -142,7 +145,11 @@ async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> Non
         annotations.STALENESS_MEAN: "1.500",
         annotations.ETA_SECONDS: "62",
         annotations.ATTEMPT: "3",
-        annotations.WAITING_ON: "trainer training step 8 since 0.4 s",
+        annotations.WAITING_ON: "trainer: training, step 8 since 12:03:04Z",
+        annotations.WAITING_ON_ROLE: "trainer",
+        annotations.WAITING_ON_PHASE: "training, step 8",
+        annotations.WAITING_ON_SINCE: "2023-11-14T22:13:20Z",
+        annotations.ACTIVITY: "42",
     }
     assert set(server.patches[0]["metadata"]["annotations"]) == set(annotations.ALL)
     spec = server.patches[0]["spec"]
@@ -163,7 +170,7 @@ async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
 
     async def steps() -> None:
         for step in range(8, 108):
-            progress.append(replace(PROGRESS, step=step, waiting_on=f"trainer training step {step} since 0.1 s"))
+            progress.append(replace(PROGRESS, step=step, waiting_phase=f"training, step {step}"))
             await asyncio.sleep(0.01)
 
     async with server.serve():
@@ -173,8 +180,8 @@ async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
         await eventually(lambda: server.annotations.get(annotations.STEP) == "107")
         busy, elapsed = len(server.patches), loop.time() - began
         assert 3 <= busy <= elapsed / 0.2 + 2
-        progress.append(replace(progress[-1], waiting_on="trainer training step 107 since 99.9 s"))
-        await eventually(lambda: len(server.patches) == busy + 1)  # the clock in it is no change, yet it is renewed
+        progress.append(replace(progress[-1], waiting_on="trainer: training, step 107; micro-batch 3", activity=43))
+        await eventually(lambda: len(server.patches) == busy + 1)  # what ticks is no change, yet it is renewed
         assert loop.time() - began - elapsed > 0.6
         task.cancel()
 
@@ -260,3 +267,37 @@ async def test_a_later_attempt_tells_where_it_went_on(
     assert server.annotations[annotations.RESUMED_FROM_STEP] == "2"
     assert server.annotations[annotations.ATTEMPT] == "2"
     assert server.annotations[annotations.STEP] == "6"
+
+
+async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to_complete(
+    server: ApiServer, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(lease_from_environment, "__kwdefaults__", {"credentials": server.folder})
+    monkeypatch.setattr(lease_module, "CHANGE_SECONDS", 3600.0)  # nobody is told in between
+    stop = Stop()
+    steps: list[int] = []
+
+    async def world(trainer: FakeTrainer) -> None:
+        await eventually(lambda: len(trainer.batches) >= 2)
+        trainer.task.cancel()
+        assert stop.first()
+        assert stop.act is not None
+        stop.act()
+        steps.append(len(trainer.batches))
+        folder = trainer.paths.checkpoint(steps[0], 1)
+        (folder / "trainer").mkdir(parents=True)
+        trainer.channel.emit("checkpoint_saved", steps[0], path=folder)
+        headers, heard = {"Authorization": f"Bearer {API_KEY}"}, None
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{config.metrics_port}", headers=headers) as session:
+            while heard != steps[0]:
+                async with session.get("/rlrun/progress") as answer:
+                    heard = (await answer.json())["checkpoint_step"]
+        await trainer.fall_silent()
+
+    config = make_config(tmp_path, tokenizer_folder, max_steps=1000, checkpoint={"interval": 1000})
+    async with server.serve():
+        outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
+    assert outcome.code == TERMINATED
+    assert server.annotations[annotations.CHECKPOINT_STEP] == str(steps[0])

@@ -10,19 +10,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, free_port, make_config, simulate
 
 import rlrun
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator import courtesy, group_commit, records, trainer_client
 from rlrun.orchestrator import main as role
-from rlrun.orchestrator import trainer_client
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.protocol import batch as batch_module
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, heap, storage
 from rlrun.protocol.failures import RoleError
 
 ROOT = Path(rlrun.__file__).parent.parent
@@ -78,6 +83,21 @@ def test_what_is_missing_on_the_command_line_and_in_the_environment_is_named(
     assert "RLRUN_ATTEMPT" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("identity")
+def test_the_process_spares_what_it_has_loaded(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    async def run(config: object, **options: object) -> int:
+        asked.append(options["loaded"])
+        return exit_codes.OK
+
+    monkeypatch.setattr(role, "run", run)
+    assert role.main(["--config", str(write_config(tmp_path, tokenizer_folder))]) == exit_codes.OK
+    assert asked == [heap.spare]
+
+
 def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokenizer_folder: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, tokenizer_folder, metrics_port=port, trainer_url=f"http://127.0.0.1:{free_port()}")
@@ -106,7 +126,7 @@ async def test_told_to_stop_it_helps_the_trainer_to_complete_the_last_checkpoint
 
     async def world(trainer: FakeTrainer) -> None:
         await eventually(lambda: len(trainer.batches) >= 3)
-        trainer._task.cancel()
+        trainer.task.cancel()
         assert stop.first()
         assert stop.act is not None
         stop.act()
@@ -122,6 +142,45 @@ async def test_told_to_stop_it_helps_the_trainer_to_complete_the_last_checkpoint
     outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
     assert outcome.code == 128 + signal.SIGTERM
     assert seen["state"] == seen["step"] >= 3
+
+
+async def test_told_to_stop_alone_it_asks_the_trainer_to_save_and_end(tmp_path: Path, tokenizer_folder: Path) -> None:
+    stop = role.Stop()
+    config = make_config(tmp_path, tokenizer_folder, max_steps=1000, checkpoint={"interval": 1000})
+    asked = threading.Event()
+
+    async def world(trainer: FakeTrainer) -> None:
+        trainer.channel.stop = asked.set
+        await eventually(lambda: len(trainer.batches) >= 2)
+        assert stop.first()
+        assert stop.act is not None
+        stop.act()
+        await asyncio.to_thread(asked.wait, 20)
+        await trainer.fall_silent()
+
+    outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
+    assert asked.is_set()
+    assert outcome.code == 128 + signal.SIGTERM
+
+
+async def test_told_to_stop_it_waits_no_grace_period_for_a_trainer_whose_pod_is_gone() -> None:
+    """Nobody refuses a connection to an address that nobody has any more."""
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    client = TrainerClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", API_KEY, attempt=1)
+    following = asyncio.create_task(asyncio.sleep(3600))
+    client.ending = True
+    began = time.monotonic()
+    await client.see_off(following, 600)
+    assert time.monotonic() - began < 300, "not the whole grace period"
+    assert not following.done(), "its owner ends it"
+    following.cancel()
+    await client.close()
+    server.close()
 
 
 async def test_told_to_stop_it_does_not_mind_that_the_trainer_has_stopped_before_it(
@@ -164,7 +223,7 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
                 seen["health"] = answer.status
             headers = {"Authorization": f"Bearer {API_KEY}"}
             progress: dict[str, object] = {}
-            while progress.get("policy_version") != 2 or "training step 3" not in str(progress["waiting_on"]):
+            while progress.get("policy_version") != 2 or "training, step 3" not in str(progress["waiting_on"]):
                 async with session.get(f"{base}/rlrun/progress", headers=headers) as answer:
                     progress = await answer.json()
             seen["progress"] = progress
@@ -188,7 +247,7 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
     assert "reverse-text" in progress["eval"]
     assert progress["tokens_per_second"] == 10.0
     assert progress["eta_seconds"] > 0
-    assert progress["waiting_on"].startswith("trainer training step 3 since")
+    assert progress["waiting_on"].startswith("trainer: training, step 3 since ")
     text = str(seen["metrics"])
     assert "rlrun_step 2.0" in text
     assert "rlrun_policy_version 2.0" in text
@@ -196,19 +255,103 @@ async def test_progress_and_metrics_tell_where_the_run_is(tmp_path: Path, tokeni
     assert 'rlrun_eval_reward_mean{environment="reverse-text"}' in text
 
 
-async def test_a_full_volume_ends_the_run_with_its_folder(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+async def told_by(config: OrchestratorConfig, waiting_on: str) -> dict[str, Any]:
+    """What the run tells of itself, once it waits for this; it answers while the volume does not."""
+    url, headers = f"http://127.0.0.1:{config.metrics_port}/rlrun/progress", {"Authorization": f"Bearer {API_KEY}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        while True:
+            with suppress(aiohttp.ClientConnectionError):  # not up yet
+                async with session.get(url) as answer:
+                    told = dict(await answer.json())
+                if waiting_on in told["waiting_on"]:
+                    return told
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["space", "signal"])
+async def test_a_run_waits_for_a_full_volume_and_goes_on_or_ends_when_told(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    config, stop, seen = make_config(tmp_path, tokenizer_folder, max_steps=3), role.Stop(), dict[str, Any]()
+    real = batch_module.save
+
+    def full(columns: Any) -> bytes:
+        if "space" not in seen:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(columns)
 
     monkeypatch.setattr(batch_module, "save", full)
-    with pytest.raises(ExceptionGroup) as caught:
-        await simulate(make_config(tmp_path, tokenizer_folder))
-    cause = first_cause(caught.value)
-    assert isinstance(cause, RoleError)
-    assert cause.code == exit_codes.STORAGE
-    assert str(tmp_path / "rollouts") in str(cause)
+
+    async def world(trainer: FakeTrainer) -> None:
+        seen["told"] = await told_by(config, "cannot write the batch of step 1 since")
+        if end == "space":
+            seen["space"] = True
+            return
+        assert stop.first()
+        assert stop.act is not None
+        stop.act()
+        await trainer.fall_silent()
+
+    outcome = await simulate(config, during=world, stop=stop)
+    assert seen["told"]["storage"]["reason"] == "StorageFull"
+    assert seen["told"]["waiting_on"].startswith("the volume is full: ")
+    if end == "signal":
+        assert outcome.code == 128 + signal.SIGTERM
+        assert outcome.paths.batches_on_disk() == []
+    else:
+        assert outcome.code == exit_codes.OK
+        assert len(outcome.trainer.batches) == 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+async def test_files_for_people_are_a_courtesy(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(records, "append_line", refuse)
+    monkeypatch.setattr(records, "write_bytes", refuse)
+    evaluation = {"interval": 2, "num_tasks": 2}
+    outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=4, evaluation=evaluation))
+    assert outcome.code == exit_codes.OK
+    assert len(outcome.trainer.batches) == 4
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stop, seen = make_config(tmp_path, tokenizer_folder, max_steps=3), role.Stop(), dict[str, Any]()
+    hanging = threading.Event()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if "hangs" in seen:
+            hanging.wait()  # as an NFS server that is gone
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fdatasync", fsync)
+    monkeypatch.setattr(storage, "SLOW_SECONDS", 0.2)
+    monkeypatch.setattr(group_commit, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(courtesy, "CLOSE_SECONDS", 0.1)
+
+    async def world(trainer: FakeTrainer) -> None:
+        await eventually(lambda: bool(trainer.batches))
+        seen["hangs"] = True
+        seen["told"] = (await told_by(config, "the volume does not answer"))["storage"]
+        assert stop.first()
+        assert stop.act is not None
+        stop.act()
+        await trainer.fall_silent()
+
+    try:
+        outcome = await simulate(config, during=world, stop=stop, step_seconds=lambda: 0.2)
+    finally:
+        hanging.set()
+    assert seen["told"]["reason"] == "StorageSlow"
+    assert outcome.code == 128 + signal.SIGTERM
 
 
 async def test_without_any_engine_the_run_fails_and_says_why(

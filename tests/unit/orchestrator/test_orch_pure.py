@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlrun.config.learning import AdvantageConfig, FilterConfig
 from rlrun.orchestrator.batcher import assemble, choose, choose_first, split_by_age
 from rlrun.orchestrator.conversation import Recorded
+from rlrun.orchestrator.courtesy import Courtesy
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
 from rlrun.orchestrator.filters import Rules
@@ -24,6 +25,7 @@ from rlrun.orchestrator.records import MetricsFile, read_lines, spans
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler, Source
 from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, too_old
+from rlrun.protocol.failures import RoleError
 
 
 def rollout(reward: float, tokens: int = 3, version: int = 0, sequences: int = 1) -> Rollout:
@@ -300,8 +302,21 @@ def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -
 
 def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | None = None) -> MetricsFile:
     return MetricsFile(
-        path, attempt=2, base_step=base, unwritten=unwritten or [], evaluated=lambda version: version % 2 == 0
+        path,
+        attempt=2,
+        base_step=base,
+        unwritten=unwritten or [],
+        evaluated=lambda version: version % 2 == 0,
+        courtesy=COURTESY,
     )
+
+
+COURTESY = Courtesy()
+
+
+def steps_in(path: Path) -> list[int]:
+    COURTESY.flush()
+    return [line["step"] for line in read_lines(path)]
 
 
 def test_lines_wait_for_their_evaluation_and_stay_in_order(tmp_path: Path) -> None:
@@ -310,12 +325,12 @@ def test_lines_wait_for_their_evaluation_and_stay_in_order(tmp_path: Path) -> No
     for step in (1, 2, 3):
         file.add(step, "batch", {"reward/mean": float(step)})
         file.add(step, "trained", {"loss": 1.0})
-    assert read_lines(path) == []
+    assert steps_in(path) == []
     file.add(0, "evaluation", {"eval/e/reward/mean": 0.5})
-    assert [line["step"] for line in read_lines(path)] == [0, 1]
+    assert steps_in(path) == [0, 1]
     assert [line["step"] for line in file.unwritten(2)] == [2]
     file.add(2, "evaluation", {})
-    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
+    assert steps_in(path) == [0, 1, 2, 3]
     assert file.pending() == []
 
 
@@ -323,14 +338,33 @@ def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path)
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": s, "attempt": 1}) + "\n" for s in range(6)) + '{"step": 6, "att')
     file = metrics_file(path, 3)
-    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
+    assert steps_in(path) == [0, 1, 2, 3]
     assert not file.wants_base
     path.write_text('{"step": 0}\n{"step": 1}\n')
     waiting = metrics_file(path, 4, [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 4, "loss": 1.0}])
-    assert [line["step"] for line in read_lines(path)] == [0, 1, 2, 3]
+    assert steps_in(path) == [0, 1, 2, 3]
     assert waiting.wants_base
     waiting.add(4, "evaluation", {"eval/e/reward/mean": 1.0})
+    COURTESY.flush()
     assert read_lines(path)[-1]["loss"] == 1.0
+
+
+def test_an_attempt_that_lives_on_writes_no_line_once_another_has_begun(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = metrics_file(path, 0, [{"step": 0, "loss": 1.0}])
+    file.add(0, "evaluation", {})
+    (tmp_path / "attempts").mkdir()
+    (tmp_path / "attempts" / "0002.json").touch()
+    file.add(1, "batch", {})
+    file.add(1, "trained", {})
+    assert steps_in(path) == [0, 1]
+    (tmp_path / "attempts" / "0003.json").touch()
+    for part in ("batch", "evaluation", "trained"):
+        file.add(2, part, {})
+    assert steps_in(path) == [0, 1]
+    file.add(3, "batch", {})
+    with pytest.raises(RoleError, match="attempt 3 of this run has begun, so attempt 2 is over"):
+        file.add(3, "trained", {})
 
 
 def test_versions_are_told_as_spans_over_token_positions() -> None:

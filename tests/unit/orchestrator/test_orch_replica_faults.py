@@ -114,21 +114,23 @@ async def hung(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 
 async def answers_500(trainer: FakeTrainer, good: Door, bad: Door) -> None:
     await working(trainer, bad)
-    bad.mode = "answers_500"
+    # It may be handed weights again at any time, also before the first request that it answers rightly.
+    held, bad.mode = len(bad.engine.held), "answers_500"
     asked = bad.asked
     await goes_on(trainer)
     # Quick errors must not draw the work: after two in a row it gets one request at a time, ever more seldom.
     assert bad.asked - asked <= 64 + 12
-    held, bad.mode = len(bad.engine.held), "up"
+    bad.mode = "up"
     await serves_again(good, bad, held=held, known=certain(good))
     await goes_on(trainer)
 
 
 async def answers_nonsense(trainer: FakeTrainer, good: Door, bad: Door) -> None:
     await working(trainer, bad)
-    bad.mode = "answers_nonsense"
+    # It may be handed weights again at any time, also before the first request that it answers rightly.
+    held, bad.mode = len(bad.engine.held), "answers_nonsense"
     await goes_on(trainer)
-    held, bad.mode = len(bad.engine.held), "up"
+    bad.mode = "up"
     await serves_again(good, bad, held=held, known=certain(good))
     await goes_on(trainer)
 
@@ -137,6 +139,17 @@ async def restarted_with_old_weights(trainer: FakeTrainer, good: Door, bad: Door
     await working(trainer, bad)
     held, bad.engine.version = len(bad.engine.held), 0  # nobody has told the orchestrator
     await eventually(lambda: len(bad.engine.held) > held)
+    await goes_on(trainer)
+
+
+async def ten_times_slower(trainer: FakeTrainer, good: Door, bad: Door) -> None:
+    """No failure: it keeps its requests, gets every version, and is asked less than the other one."""
+    await working(trainer, bad)
+    held, usual = len(bad.engine.held), bad.engine.seconds_per_token
+    bad.engine.seconds_per_token = lambda: 10 * usual()
+    await goes_on(trainer, 8)
+    await eventually(lambda: len(bad.engine.held) >= held + 2)
+    bad.engine.seconds_per_token = usual
     await goes_on(trainer)
 
 
@@ -152,3 +165,10 @@ async def test_the_run_goes_on_with_one_of_two_engines(
     if world is not restarted_with_old_weights:  # that may be noticed before a request is spoiled
         assert metrics["engines/moved_requests"] >= 1
         assert metrics["engines/lost_seconds_longest"] > 0
+
+
+async def test_a_slow_engine_stays_in_rotation(tmp_path: Path, tokenizer_folder: Path) -> None:
+    trainer, metrics = await orchestrate(tmp_path, tokenizer_folder, ten_times_slower, Pace(interval=0.05, answer=60))
+    assert_right_tokens(trainer)
+    assert metrics["engines/moved_requests"] == 0
+    assert metrics["engines/in_rotation"] == 2

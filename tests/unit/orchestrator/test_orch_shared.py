@@ -12,6 +12,7 @@ import pytest
 from orch_simulation import API_KEY, eventually, make_config
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator import shared as module
 from rlrun.orchestrator.shared import Connection
 from rlrun.protocol import exit_codes, shared
 from rlrun.protocol.failures import RoleError
@@ -20,11 +21,15 @@ from rlrun.protocol.shared import Join, SharedState
 from rlrun.trainer.channel import Channel
 
 
-@pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Channel]:
-    channel = Channel.listen(
+def open_channel(tmp_path: Path) -> Channel:
+    return Channel.listen(
         attempt=7, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: tmp_path / "host" / str(step)
     )
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Channel]:
+    channel = open_channel(tmp_path)
     yield channel
     await asyncio.to_thread(channel.close)
 
@@ -80,3 +85,34 @@ async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folde
         await connection.__aenter__()
     assert refused.value.code == exit_codes.CONFIGURATION
     assert shared.requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"
+
+
+async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = open_channel(tmp_path)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
+    entering = asyncio.ensure_future(connection.__aenter__())
+    await eventually(lambda: "all slots" in connection.waiting)
+    await asyncio.to_thread(host.close)
+    with pytest.raises(RoleError, match=r"the trainer of host has not answered for .* is run host still there?"):
+        await asyncio.wait_for(entering, 60)
+    assert shared.requests(RunPaths(tmp_path / "host")) == []
+
+
+async def test_a_trainer_that_has_ended_with_a_word_is_not_waited_for(tmp_path: Path, tokenizer_folder: Path) -> None:
+    host = open_channel(tmp_path)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
+    mine.begin(0)
+    mine.phase("waiting_for_batch")
+    answer(tmp_path, "Joined", slot=1)
+    client = await connection.__aenter__()
+    await asyncio.to_thread(host.close)
+    answer(tmp_path, "Failed", reason="MemoryError: ", exit_code=exit_codes.FAILURE, ended_trainer=True)
+    with pytest.raises(RoleError, match="the trainer of host ended, and has ended the run's attempt: MemoryError"):
+        await asyncio.wait_for(client.batch_ready(1, str(tmp_path / "guest" / "1")), 60)
+    await connection.__aexit__()

@@ -124,6 +124,15 @@ async def test_a_group_of_a_single_turn_is_one_request_and_a_turn_of_many_is_one
     assert {count for *_, count in many.requests} == {1}
 
 
+async def test_it_is_told_once_that_all_is_loaded_and_before_the_first_request(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    engine, told = FakeEngine(), list[int]()
+    config = make_config(tmp_path, tokenizer_folder, max_steps=1)
+    await simulate(config, engines=[engine], loaded=lambda: told.append(len(engine.requests)))
+    assert told == [0]
+
+
 async def test_requests_carry_the_version_and_never_go_to_a_replica_without_it(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from pod_harness import Pod, run_config
 
 from rlrun.config.run import RunConfig
-from rlrun.pod.claim import claim_folder, has_begun
+from rlrun.pod.claim import VOLUME_POLL_SECONDS, claim_folder, claim_when_possible, has_begun
+from rlrun.pod.signals import Signals
 from rlrun.protocol import exit_codes, run_folder
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.failures import RoleError
@@ -90,6 +92,39 @@ def test_a_damaged_file_and_a_full_volume_are_named(root: Path, monkeypatch: pyt
     error = refusal(run_config(root))
     assert error.code == exit_codes.STORAGE
     assert "spec.storage" in str(error)
+
+
+class Patience(Signals):
+    """Counts the pauses; something happens in the third."""
+
+    def __init__(self, third: Callable[[], None]) -> None:
+        self.pauses: list[float] = []
+        self._third = third
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) == 3:
+            self._third()
+
+
+def test_a_pod_waits_for_space_and_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1 << 60)
+    signals = Patience(lambda: monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1))
+    claim_when_possible(RunPaths(root), run_config(root), say=said.append, signals=signals)
+    assert signals.pauses == [VOLUME_POLL_SECONDS] * 3
+    assert (root / "run.json").is_file()
+    assert said[0].startswith("waiting for the run's volume since 0 s: the volume is full: ")
+
+
+def test_a_pod_does_not_wait_for_what_space_does_not_mend(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(RoleError, match="Permission denied") as caught:
+        claim_when_possible(RunPaths(root), run_config(root), say=print, signals=Patience(lambda: None))
+    assert caught.value.code == exit_codes.STORAGE
 
 
 def test_only_attempts_of_this_very_run_count(root: Path) -> None:

@@ -89,6 +89,26 @@ def test_a_crash_of_native_code_tells_where_python_was(pods: Callable[..., Pod])
     assert "in inner" in told[4]
 
 
+def test_the_line_that_says_most_comes_first_with_its_word(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-trainer-0")
+    dies = """
+        import sys, traceback
+        def step():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        try:
+            step()
+        except RuntimeError:
+            traceback.print_exc()
+        print("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:" + 40 * "\\n====", file=sys.stderr)
+        sys.exit(1)
+    """
+    pod.run("trainer", dies)
+    told = pod.message.splitlines()
+    assert told[0].startswith("CudaError: ended with exit code 1: RuntimeError: CUDA error: an illegal memory access")
+    assert "in step)" in told[0]
+    assert "===" not in pod.message
+
+
 def test_nothing_that_the_role_started_outlives_it(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-orchestrator")
     orphan = """

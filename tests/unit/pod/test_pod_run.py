@@ -13,6 +13,7 @@ from typing import Any
 from pod_harness import Pod, free_port, run_config, wait_until
 
 from rlrun.config.run import RunConfig
+from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.endpoints import ENGINE_READY
 from rlrun.protocol.manifest import complete_checkpoints
@@ -31,9 +32,9 @@ SPEC: dict[str, Any] = {
 }
 
 
-def cluster_config(root: Path, **spec: Any) -> RunConfig:
+def cluster_config(root: Path, *, base: dict[str, Any] = SPEC, **spec: Any) -> RunConfig:
     """As the operator would render it, but for the ports: all pods share this machine's."""
-    config = run_config(root, **SPEC | spec)
+    config = run_config(root, **base | spec)
     trainer, engine = free_port(), free_port()
     return config.model_copy(
         update={
@@ -110,3 +111,25 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
     assert read_attempt(paths.attempt_file(2)).base_step in (2, 4)
     assert complete_checkpoints(paths)[-1].step == 6
     assert json.loads(paths.run_json.read_text())["trainer"]["uid"] == "uid-1"
+
+
+def test_a_run_without_a_trainer_makes_its_model_in_the_orchestrators_pod_and_claims_its_folder(
+    pods: Callable[..., Pod], tmp_path: Path
+) -> None:
+    left_out = ("maxSteps", "trainer", "orchestrator", "checkpoint")
+    asked = {key: value for key, value in SPEC.items() if key not in left_out}
+    config = cluster_config(tmp_path / "demo", base=asked, task="Eval", evaluation={"numTasks": 3})
+    # The number at the end of the name is that of the attempt.
+    engine, conductor = pods("demo-inference-x", config), pods("demo-orchestrator-2", config)
+    serving = engine.start_real("inference", **STUB)
+    assert conductor.run_real("model", RLRUN_ATTEMPT="2", **STUB)[0] == 0
+    assert conductor.run_real("orchestrator", RLRUN_ATTEMPT="2", **STUB)[0] == 0, conductor.message
+    paths = RunPaths(tmp_path / "demo")
+    assert paths.attempts_on_disk() == [2]
+    [found] = json.loads((paths.root / "results.json").read_text())["results"]
+    assert (found["policy"], found["answers"]) == ("base", 3)
+    code, _, err = conductor.run_real("orchestrator", RLRUN_ATTEMPT="2", **STUB)
+    assert code == exit_codes.ATTEMPT_TAKEN, "its number is in the folder, as a trainer's is"
+    assert "the next is 3" in err + conductor.message
+    serving.send_signal(signal.SIGTERM)
+    assert serving.wait(30) in (0, 128 + signal.SIGTERM)

@@ -6,12 +6,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlrun.protocol.balance import Load, balance, lower_bound
 from rlrun.protocol.packing import Plan, plan, work
+from rlrun.protocol.pairs import divisions
 from rlrun.protocol.rows import fewest_rows, first_fit_decreasing, packed
 
 lengths_of = st.lists(st.integers(1, 64), min_size=1, max_size=60)
@@ -50,6 +52,7 @@ def test_attention_counts_when_it_is_asked_to() -> None:
 @example(
     [63, 61, 3, 3, 1, 61, 2, 1, 2, 49, 1, 2, 1], 64, 3, 0.1
 )  # work alone would leave a rank fewer samples than rows
+@settings(deadline=None)
 @given(lengths_of, st.integers(64, 200), st.integers(1, 9), quadratics)
 def test_invariants(lengths: list[int], row: int, ranks: int, quadratic: float) -> None:
     dealt = plan(lengths, row_tokens=row, ranks=ranks, quadratic=quadratic)
@@ -65,6 +68,7 @@ def test_invariants(lengths: list[int], row: int, ranks: int, quadratic: float) 
         assert heavy == sorted(heavy, reverse=True)
 
 
+@settings(deadline=None)
 @given(lengths_of, st.integers(64, 200), st.integers(1, 9))
 def test_every_rank_computes_the_same_plan(lengths: list[int], row: int, ranks: int) -> None:
     assert plan(lengths, row_tokens=row, ranks=ranks) == plan(list(lengths), row_tokens=row, ranks=ranks)
@@ -140,6 +144,45 @@ def test_few_samples_are_dealt_as_well_as_can_be(lengths: list[int], row: int, r
     assert lower_bound(Load(tuple(lengths), own, ranks=ranks, rows=rows, row_tokens=row)) <= most
 
 
+def least_most(load: Load, enough: int) -> int:
+    """The least work of the rank with the most, over every deal that fits; `enough` if there is none below."""
+    count = len(load.works)
+    codes = np.arange(load.ranks ** (count - 1))  # ranks are alike: the first sample is the first one's
+    owners = np.stack([np.zeros_like(codes), *(codes // load.ranks**i % load.ranks for i in range(count - 1))])
+    most = np.max([np.array(load.works) @ (owners == rank) for rank in range(load.ranks)], axis=0)
+    for code in np.argsort(most, kind="stable"):
+        if most[code] >= enough:
+            break
+        dealt = [np.flatnonzero(owners[:, code] == rank).tolist() for rank in range(load.ranks)]
+        if all(load.rows_for(own) is not None for own in dealt):
+            return int(most[code])
+    return enough
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("ranks", "count", "above"), [(2, 13, 0.001), (2, 15, 0.001), (2, 17, 0.001), (3, 12, 0.003)])
+def test_some_more_samples_are_dealt_nearly_as_well_as_can_be(ranks: int, count: int, above: float, seed: int) -> None:
+    rng = random.Random(f"{ranks}/{count}/{seed}")
+    lengths = tuple(min(8192, max(16, int(rng.lognormvariate(6.8, 1.0)))) for _ in range(count))
+    dealt = plan(lengths, row_tokens=8192, ranks=ranks, quadratic=1e-4)
+    own = tuple(work(length, 1e-4) for length in lengths)
+    load = Load(lengths, own, ranks=ranks, rows=len(dealt.ranks[0]), row_tokens=8192)
+    most = max(works(dealt, lengths, 1e-4))
+    assert most <= (1 + above) * least_most(load, most)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=5), st.lists(st.integers(0, 40), max_size=5))
+def test_all_divisions_of_a_pair_come_in_order(mine: list[int], theirs: list[int]) -> None:
+    costs = [*mine, *theirs]
+    samples = range(len(costs))
+    found = list(divisions(samples[: len(mine)], samples[len(mine) :], costs))
+    assert len({tuple(sorted(first)) for first, _ in found}) == len(found) == 2 ** len(costs)
+    assert all(sorted([*first, *second]) == list(samples) for first, second in found)
+    gaps = [abs(sum(costs[s] for s in first) - sum(costs[s] for s in second)) for first, second in found]
+    assert gaps == sorted(gaps)
+
+
 def test_the_bound_counts_the_tokens_for_which_others_have_no_room() -> None:
     lengths = (90, *[25] * 4)
     load = Load(lengths, tuple(work(length, 0.1) for length in lengths), ranks=2, rows=1, row_tokens=95)
@@ -156,6 +199,7 @@ def test_first_fit_decreasing_uses_more_rows_than_the_search() -> None:
     assert tokens(rows, lengths) == [15, 15]
 
 
+@settings(deadline=None)
 @given(lengths_of)
 def test_no_two_rows_would_fit_into_one(lengths: list[int]) -> None:
     rows = sorted(tokens(first_fit_decreasing(range(len(lengths)), lengths, 64), lengths))

@@ -15,6 +15,7 @@ from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
 from rlrun.trainer.channel import Channel
 
 KEY = "secret"
@@ -139,6 +140,32 @@ async def test_only_saved_checkpoints_can_be_agreed_on(channel: Channel, client:
         async with client.post(protocol.CHECKPOINTS, json={"step": step}) as response:
             assert response.status == status
     assert agreed == [4]
+
+
+async def test_versions_are_offered_only_from_a_memory_that_holds_them(
+    channel: Channel, client: aiohttp.ClientSession
+) -> None:
+    body = {"version": 7, "workers": 2}
+
+    async def ask() -> tuple[int, str]:
+        async with client.post(TRANSFERS, json=body) as response:
+            return response.status, await response.text()
+
+    status, text = await ask()
+    assert status == 409
+    assert "weightSync.transport: NCCL" in text
+
+    def offer(request: TransferRequest) -> TransferOffer:
+        if request.version != 7:
+            raise NotHeldError("the newest is 7")
+        return TransferOffer(version=7, session=f"of {request.workers}", tensors=[])
+
+    channel.offer = offer
+    status, text = await ask()
+    assert status == 200
+    assert TransferOffer.model_validate_json(text).session == "of 2"
+    body["version"] = 6
+    assert await ask() == (404, '{"error": "the newest is 7"}')
 
 
 async def test_a_wrong_body_is_refused(channel: Channel, client: aiohttp.ClientSession) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
+import threading
 from pathlib import Path
+
+import pytest
 
 from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.protocol.attempts import first_attempt
-from rlrun.protocol.manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.manifest import Manifest, complete_checkpoints, read_manifest, verify
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Trouble, Volume
+from rlrun.trainer import completion
 from rlrun.trainer.completion import Completer
+from rlrun.trainer.unsaved import Refused, Retry
 
 
 class Run:
@@ -24,6 +32,7 @@ class Run:
             CheckpointConfig(keep_last=keep_last),
             with_orchestrator=with_orchestrator,
             on_complete=lambda step, path: self.told.put(step),
+            volume=Volume(root),
         )
 
     def part(self, step: int, part: str) -> Path:
@@ -85,3 +94,67 @@ def test_a_failure_is_kept_for_the_loop(tmp_path: Path) -> None:
     assert run.completer.failure is not None
     assert "orchestrator holds no files" in str(run.completer.failure)
     assert run.steps() == []
+
+
+def test_a_manifest_that_the_volume_refuses_is_written_when_it_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = completion.write_manifest, threading.Event()
+    full = [True]
+
+    def write(path: Path, manifest: Manifest) -> None:
+        if full[0]:
+            refused.set()
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        real(path, manifest)
+
+    monkeypatch.setattr(completion, "write_manifest", write)
+    run = Run(tmp_path, with_orchestrator=False)
+    run.completer.saved(2, run.part(2, "trainer"))
+    assert refused.wait(60)
+    assert run.steps() == []
+    assert run.completer.failure is None
+    full[0] = False
+    assert run.told.get(timeout=60) == 2
+    assert run.completer.close(60)
+    assert run.steps() == [2]
+
+
+def test_shards_whose_flush_is_refused_are_removed_and_told_and_the_next_checkpoint_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, with_orchestrator=False)
+    path = run.part(2, "trainer")
+    with monkeypatch.context() as patch:
+
+        def refuse(folder: Path) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(completion, "fsync_tree", refuse)
+        run.completer.saved(2, path)
+        assert not run.completer.wait_for(2, worth=lambda: True)
+    refused = run.completer.refused
+    assert refused is not None
+    assert (refused.step, refused.trouble.reason) == (2, "StorageFull")
+    assert not path.exists()
+    run.completer.saved(3, run.part(3, "trainer"))
+    assert run.told.get(timeout=60) == 3
+    assert run.completer.close(60)
+    assert run.steps() == [3]
+
+
+def test_a_refused_checkpoint_is_tried_again_ever_more_rarely_until_one_is_written(tmp_path: Path) -> None:
+    now = [0.0]
+    volume = Volume(tmp_path)
+    retry = Retry(volume, clock=lambda: now[0])
+    waits = []
+    for step in range(8):
+        refused, began = Refused(step, Trouble("StorageFull", "the volume is full")), now[0]
+        while not retry.due(refused, blocks=False):
+            now[0] += 1
+        waits.append(now[0] - began)
+    assert waits == [5, 10, 20, 40, 80, 120, 120, 120]
+    assert volume.trouble() is not None
+    retry.written()
+    assert volume.trouble() is None
+    assert not retry.due(Refused(9, Trouble("StorageFull", "full again")), blocks=True)

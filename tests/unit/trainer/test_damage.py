@@ -15,6 +15,7 @@ from rlrun.orchestrator.checkpoint import Snapshot, write_snapshot
 from rlrun.orchestrator.ledger import Ledger
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.completion import Completer
 from rlrun.trainer.group import Group
@@ -52,7 +53,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory, solo: Group) -> Path:
     shard(model, solo)
     saver = Saver({POLICY: Part(model, make_optimizer(model, OptimizerConfig(), solo.device))}, solo, background=True)
     completer = Completer(
-        paths, attempt, CheckpointConfig(), with_orchestrator=True, on_complete=lambda step, path: None
+        paths,
+        attempt,
+        CheckpointConfig(),
+        with_orchestrator=True,
+        on_complete=lambda step, path: None,
+        volume=Volume(paths.root),
     )
     for step in (2, 4):
         saver.save(Progress(step), paths.checkpoint(step, 1))

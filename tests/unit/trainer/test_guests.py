@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.config.companions import CriticConfig
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
+from rlrun.config.parallel import ParallelismConfig
 from rlrun.config.roles import TrainerConfig
 from rlrun.config.sharing import refusal
 from rlrun.protocol import exit_codes, shared
 from rlrun.protocol.attempts import first_attempt, write_attempt
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import Join, SharedState
 from rlrun.trainer import guests as module
 from rlrun.trainer.guests import Change, Guests
+from rlrun.trainer.isolation import tell_all, to_blame
 
 
 def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:
@@ -45,6 +50,16 @@ def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConf
 
 HOST = {"lora": LoRAConfig(rank=8, slots=2)}
 CRITIC = AlgorithmConfig(advantage=AdvantageConfig(name="gae"), critic=CriticConfig())
+
+
+def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
+    host = config("host", **HOST, processes_per_replica=2, parallelism=ParallelismConfig(tp=2))
+    assert refusal(host, config("guest")) is None
+    found = refusal(host, config("guest", lora=LoRAConfig(rank=8, dropout=0.1)))
+    assert found is not None
+    assert found.startswith(
+        "trainer.lora.dropout (0.1) needs a trainer without tensor parallelism, host has parallelism.tp 2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,6 +146,46 @@ def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) 
     bench.ask("guest", 3)
     bench.guests.look()
     assert bench.guests.next({}, free=True) is not None
+
+
+def test_a_run_that_ended_the_trainer_of_all_is_refused_until_somebody_starts_it_again(bench: Bench) -> None:
+    failure = RoleError("ZeroDivisionError: division by zero")
+    tell_all(bench.host, "guest", 2, failure)
+    bench.ask("guest", 3)
+    bench.guests.look()
+    assert bench.guests.next({}, free=True) is None
+    refused = bench.state("guest", 3)
+    assert (refused.state, refused.exit_code) == ("Refused", exit_codes.DATA)
+    assert "attempt 2 of it failed on some ranks alone" in refused.reason
+    assert "ZeroDivisionError: division by zero; mend that" in refused.reason
+    bench.ask("guest", 4)
+    bench.guests.look()
+    assert bench.guests.next({}, free=True) is not None
+
+
+def fail_between_ranks() -> None:
+    """As a peer that has ended makes a collective fail."""
+    source = "def broken():\n    raise RuntimeError('Connection closed by peer')\n"
+    scope: dict[str, Any] = {}
+    exec(compile(source, "/usr/lib/torch/distributed/distributed_c10d.py", "exec"), scope)
+    scope["broken"]()
+
+
+@pytest.mark.parametrize(
+    ("act", "blamed"),
+    [
+        (lambda: 1 / 0, True),
+        (lambda: torch.zeros(2) @ torch.zeros(3), True),
+        (fail_between_ranks, False),
+        (lambda: Path("/nowhere/at/all").read_bytes(), False),
+    ],
+)
+def test_the_work_is_to_blame_unless_the_volume_or_a_peer_is(act: Callable[[], object], blamed: bool) -> None:
+    with pytest.raises(Exception) as raised:
+        act()
+    assert to_blame(raised.value) is blamed
+    assert to_blame(torch.OutOfMemoryError("memory"))
+    assert not to_blame(RoleError("the volume is full", exit_codes.STORAGE))
 
 
 def test_refusals_are_answered_once_and_stop_nobody(bench: Bench) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlrun.config.model import ModelConfig
+from rlrun.config.model import DType, ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import first_attempt, next_attempt
 from rlrun.protocol.failures import RoleError
@@ -23,6 +24,26 @@ from rlrun.trainer.model import load_model, shard
 from rlrun.trainer.versions import superfluous
 
 IDS = torch.arange(12)[None]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # the latter is the parameters' own: nothing is converted
+def test_what_is_sent_is_what_is_written(
+    dtype: DType, tmp_path: Path, solo: Group, source: Path, make_model: Callable[..., nn.Module]
+) -> None:
+    make_model("qwen3_moe").save_pretrained(source)
+    config = ModelConfig(path=str(source), dtype=dtype)
+    model = load_model(config, str(source))
+    files = publish.model_files(model, config, str(source))
+    shard(model, solo)
+    publish.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
+    written = load_file(tmp_path / "v1" / publish.shard_names(1)[0])
+    sent = publish.gathered(model, dtype=config.dtype, keep=True, pinned=False)
+    assert sent.keys() == written.keys()
+    assert all(sent[n].dtype == written[n].dtype and torch.equal(sent[n], written[n]) for n in written)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    assert all(torch.equal(sent[n], written[n]) for n in written), "training goes on meanwhile"
+    assert publish.gathered(model, dtype=config.dtype, keep=False, pinned=False) == {}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

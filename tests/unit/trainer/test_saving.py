@@ -14,7 +14,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer import checkpoint
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
@@ -116,31 +115,49 @@ def test_the_buffers_are_reused_and_two_saves_are_never_in_flight(
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_full_volume_is_told(
+def test_a_checkpoint_that_the_volume_refuses_leaves_nothing_and_the_next_one_is_written(
     tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
     saver = Saver({POLICY: make_part()}, solo, background=background)
-    told: list[Written] = []
+    told: list[int] = []
 
-    def save() -> None:
-        saver.save(Progress(1), tmp_path / "checkpoints" / "step")
-        saver.then(told.append)
+    def save(step: int) -> None:
+        saver.save(Progress(step), tmp_path / "checkpoints" / str(step))
+        saver.then(lambda written: told.append(written.step))
         saver.wait()
         saver.check()
 
-    with pytest.raises(RoleError, match="volume is full") as caught:
-        save()
-    assert caught.value.code == exit_codes.STORAGE
-    assert str(tmp_path / "checkpoints") in str(caught.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(dcp.FileSystemWriter, "write_data", full)
+        save(1)
+    refused = saver.refused
+    assert refused is not None
+    assert (refused.step, refused.trouble.reason) == (1, "StorageFull")
+    assert "the volume is full" in refused.trouble.text
     assert not told
     assert saver.finished() is None
-    if background:
-        with pytest.raises(RoleError, match="volume is full"):
-            saver.save(Progress(2), tmp_path / "checkpoints" / "next")
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    save(2)
+    assert saver.refused is None
+    assert told == [2]
+
+
+def test_another_failure_of_a_save_ends_the_run(
+    tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", broken)
+    saver = Saver({POLICY: make_part()}, solo, background=True)
+    saver.save(Progress(1), tmp_path / "checkpoints" / "step")
+    saver.wait()
+    assert saver.refused is None
+    with pytest.raises(RoleError, match="a bug"):
+        saver.save(Progress(2), tmp_path / "checkpoints" / "next")
 
 
 def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, make_part: MakePart) -> None:

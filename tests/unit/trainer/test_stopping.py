@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlrun
+from rlrun.protocol import exit_codes
 from rlrun.trainer.stopping import Stop
 
 STOPPED = 128 + signal.SIGTERM
@@ -98,7 +99,6 @@ def test_a_peer_that_is_gone_is_not_waited_for() -> None:
 def test_nobody_asks_a_stop_that_does_not_listen() -> None:
     stop = Stop()
     assert not stop.asked
-    assert stop.exit_code == STOPPED
 
 
 ANSWERS = """
@@ -115,3 +115,19 @@ threading.Thread(target=look).start()
 def test_a_request_is_seen_and_keeps_its_code(number: signal.Signals) -> None:
     code, said, _ = Rank(ANSWERS).ends(number)
     assert (code, said) == (128 + number, "")
+
+
+def test_what_the_orchestrator_asks_is_no_first_signal_and_its_code_blames_another() -> None:
+    """Pods that are deleted together get their signals in any order, before or after what the roles tell each other."""
+    asked = "stop.allow_time(25); stop.join()"
+    code, said, seconds = Rank(asked).ends(signal.SIGTERM, signal.SIGTERM)
+    assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
+    assert seconds < 5
+    code, said, _ = Rank("stop.allow_time(0.5); stop.join()").ends()
+    assert code == exit_codes.FAILURE
+    assert "0.5 s after the orchestrator, which was told to stop" in said
+
+
+def test_a_rank_that_joins_another_keeps_that_ones_code_and_its_own_time() -> None:
+    code, said, _ = Rank("stop.allow_time(1.5); stop.join(2)").ends(signal.SIGINT)
+    assert (code, "1.5 s after SIGINT" in said) == (128 + signal.SIGINT, True), said

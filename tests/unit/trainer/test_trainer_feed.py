@@ -14,7 +14,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample, write_batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.feed import ReplayFeed, read_checked
+from rlrun.trainer.feed import ReplayFeed, cut_metrics, read_checked
 
 MakeBatch = Callable[..., Batch]
 
@@ -85,3 +85,14 @@ def test_a_replay_takes_the_latest_attempts_batch(tmp_path: Path, make_batch: Ma
         feed.poll(2, 0.0)
     with pytest.raises(RoleError, match="holds no batches"):
         ReplayFeed(tmp_path)
+
+
+def test_a_replay_goes_on_with_metrics_whose_last_line_a_kill_cut_off(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    cut_metrics(paths, 0)
+    assert not paths.metrics.exists()
+    paths.metrics.write_text(
+        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n{"step": 4, "lo'
+    )
+    cut_metrics(paths, 2)
+    assert paths.metrics.read_text() == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'

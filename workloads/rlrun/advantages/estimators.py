@@ -63,7 +63,7 @@ def advantages(
         rewards: `[N]`.
         group_size: contiguous groups of this size; or
         group_ids: `[N]` integers, equal within a group; groups may be of any size and interleaved.
-        lengths: `[N]` positive lengths in tokens, read by `opo` and by a `length_penalty`.
+        lengths: `[N]` lengths in tokens, 0 for an empty answer, read by `opo` and by a `length_penalty`.
         turns: `[N]` positive numbers of the model's turns, read by a `turn_discount`; default: one each.
         options: of the estimator, see `ADVANTAGES[name].options`. `global_std` looks at the rewards of this call.
 
@@ -73,7 +73,7 @@ def advantages(
     function, complete = bind("advantage", name, ADVANTAGES, options)
     values = _vector("rewards", rewards)
     ids, num_groups = _groups(len(values), group_size, group_ids)
-    weights, steps = _counts("lengths", lengths, values), _counts("turns", turns, values)
+    weights, steps = _counts("lengths", lengths, values, least=0), _counts("turns", turns, values, least=1)
     if not is_import_path(name):
         values = _shaped(
             values, weights, steps, complete.pop("turn_discount", 1.0), complete.pop("length_penalty", 0.0)
@@ -106,7 +106,7 @@ def rloo(groups: RewardGroups, *, global_std: bool, neg_clipped: bool) -> Floats
 def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clipped: bool) -> Floats:
     """R - ΣR·L/ΣL: the baseline of least variance if the gradient's norm grows with length (OPO, Hao et al. 2025).
 
-    `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; a group of 1 keeps R.
+    `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; a group of 1 keeps R. Where ΣL is 0, the group's mean is it.
     """
     if groups.lengths is None:
         raise ValueError("lengths must be given for advantage opo: it weights the baseline by length")
@@ -114,9 +114,10 @@ def opo(groups: RewardGroups, *, leave_one_out: bool, global_std: bool, neg_clip
     weighted = groups.centred * groups.lengths
     total, length = groups.sum(weighted), groups.sum(groups.lengths)
     if not leave_one_out:
-        return _finish(groups, groups.centred - total / length, global_std, neg_clipped)
-    others = np.maximum(length - groups.lengths, 1)
-    advantage = np.where(groups.sizes > 1, groups.centred - (total - weighted) / others, groups.rewards)
+        return _finish(groups, groups.centred - total / np.where(length > 0, length, 1), global_std, neg_clipped)
+    others = length - groups.lengths
+    baseline = (total - weighted) / np.where(others > 0, others, 1)
+    advantage = np.where(groups.sizes > 1, groups.centred - baseline, groups.rewards)
     return _finish(groups, advantage, global_std, neg_clipped)
 
 
@@ -181,14 +182,14 @@ def _whitened(values: Floats) -> Floats:
     return centred / (values.std(ddof=1) + STD_FLOOR) if len(values) > 1 else centred
 
 
-def _counts(name: str, counts: npt.ArrayLike | None, rewards: Floats) -> Floats | None:
+def _counts(name: str, counts: npt.ArrayLike | None, rewards: Floats, *, least: int) -> Floats | None:
     if counts is None:
         return None
     values = _vector(name, counts)
     if len(values) != len(rewards):
         raise ValueError(f"{name} has {len(values)} entries for {len(rewards)} rewards")
-    if (values < 1).any():
-        raise ValueError(f"{name} must be positive, got {values.min():g}")
+    if (values < least).any():
+        raise ValueError(f"{name} must be at least {least}, got {values.min():g}")
     return values
 
 

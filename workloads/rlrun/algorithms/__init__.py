@@ -1,15 +1,18 @@
 """Policy and value losses as plain torch functions on packed tensors.
 
-`policy_loss` turns advantages (`rlrun.advantages`) into a differentiable scalar, `gae` values into advantages per token. Names,
-options and presets are data in `rlrun.config.algorithm_names`.
+`advantages` turns the rewards of groups into advantages (on tensors; the formulas are in `rlrun.advantages`, with numpy alone), `gae` a
+critic's values into advantages per token, `policy_loss` advantages into a differentiable scalar. Names, options and presets are data in
+`rlrun.config.algorithm_names`.
 """
 
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights
 from rlrun.algorithms.correction import Corrected, correct_mismatch
+from rlrun.algorithms.group_advantages import advantages
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.metrics import mean_metrics, merge_metrics
+from rlrun.algorithms.mixture import Mixture
 from rlrun.algorithms.objective import Objective
 from rlrun.algorithms.policy import LOSSES, LossOutput, denominator_count, policy_loss
 from rlrun.algorithms.proximal import proximal_logprobs
@@ -27,12 +30,14 @@ __all__ = [
     "Estimate",
     "LossInputs",
     "LossOutput",
+    "Mixture",
     "Moments",
     "Objective",
     "Preset",
     "Regularizers",
     "TokenLoss",
     "ValueLoss",
+    "advantages",
     "aggregation_count",
     "aggregation_weights",
     "correct_mismatch",

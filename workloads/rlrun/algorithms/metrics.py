@@ -7,7 +7,7 @@ same numbers for every way of cutting a batch into micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,22 @@ def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def mean_metrics(merged: Mapping[str, Tensor]) -> dict[str, float]:
     """What a person reads: sums divided by `tokens`; counts and `*_max` as they are. Without tokens, all are 0."""
-    tokens = max(float(merged["tokens"]), 1.0)
-    kept = {name for name in merged if name in COUNTS or name.endswith("_max")}
-    return {name: float(value) if name in kept else float(value) / tokens for name, value in merged.items()}
+    return joint_means([{name: float(value) for name, value in merged.items()}])
+
+
+def joint_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`mean_metrics` of the union of `parts`, each of other tokens by another objective.
+
+    A metric that only some parts have is a mean over the tokens of these. `loss`, divided already, is added up.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        having = [part for part in parts if name in part]
+        values = [part[name] for part in having]
+        if name.endswith("_max"):
+            found[name] = max(values)
+        elif name == "loss" or name in COUNTS:
+            found[name] = sum(values)
+        else:
+            found[name] = sum(values) / max(sum(part["tokens"] for part in having), 1.0)
+    return found

@@ -16,9 +16,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rlrun.api.formats import Format
+from rlrun.api.frozen import always_there
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
-from rlrun.api.rules import ROOT_RULES, RULES, Rule, always_there, quoted
+from rlrun.api.rule import Rule, quoted
+from rlrun.api.rules import ROOT_RULES, RULES
 from rlrun.api.status import RLRunStatus
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.schema import shape_of
 
 Json = dict[str, Any]
@@ -34,6 +37,8 @@ INTEGER_MAX = 2**53 - 1
 """Larger integers are not exact in JSON."""
 
 _KUBERNETES = "rlrun.api.kubernetes"
+_DESCRIBED_ELSEWHERE: tuple[type[BaseModel], ...] = (EnvironmentAlgorithm,)
+"""Blocks whose parts are those of `spec.algorithm`, where their fields are described; a second time would not fit."""
 _BOUNDS = {
     "str": {"min_length": "minLength", "max_length": "maxLength"},
     "list": {"min_length": "minItems", "max_length": "maxItems"},
@@ -126,10 +131,11 @@ class _Writer:
 
     Args:
         spec: what users write, with defaults and bounds everywhere; otherwise what the operator writes.
+        described: whether fields have their descriptions.
     """
 
-    def __init__(self, *, spec: bool) -> None:
-        self._spec = spec
+    def __init__(self, *, spec: bool, described: bool = True) -> None:
+        self._spec, self._described = spec, described
 
     def model(self, model: type[BaseModel], description: str = "") -> Json:
         """A block."""
@@ -147,8 +153,10 @@ class _Writer:
         return schema
 
     def _field(self, owner: type[BaseModel], info: FieldInfo) -> Json:
-        description = "" if owner.__module__ == _KUBERNETES else _words(info.description)
-        schema = self._type(info.annotation, info.metadata)
+        described = self._described and owner.__module__ != _KUBERNETES
+        description = _words(info.description) if described else ""
+        inside = _Writer(spec=self._spec, described=self._described and owner not in _DESCRIBED_ELSEWHERE)
+        schema = inside._type(info.annotation, info.metadata)
         inner = schema.pop("description", "")
         if description or inner:
             schema = {"description": description or inner} | schema

@@ -1,4 +1,4 @@
-"""How a run lives: what failures cost, and what its pods may talk to."""
+"""How a run lives: what failures cost, what its end removes, and what its pods may talk to."""
 
 from __future__ import annotations
 
@@ -26,13 +26,83 @@ class BackoffSpec(Config):
         return self
 
 
+FailureReason = Literal[
+    "CudaError",
+    "CudaOutOfMemory",
+    "ConfigurationError",
+    "DataError",
+    "ExitCode",
+    "Killed",
+    "NcclError",
+    "NoProgress",
+    "NodeLost",
+    "OOMKilled",
+    "PermanentError",
+    "PodDeleted",
+    "PodEvicted",
+    "PodFailed",
+    "PodReplaced",
+    "StorageError",
+]
+"""Reasons of failures that a rule may name; the rest is the operator's own doing."""
+
+
+class FailureRule(Config):
+    """Fits what has all that is set; without codes and reasons: what would count anyway."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """For messages."""
+    action: Literal["FailRun", "Restart", "RestartUncounted"]
+    """Restart counts."""
+    on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=64)] | None = None
+    """Not of disrupted pods."""
+    on_reasons: Annotated[list[FailureReason], Field(max_length=64)] | None = None
+    """As in `status.lastFailure`."""
+    roles: Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(max_length=3)] | None = None
+    """Whose pod failed first."""
+
+
 class FailurePolicySpec(Config):
     """What happens when a trainer pod or the orchestrator dies: the whole run restarts from its last complete checkpoint."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10000)] = 3
-    """Restarts after failures; one more fails the run. Disruptions (deleted or preempted pods, lost nodes) do not count."""
+    """Restarts after failures; one more fails the run. Disruptions do not count."""
+    reset_after_steps: Annotated[int, Field(ge=1)] | None = None
+    """So many new steps after the last counted restart, none counts any more."""
     backoff: BackoffSpec = BackoffSpec()
     """Waits between restarts."""
+    rules: Annotated[list[FailureRule], Field(max_length=32)] = Field(default_factory=list)
+    """The first that fits decides, else the built-in ones."""
+
+
+class NodeLossSpec(Config):
+    """Nodes that do not answer."""
+
+    force_delete_seconds: Annotated[int, Field(ge=1, le=86400)] = 120
+    """An ended attempt's pods on such a node are removed by force after so long."""
+
+
+Cleanup = Literal["GPU", "All", "None"]
+
+
+class CleanupPolicySpec(Config):
+    """What is removed when the run ends. GPU: trainer and engines; All: the orchestrator's pod, with its log, too; None: nothing."""
+
+    on_complete: Cleanup = "GPU"
+    """After Complete."""
+    on_failure: Cleanup = "GPU"
+    """After Failed. None keeps the pods, and their GPUs, to look into."""
+
+
+class ProgressSpec(Config):
+    """When a run counts as stuck, and what then."""
+
+    startup_deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
+    """Longest time to an attempt's first step, from when all its pods are scheduled."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
+    """Longest time without a step, or a part of one."""
+    action: Literal["Restart", "Fail", "Report"] = "Restart"
+    """Restart counts towards `failurePolicy.maxRestarts`; Report only sets the condition Progressing."""
 
 
 class NetworkPolicySpec(Config):

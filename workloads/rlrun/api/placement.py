@@ -56,5 +56,7 @@ class PlacementSpec(Config):
     """Keep pods near each other; none by default."""
     spread_inference: Literal["None", "Preferred", "Required"] = "Preferred"
     """Put engines on different nodes, so that one node's loss leaves others."""
+    colocate: bool = False
+    """Run an engine in each of the trainer's pods, on its GPUs, in turn with it."""
     gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
     """Extended resource that counts GPUs."""

@@ -40,6 +40,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         max_steps=spec.max_steps,
         seq_len=spec.seq_len,
         seed=spec.seed,
+        colocated=spec.placement.colocate,
     )
     common = dict(shared)
     algorithm = spec.algorithm
@@ -56,16 +57,30 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
     trainer = _computing(spec.trainer, TrainerSpec) | {
         "micro_batch_tokens": spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
     }
-    serves = spec.task == "RL" and spec.trainer.shared_with is None
+    if spec.placement.colocate:
+        inference["replicas"] = spec.trainer.replicas
+    serves = spec.task != "SFT" and spec.trainer.shared_with is None
     return RunConfig(
-        trainer=TrainerConfig(**trainer, **common, algorithm=algorithm, checkpoint=spec.checkpoint),
-        inference=InferenceConfig(**inference, **common, lora=spec.trainer.lora) if serves else None,
+        trainer=TrainerConfig(
+            **trainer,
+            **common,
+            algorithm=algorithm,
+            environment_algorithms={
+                environment.label: own for environment in environments if (own := environment.algorithm.of_trainer)
+            },
+            checkpoint=spec.checkpoint,
+            weight_sync=spec.weight_sync,
+        ),
+        inference=InferenceConfig(**inference, **common, lora=spec.trainer.lora, weight_sync=spec.weight_sync)
+        if serves
+        else None,
         orchestrator=OrchestratorConfig(
             **_computing(spec.orchestrator, OrchestratorSpec),
             **common,
             algorithm=algorithm,
             environments=environments,
             data=spec.data,
+            policies=spec.policies,
             sampling=spec.sampling,
             evaluation=spec.evaluation,
             checkpoint=spec.checkpoint,

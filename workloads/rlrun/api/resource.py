@@ -1,4 +1,4 @@
-"""`RLRun`: one object is one run of a language model: reinforcement learning, or supervised fine-tuning."""
+"""`RLRun`: one object is one run of a language model: reinforcement learning, supervised fine-tuning, or evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlrun.api.life import FailurePolicySpec, NetworkPolicySpec
+from rlrun.api import colocation, unread
+from rlrun.api.life import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
 from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, PodFields, TrainerBlock
 from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
@@ -18,14 +19,30 @@ from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.data import DataConfig
 from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.model import ModelConfig
-from rlrun.config.roles import Task
+from rlrun.config.policies import PoliciesConfig
+from rlrun.config.roles import TRAINING_TASKS, Task
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 API_VERSION = "rlrun.io/v1alpha1"
 KIND = "RLRun"
 NAME_MAX = 40
-LIVE_FIELDS = ("failurePolicy", "inference.replicas", "inference.minAvailable")
-"""Of the spec: what may change at any time. All else is frozen once the first attempt has begun."""
+LIVE_FIELDS = (
+    "suspend",
+    "maxSteps",
+    "failurePolicy",
+    "nodeLoss",
+    "progress",
+    "inference.replicas",
+    "inference.minAvailable",
+    "activeDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+    "cleanupPolicy",
+)
+"""Of the spec: what may change at any time; `maxSteps` may only grow. All else only while the run is suspended."""
+NEXT_ATTEMPT_FIELDS = ("maxSteps",)
+"""Of these: what the roles are told only when an attempt begins."""
+IDENTITY_FIELDS = ("task", "model", "storage", "trainer.sharedWith", "managedBy")
+"""Of the spec: what never changes once the first attempt has begun, because checkpoints would not fit it."""
 SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
 """Parts of the objective that supervised fine-tuning has."""
 _NO_ENVIRONMENTS: list[EnvironmentConfig] = []
@@ -36,7 +53,7 @@ class RLRunSpec(Config):
     """What the run is. A smallest one needs a model and an environment (RL) or data (SFT)."""
 
     task: Task = "RL"
-    """RL learns from `environments`, SFT from `data`, without engines."""
+    """RL learns from `environments`, SFT from `data`, without engines. Eval measures `policies`, without a trainer."""
     model: ModelConfig
     """The policy that the run starts from."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
@@ -48,13 +65,15 @@ class RLRunSpec(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The objective and how far behind the policy its data may be."""
     environments: Annotated[list[EnvironmentConfig], Field(max_length=64)] = _NO_ENVIRONMENTS
-    """Where tasks and rewards come from; for RL."""
+    """Where tasks and rewards come from; not for SFT."""
     data: DataConfig | None = None
     """What is learned from; for SFT."""
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are drawn, unless an environment says otherwise."""
     evaluation: EvaluationConfig | None = None
-    """Held-out evaluation between steps; none by default."""
+    """Held-out evaluation between steps, none by default; what Eval asks."""
+    policies: PoliciesConfig | None = None
+    """Whom Eval asks; default: the model."""
     trainer: TrainerBlock = TrainerBlock()
     """The torchrun group that steps the optimizer."""
     inference: InferenceBlock = InferenceBlock()
@@ -71,8 +90,22 @@ class RLRunSpec(Config):
     """Where the pods may run."""
     failure_policy: FailurePolicySpec = FailurePolicySpec()
     """What failures cost."""
+    node_loss: NodeLossSpec = NodeLossSpec()
+    """What follows when a node is gone."""
+    progress: ProgressSpec = ProgressSpec()
+    """When the run counts as stuck."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """What the pods may talk to."""
+    suspend: bool = False
+    """Save and remove all pods; false again: go on."""
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """The operator that looks after the run; default: any."""
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    """Save and fail after this time, suspension not counted."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    """Delete the children of an ended run after this time, but the volume."""
+    cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()
+    """What the run's end removes."""
 
     @model_validator(mode="after")
     def _parts_of_a_guest(self) -> Self:
@@ -94,13 +127,44 @@ class RLRunSpec(Config):
         return self
 
     @model_validator(mode="after")
+    def _direct_hand_over(self) -> Self:
+        if self.weight_sync.transport == "Filesystem":
+            return self
+        trainer, engine = self.trainer.gpus_per_replica, self.inference.gpus_per_replica
+        if self.trainer.lora is not None:
+            raise ValueError(
+                "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora"
+            )
+        if (trainer == 0) != (engine == 0):
+            raise ValueError(
+                f"weightSync.transport (NCCL) connects GPUs with GPUs, or CPUs with CPUs; trainer.gpusPerReplica is {trainer} and "
+                f"inference.gpusPerReplica is {engine}; set transport: Filesystem or change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _same_gpus(self) -> Self:
+        colocation.check(self)
+        return self
+
+    @model_validator(mode="after")
     def _parts_of_the_task(self) -> Self:
-        if self.task == "RL":
+        if self.task != "SFT":
             if self.data is not None:
                 raise ValueError("data is for task SFT; remove it or set task to SFT")
             if not self.environments:
-                raise ValueError("environments is empty; task RL needs one")
-            return self
+                raise ValueError(f"environments is empty; task {self.task} needs one")
+        if self.task in TRAINING_TASKS and self.policies is not None:
+            raise ValueError(
+                f"policies is for a task without training, and task is {self.task}; remove it or set task to Eval"
+            )
+        if self.task == "SFT":
+            self._parts_of_supervision()
+        elif self.task != "RL":
+            unread.refuse(self._parts_of_training(), "tasks that train")
+        return self
+
+    def _parts_of_supervision(self) -> None:
         if self.data is None:
             raise ValueError("data is not set; task SFT needs it")
         for name in ("environments", "evaluation"):
@@ -108,38 +172,40 @@ class RLRunSpec(Config):
                 raise ValueError(f"{name} is for task RL; remove it")
         if self.algorithm.preset not in ("sft", AlgorithmConfig().preset):
             raise ValueError(f"algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft")
-        self._refuse_what_only_rl_reads()
-        return self
-
-    def _refuse_what_only_rl_reads(self) -> None:
-        """What the API server fills in is not refused: it cannot be told from what nobody has set."""
-        blocks: tuple[tuple[str, Config, tuple[str, ...]], ...] = (
-            ("inference", self.inference, tuple(InferenceBlock.model_fields)),
-            ("sampling", self.sampling, tuple(SamplingConfig.model_fields)),
-            ("weightSync", self.weight_sync, tuple(WeightSyncConfig.model_fields)),
+        only_rl: unread.Parts = (
+            ("inference", self.inference, InferenceBlock.model_fields),
+            ("sampling", self.sampling, SamplingConfig.model_fields),
+            ("weightSync", self.weight_sync, WeightSyncConfig.model_fields),
             ("orchestrator", self.orchestrator, ("batch_size", "max_concurrency", "max_error_ratio")),
-            (
-                "algorithm",
-                self.algorithm,
-                tuple(name for name in AlgorithmConfig.model_fields if name not in SFT_ALGORITHM_FIELDS),
-            ),
+            ("algorithm", self.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
         )
-        for block, given, names in blocks:
-            for name in names:
-                info = type(given).model_fields[name]
-                value = getattr(given, name)
-                if value != info.get_default(call_default_factory=True):
-                    instead = (
-                        "; data.batchSize says the rows per step"
-                        if (block, name) == ("orchestrator", "batch_size")
-                        else ""
-                    )
-                    raise ValueError(f"{block}.{info.alias} ({value}) is for task RL; remove it{instead}")
+        unread.refuse(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
+
+    def _parts_of_training(self) -> unread.Parts:
+        """What a run without a trainer does not read. Environments are as in the run that trained in them."""
+        return (
+            ("", self, ("max_steps",)),
+            ("algorithm", self.algorithm, AlgorithmConfig.model_fields),
+            ("trainer", self.trainer, [name for name in TrainerBlock.model_fields if name != "lora"]),
+            *((("trainer.lora", self.trainer.lora, ("slots", "modules_to_save")),) if self.trainer.lora else ()),
+            (
+                "orchestrator",
+                self.orchestrator,
+                ("batch_size", "trajectory_strategy", "record_rollouts", "max_error_ratio"),
+            ),
+            (
+                "checkpoint",
+                self.checkpoint,
+                [name for name in CheckpointConfig.model_fields if name != "grace_period_seconds"],
+            ),
+            ("weightSync", self.weight_sync, ("transport",)),
+            *((("evaluation", self.evaluation, ("interval",)),) if self.evaluation else ()),
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         batch = self.orchestrator.batch_size
-        for i, environment in enumerate(self.environments):
+        for i, environment in enumerate(self.environments if self.task == "RL" else ()):
             if batch % environment.group_size:
                 size = environment.group_size
                 lower, upper = batch // size * size, (batch // size + 1) * size
@@ -164,6 +230,15 @@ class RLRunSpec(Config):
         tiny = self.model.tiny
         if tiny is not None and tiny.max_length < self.seq_len:
             raise ValueError(f"model.tiny.maxLength ({tiny.max_length}) must be at least seqLen ({self.seq_len})")
+        return self
+
+    @model_validator(mode="after")
+    def _own_objectives(self) -> Self:
+        for i, environment in enumerate(self.environments):
+            try:
+                environment.algorithm.over(self.algorithm)
+            except ValueError as error:
+                raise ValueError(f"environments[{i}].algorithm: {error}") from None
         return self
 
     @model_validator(mode="after")

@@ -6,70 +6,32 @@ that `kubectl apply` refuses at once, the models' so that a run on one machine i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
+from rlrun.api.frozen import frozen_rules
 from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX, EnvVar
 from rlrun.api.life import BackoffSpec
 from rlrun.api.placement import TopologySpec
 from rlrun.api.pods import InferenceBlock, TrainerBlock
-from rlrun.api.resource import LIVE_FIELDS, NAME_MAX, RLRun, RLRunSpec
+from rlrun.api.resource import NAME_MAX, RLRun, RLRunSpec
+from rlrun.api.rule import Rule, quoted
 from rlrun.api.storage import StorageSpec
 from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
 from rlrun.config.checkpoint import ResumeConfig
 from rlrun.config.companions import ReferenceConfig
 from rlrun.config.data import DataConfig, SourceConfig, ValidationConfig
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.learning import (
     AdvantageConfig,
     AlgorithmConfig,
     CorrectionConfig,
-    EnvironmentAlgorithm,
     LossConfig,
     OptimizerConfig,
 )
 from rlrun.config.model import ModelConfig
 from rlrun.config.rollout import CurriculumConfig
-from rlrun.config.schema import Shape, fields, spelled
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One entry of `x-kubernetes-validations`."""
-
-    holds: str
-    """CEL expression over `self`, true for a valid object."""
-    message: str
-    """What is wrong, with each `{expression}` replaced by its value: the field, its value and the fix."""
-    field: str | None = None
-    """Path below the object, such as `.batchSize`, that the message is about; default: the object."""
-    forbidden: bool = False
-    """The value may be right, but may not be set now."""
-
-    def as_json(self) -> dict[str, str]:
-        """As the CRD has it."""
-        result = {"rule": self.holds}
-        parts = re.split(r"\{([^{}]*)\}", self.message)
-        texts, values = parts[::2], parts[1::2]
-        if values:
-            # `format` and not `+`: the API server takes the length of a number as a string for unbounded, and refuses the sum.
-            template = "%s".join(text.replace("%", "%%") for text in texts)
-            result["messageExpression"] = f"{quoted(template)}.format([{', '.join(values)}])"
-        else:
-            result["message"] = self.message
-        if self.field is not None:
-            result["fieldPath"] = self.field
-        if self.forbidden:
-            result["reason"] = "FieldValueForbidden"
-        return result
-
-
-def quoted(text: str) -> str:
-    """`text` as a CEL string."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -94,37 +56,60 @@ _TOO_LONG = "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >=
 
 _SPEC = (
     Rule(
+        "!self.placement.colocate || self.algorithm.maxAsyncLevel == 0",
+        "algorithm.maxAsyncLevel ({self.algorithm.maxAsyncLevel}) must be 0 with placement.colocate: engines sleep while a step is "
+        "trained; set maxAsyncLevel: 0",
+        ".algorithm.maxAsyncLevel",
+    ),
+    Rule(
+        "self.weightSync.transport == 'Filesystem' || !has(self.trainer.lora)",
+        "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora",
+        ".weightSync",
+    ),
+    Rule(
+        "self.weightSync.transport == 'Filesystem' || (self.trainer.gpusPerReplica == 0) == (self.inference.gpusPerReplica == 0)",
+        "weightSync.transport (NCCL) connects GPUs with GPUs, or CPUs with CPUs; trainer.gpusPerReplica is "
+        "{self.trainer.gpusPerReplica} and inference.gpusPerReplica is {self.inference.gpusPerReplica}; "
+        "set transport: Filesystem or change one of them",
+        ".weightSync",
+    ),
+    Rule(
         "self.task == 'SFT' || !has(self.data)",
         "data is for task SFT; remove it or set task to SFT",
         ".data",
     ),
     Rule(
         "self.task == 'SFT' || self.environments.size() > 0",
-        "environments is empty; task RL needs one",
+        "environments is empty; task {self.task} needs one",
         ".environments",
     ),
     Rule(
-        "self.task == 'RL' || has(self.data)",
+        "self.task != 'SFT' || has(self.data)",
         "data is not set; task SFT needs it",
         ".data",
     ),
     Rule(
-        "self.task == 'RL' || self.environments.size() == 0",
+        "self.task != 'SFT' || self.environments.size() == 0",
         "environments is for task RL; remove it",
         ".environments",
     ),
     Rule(
-        "self.task == 'RL' || !has(self.evaluation)",
+        "self.task != 'SFT' || !has(self.evaluation)",
         "evaluation is for task RL; remove it",
         ".evaluation",
     ),
     Rule(
-        "self.task == 'RL' || self.algorithm.preset in ['grpo', 'sft']",
+        "self.task != 'SFT' || self.algorithm.preset in ['grpo', 'sft']",
         "algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft",
         ".algorithm.preset",
     ),
     Rule(
-        "self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
+        "!(self.task in ['RL', 'SFT']) || !has(self.policies)",
+        "policies is for a task without training, and task is {self.task}; remove it or set task to Eval",
+        ".policies",
+    ),
+    Rule(
+        "self.task != 'RL' || self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
         "orchestrator.batchSize ({self.orchestrator.batchSize}) must be divisible by "
         "environments[{self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0).indexOf(true)}].groupSize "
         f"({{{_FIRST_UNEVEN}}}); set batchSize to {{(self.orchestrator.batchSize / {_FIRST_UNEVEN} + 1) * {_FIRST_UNEVEN}}}",
@@ -236,8 +221,8 @@ _TRAINER = (
         ".attention",
     ),
     Rule(
-        "!has(self.lora) || self.parallelism.tp == 1",
-        "parallelism.tp ({self.parallelism.tp}) does not divide adapters; set tp: 1 or remove lora",
+        "!has(self.lora) || self.parallelism.tp == 1 || self.lora.dropout == 0.0",
+        "parallelism.tp ({self.parallelism.tp}) drops different inputs on each rank; set lora.dropout: 0 or tp: 1",
         ".parallelism",
     ),
     Rule(
@@ -268,7 +253,7 @@ _TRAINER = (
         ".compile",
     ),
 )
-_NOT_THERE = " model, which this run does not have; set"
+_NOT_THERE = " model, which this run does not have; set algorithm."
 
 RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     RLRunSpec: _SPEC,
@@ -287,7 +272,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.advantage) || self.advantage.name != 'gae' || has(self.critic)",
-            f"advantage gae needs a critic{_NOT_THERE} critic, or choose another preset or part",
+            f"advantage gae needs a critic{_NOT_THERE}critic, or choose another preset or part",
             ".critic",
         ),
         Rule(
@@ -298,7 +283,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
         Rule(
             "self.regularizers.kl == 0.0 || has(self.reference)",
-            f"regularizers.kl ({{self.regularizers.kl}}) needs a reference{_NOT_THERE} reference, or choose another preset or part",
+            f"regularizers.kl ({{self.regularizers.kl}}) needs a reference{_NOT_THERE}reference, or choose another preset or part",
             ".reference",
         ),
     ),
@@ -385,6 +370,12 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "minAvailable ({self.minAvailable}) must be at most replicas ({self.replicas}); lower it or raise replicas",
             ".minAvailable",
         ),
+        Rule(
+            "self.gpusPerReplica in [0, self.tensorParallel * self.dataParallel]",
+            "gpusPerReplica ({self.gpusPerReplica}) must be tensorParallel x dataParallel "
+            "({self.tensorParallel * self.dataParallel}), or 0 for CPUs",
+            ".gpusPerReplica",
+        ),
     ),
     BackoffSpec: (
         Rule(
@@ -411,43 +402,5 @@ NAME_RULE = Rule(
 )
 """Of the whole resource: only there can CEL see the name. In Python `check_name` says it."""
 
-
-def frozen_rules() -> list[Rule]:
-    """Rules of the whole resource that let nothing of the spec change once an attempt has begun, but what `LIVE_FIELDS` names.
-
-    They stand at the root because they read the status: an update of the spec sees the status as it is stored. Python has no such
-    rule, as only the API server knows the old object.
-    """
-    return [
-        _frozen(info.alias or name, fields(RLRunSpec)[name], info)
-        for name, info in RLRunSpec.model_fields.items()
-        if info.alias not in LIVE_FIELDS
-    ]
-
-
-def _frozen(name: str, shape: Shape, info: FieldInfo) -> Rule:
-    # Compared as lists of one item: the API server takes the length of an optional for unbounded, and refuses the rule.
-    same = f"[self.spec.?{name}]==[oldSelf.spec.?{name}]"
-    what = f"spec.{name} is frozen"
-    if shape.kind in ("int", "choice"):
-        what = f"spec.{name} ({{self.spec.{name}}}) is frozen at {{oldSelf.spec.{name}}}"
-    elif shape.model is not None and always_there(info):
-        below = [spelled(shape.model, part, "camel") for part in fields(shape.model)]
-        kept = [part for part in below if f"{name}.{part}" not in LIVE_FIELDS]
-        both = f"[[self.spec.{name}, oldSelf.spec.{name}]]"
-        tests = [f"[b[0].?{part}]==[b[1].?{part}]" for part in kept]  # without blanks: there are hundreds
-        changed = ",".join(f"{test}?'':{quoted(part)}" for test, part in zip(tests, kept, strict=True))
-        what = f"spec.{name} (changed: {{{both}.map(b, [{changed}])[0].filter(n, n != '')}}) is frozen"
-        if kept != below:
-            same = f"{both}.all(b, {'&&'.join(tests)})"
-    return Rule(f"self.?status.?attempt.orValue(0) < 1 || {same}", f"{what} {_FIX}", f".spec.{name}", forbidden=True)
-
-
-def always_there(info: FieldInfo) -> bool:
-    """Whether a block exists in every stored object: it is required, or its default is made of its fields' defaults alone."""
-    return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
-
-
-_FIX = "since attempt {self.status.attempt} began; delete the run and apply it again: it goes on from its checkpoint"
 
 ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE, *frozen_rules())}

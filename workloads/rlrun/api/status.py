@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlrun.config.base import Config
 
-Phase = Literal["Pending", "Starting", "Running", "Restarting", "Completing", "Complete", "Failed"]
-"""Derived from the conditions by one function and never read back. Queued, Suspending and Suspended come with their features."""
+Phase = Literal[
+    "Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Completing", "Complete", "Failed"
+]
+"""Derived from the conditions by one function and never read back. Queued comes with its feature."""
 
 
 class Condition(Config):
@@ -49,6 +51,8 @@ class ProgressStatus(Config):
     """`spec.maxSteps`."""
     percent: int = 0
     """`step` of `totalSteps`."""
+    furthest_step: int = 0
+    """Highest step ever trained."""
     policy_version: int | None = None
     """Newest version that an engine holds."""
     reward: float | None = None
@@ -96,11 +100,22 @@ class FailureRecord(Config):
     reason: str
     """One CamelCase word."""
     message: str
-    """What the role said, or what Kubernetes said of the pod."""
+    """What the role or Kubernetes said."""
     counted: bool = True
-    """Whether the restart counted towards `failurePolicy.maxRestarts`."""
+    """Whether the restart counted."""
     step: int | None = None
     """Step that the run had reached."""
+
+
+class ExcludedNode(Config):
+    """A node that the run keeps away from."""
+
+    name: str
+    """Which."""
+    until: str
+    """RFC 3339."""
+    reason: str
+    """What happened there."""
 
 
 class StorageStatus(Config):
@@ -132,7 +147,7 @@ class RLRunStatus(Config):
     """Where the run is in its life."""
     conditions: list[Condition] = Field(default_factory=list)
     """ConfigurationValid, HostAvailable (guests), StorageReady, Scheduled, PodsReady, InferenceAvailable, Progressing, CheckpointHealthy,
-    Restarting, Complete, Failed, and kstatus' Reconciling and Stalled."""
+    Restarting, Suspended, Complete, Failed, and kstatus' Reconciling and Stalled."""
     reason: str | None = None
     """Reason of the condition that matters most now."""
     message: str | None = None
@@ -140,23 +155,37 @@ class RLRunStatus(Config):
     attempt: int = 0
     """Number of the current attempt; 0 before the first."""
     launched_attempt: int = 0
-    """The newest attempt whose StatefulSet, Deployment and orchestrator pod have all been seen: from then on a missing one was deleted."""
+    """The newest attempt whose workloads have all been seen: from then on a missing one was deleted."""
     restarts: int = 0
     """All restarts."""
     restarts_counted_towards_max: int = 0
     """Restarts after failures; compared with `failurePolicy.maxRestarts`."""
+    counted_at_step: int | None = None
+    """Furthest step at the last counted restart."""
+    restarts_without_step: int = 0
+    """Restarts in a row without a new step."""
     next_retry_time: str | None = None
     """When the backoff ends (RFC 3339)."""
     start_time: str | None = None
     """When the first attempt began (RFC 3339)."""
     completion_time: str | None = None
     """When the run became Complete or Failed (RFC 3339)."""
+    active_since: str | None = None
+    """Since when the run is neither suspended nor over (RFC 3339)."""
+    active_seconds: int = 0
+    """How long it was, before `activeSince`."""
+    max_steps: int | None = None
+    """`spec.maxSteps` that the current attempt was made with."""
+    restart_requested_at: str | None = None
+    """The last `rlrun.io/restart-requested-at` that was acted on."""
     config_hash: str | None = None
     """Fingerprint of what the run computes."""
     spec_hash: str | None = None
     """Fingerprint of the spec that the current attempt's children were rendered from."""
     steps: str | None = None
-    """`412/1000`, for the printer column."""
+    """`412/1000`, for the printer column; of Eval: answers."""
+    results: list[str] | None = None
+    """Of Eval: `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     trainer: RoleStatus = RoleStatus()
     """The trainer's pods."""
     inference: RoleStatus = RoleStatus()
@@ -175,6 +204,8 @@ class RLRunStatus(Config):
     """Why the last attempt ended early."""
     failures: list[FailureRecord] = Field(default_factory=list, max_length=5)
     """The last five, newest last."""
+    excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=16)] | None = None
+    """Left out by the next attempts."""
     storage: StorageStatus | None = None
     """The run's volume."""
     shared_with: SharedWithStatus | None = None

@@ -63,7 +63,7 @@ def presets_page() -> str:
         "import path `package.module:function` of your own: a loss is called as `function(LossInputs, **options)` and returns a",
         "`TokenLoss` (see `rlrun.algorithms`), an advantage as `function(RewardGroups, **options)`, with numpy arrays, and returns one",
         "number per rollout (see `rlrun.advantages`).",
-        "`environments[].algorithm` replaces advantage and filters for one environment.",
+        "`environments[].algorithm` replaces the parts for one environment, all but the models and the bounds of staleness.",
         "",
         "Notation: t, i, o and ref are the log-probabilities of a token under the policy that is trained, the engine that sampled it, the",
         "proximal and the reference policy; ρ = exp(t - i); A is the advantage; sg stops the gradient; d = e^t - e^i.",

@@ -74,7 +74,9 @@ class CheckpointConfig(Config):
 
 
 class WeightSyncConfig(Config):
-    """The hand-over of new weights from the trainer to the engine, through the run's volume."""
+    """The hand-over of new weights from the trainer to the engines."""
 
+    transport: Literal["Filesystem", "NCCL"] = "Filesystem"
+    """Filesystem: through the run's volume. NCCL: from GPU to GPU (gloo between CPUs); the volume gets checkpointed versions alone."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Deadline of one replica's update, in seconds; a replica that misses it is taken out of rotation and tried again."""

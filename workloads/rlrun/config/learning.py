@@ -143,27 +143,26 @@ class AlgorithmConfig(Config):
                 f"maxOffPolicySteps ({self.max_off_policy_steps}) must be at least maxAsyncLevel ({self.max_async_level}): "
                 "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel"
             )
-        self._check_parts()
-        for need, what in self.needs.items():
-            if need not in self.provided:
-                raise ValueError(
-                    f"{what} needs a {need} model, which this run does not have; set {need}, or choose another preset or part"
-                )
+        self.check_parts()
         if self.critic is not None and self.effective_advantage.name != "gae":
             raise ValueError(
                 f"critic is not used by advantage {self.effective_advantage.name}; set advantage to gae or remove critic"
             )
         return self
 
-    def _check_parts(self) -> None:
-        """Parts that do not go together."""
+    def check_parts(self) -> None:
+        """Refuse parts of the objective that do not go together, or need a model that the run does not have.
+
+        Raises:
+            ValueError: names field, value and fix.
+        """
         loss, proximal = self.effective_loss.name, self.effective_proximal
         if loss == "decoupled_ppo" and proximal == "inference":
             raise ValueError(
                 "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
             )
         if loss == "sapo" and proximal != "inference":
-            raise ValueError(f"proximal ({proximal}) cannot be combined with loss sapo; remove it")
+            raise ValueError(f"proximal ({proximal}) cannot be combined with loss sapo; set it to inference")
         if self.aggregation_length is not None and self.effective_aggregation != "constant_length":
             raise ValueError(
                 f"aggregationLength ({self.aggregation_length}) needs aggregation constant_length; remove it"
@@ -172,6 +171,12 @@ class AlgorithmConfig(Config):
             complete = complete_correction(self.correction.options)
             if problem := correction_problem(complete, loss, has_proximal=proximal != "inference"):
                 raise ValueError(problem)
+        for need, what in self.needs.items():
+            if need not in self.provided:
+                raise ValueError(
+                    f"{what} needs a {need} model, which this run does not have; set algorithm.{need}, "
+                    "or choose another preset or part"
+                )
 
     @property
     def needs(self) -> dict[Need, str]:
@@ -214,23 +219,6 @@ class AlgorithmConfig(Config):
     def effective_filters(self) -> FilterConfig:
         """The filters after the preset: `filters` when they are given, else the preset's."""
         return self.filters or FilterConfig.model_validate(dict(preset(self.preset).filters))
-
-
-class EnvironmentAlgorithm(Config):
-    """What one environment does otherwise than the run."""
-
-    advantage: AdvantageConfig | None = None
-    """Replaces the run's advantage."""
-    filters: FilterConfig | None = None
-    """Replaces the run's filters."""
-
-    @model_validator(mode="after")
-    def _per_rollout(self) -> Self:
-        if self.advantage is not None and self.advantage.name == "gae":
-            raise ValueError(
-                "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage"
-            )
-        return self
 
 
 class OptimizerConfig(Config):

@@ -5,21 +5,31 @@ A role's configuration is its block plus the shared values that flow into it. Pa
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.data import DataConfig
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel, ComputeDType, ParallelismConfig
+from rlrun.config.policies import PoliciesConfig
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
-Task = Literal["RL", "SFT"]
+Task = Literal["RL", "SFT", "Eval"]
+TRAINING_TASKS: tuple[Task, ...] = ("RL", "SFT")
+ASKING_TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task not in TRAINING_TASKS)
+"""They ask policies that there are: they have engines, and no trainer."""
 TrajectoryStrategy = Literal["interleaved", "branching"]
+
+
+def orchestrator_module(task: Task) -> str:
+    """What the orchestrator's process runs."""
+    return "rlrun.orchestrator" if task in TRAINING_TASKS else "rlrun.evaluate"
 
 
 class TrainerSpec(Config):
@@ -68,9 +78,9 @@ class TrainerSpec(Config):
             raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
         if self.attention == "varlen" and self.gpus_per_replica == 0:
             raise ValueError("attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto")
-        if self.lora is not None and self.parallelism.tp > 1:
+        if self.lora is not None and self.lora.dropout > 0 and self.parallelism.tp > 1:
             raise ValueError(
-                f"parallelism.tp ({self.parallelism.tp}) does not divide adapters; set tp: 1 or remove lora"
+                f"parallelism.tp ({self.parallelism.tp}) drops different inputs on each rank; set lora.dropout: 0 or tp: 1"
             )
         if self.shared_with is not None and self.lora is None:
             raise ValueError(
@@ -126,9 +136,13 @@ class InferenceSpec(Config):
     """The vLLM engines."""
 
     replicas: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Engines; each holds the whole model."""
-    gpus_per_replica: Annotated[int, Field(ge=0, le=1)] = 0
-    """GPUs per engine; 0 runs the CPU build of vLLM."""
+    """Engines, each with a server and the whole model."""
+    gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs per engine, tensorParallel x dataParallel; 0 runs the CPU build of vLLM."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs that hold one copy of the model together."""
+    data_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Copies of the model in one engine."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory that the engine takes."""
     cpu_kv_cache_gib: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -139,6 +153,20 @@ class InferenceSpec(Config):
     """Most sequences that one engine decodes at the same time."""
     extra_args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=64)
     """More arguments for vLLM's server, as on its command line."""
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Self:
+        needed = self.tensor_parallel * self.data_parallel
+        if self.gpus_per_replica not in (0, needed):
+            raise ValueError(
+                f"gpusPerReplica ({self.gpus_per_replica}) must be tensorParallel x dataParallel ({needed}), or 0 for CPUs"
+            )
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel * self.data_parallel
 
     @property
     def parses_tools(self) -> bool:
@@ -171,7 +199,7 @@ class RoleConfig(Config):
     output_dir: Annotated[str, Field(min_length=1)]
     """The run's folder; every other path follows from it by the file protocol."""
     task: Task = "RL"
-    """Reinforcement learning, or supervised fine-tuning."""
+    """Reinforcement learning, supervised fine-tuning, or evaluation."""
     model: ModelConfig
     """The policy."""
     max_steps: Annotated[int, Field(ge=1)]
@@ -180,6 +208,8 @@ class RoleConfig(Config):
     """Longest training sample, in tokens."""
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     """Seed of everything random."""
+    colocated: bool = False
+    """Trainer and engines have the same GPUs, in turn."""
 
 
 class TrainerConfig(TrainerSpec, RoleConfig):
@@ -187,12 +217,27 @@ class TrainerConfig(TrainerSpec, RoleConfig):
 
     algorithm: AlgorithmConfig
     """The objective."""
+    environment_algorithms: dict[str, EnvironmentAlgorithm] = Field(default_factory=dict)
+    """Parts of the objective that replace the run's for the samples of one environment, by its name."""
     checkpoint: CheckpointConfig
     """When to save and what to keep."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How versions reach the engines."""
+    engine_urls: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
+    """The engines on this machine, with `colocated`: the trainer has the GPUs while they sleep."""
     port: Annotated[int, Field(ge=1, le=65535)] = 29600
     """Port of rank 0's channel to the orchestrator."""
     host: str = "127.0.0.1"
     """Address that the channel binds."""
+
+    @model_validator(mode="after")
+    def _environments(self) -> Self:
+        for name, own in self.environment_algorithms.items():
+            try:
+                own.over(self.algorithm)
+            except ValueError as error:
+                raise ValueError(f"environmentAlgorithms.{name}: {error}") from None
+        return self
 
 
 class InferenceConfig(InferenceSpec, RoleConfig):
@@ -200,7 +245,8 @@ class InferenceConfig(InferenceSpec, RoleConfig):
 
     lora: LoRAConfig | None = None
     """The trainer's adapters."""
-
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How versions come."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Port of the engine's server."""
     host: str = "127.0.0.1"
@@ -216,6 +262,8 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     """The environments, with their sampling filled in; none in supervised fine-tuning."""
     data: DataConfig | None = None
     """The data of supervised fine-tuning."""
+    policies: PoliciesConfig | None = None
+    """Whose answers are asked for without training; null: the model's alone."""
     sampling: SamplingConfig
     """Default sampling."""
     evaluation: EvaluationConfig | None

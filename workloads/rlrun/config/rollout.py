@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, JsonValue, model_validator
 
 from rlrun.config.base import Config
-from rlrun.config.learning import EnvironmentAlgorithm
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 
 
 class SamplingConfig(Config):
@@ -69,7 +69,7 @@ class EnvironmentConfig(Config):
     sampling: SamplingConfig | None = None
     """Replaces `spec.sampling` for this environment."""
     algorithm: EnvironmentAlgorithm = EnvironmentAlgorithm()
-    """Advantage and filters of this environment alone."""
+    """Parts of the objective of this environment alone, as `spec.algorithm` describes them."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Longest time for one episode including its score, in seconds; then the rollout is rejected and counted."""
     reward_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
@@ -79,7 +79,9 @@ class EnvironmentConfig(Config):
     memory_gib: Annotated[float, Field(gt=0, le=65536)] = 8.0
     """Memory of the environment's processes together; above it they are restarted."""
     python: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Interpreter of a virtual environment that holds the environment's packages; default: the orchestrator's."""
+    """Interpreter of a virtual environment that holds the environment's packages; default: the orchestrator's, or `python3` of `image`."""
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Image of a container of its own beside the orchestrator, with Python and pydantic in it; on one machine it is left out."""
 
     @property
     def label(self) -> str:

@@ -21,6 +21,8 @@ _NOT_HASHED: dict[str, Any] = {
     "uid": True,
     "replay": True,
     "replicas": True,
+    "colocated": True,
+    "engine_urls": True,
     "checkpoint": {"resume": True},
 }
 

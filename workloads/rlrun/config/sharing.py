@@ -18,6 +18,11 @@ def refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
             f"trainer.lora.rank ({guest.lora.rank}) is more than that of {host.name} ({host.lora.rank}); "
             f"lower it to at most {host.lora.rank}"
         )
+    if guest.lora.dropout > 0 and host.parallelism.tp > 1:
+        return (
+            f"trainer.lora.dropout ({guest.lora.dropout}) needs a trainer without tensor parallelism, {host.name} has "
+            f"parallelism.tp {host.parallelism.tp}; set dropout: 0"
+        )
     mine, theirs = sorted(guest.lora.targets), sorted(host.lora.targets)
     if mine != theirs:
         return f"trainer.lora.targets ({mine or 'all'}) are not those of {host.name} ({theirs or 'all'}); make them the same"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 Message = dict[str, Any]
 """One chat message, shaped like OpenAI's: `role` and `content`; a reply may carry `tool_calls`, a tool result `tool_call_id` and `name`."""
@@ -140,10 +140,21 @@ class Demonstrates(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsTurns(Protocol):
+    """An environment that knows whether its episodes have one turn; of one that does not say, any number is expected."""
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether every episode asks the model once, and with the task's prompt as it is."""
+        ...
+
+
 class SingleTurnEnvironment(ABC):
     """One prompt, one reply. Subclasses say which tasks there are and what a reply is worth."""
 
     id: str
+    single_turn: ClassVar[bool] = True
 
     @abstractmethod
     def tasks(self, split: Split) -> Sequence[Task]: ...

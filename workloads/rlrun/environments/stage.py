@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, overload
 
 from rlrun.environments.episode import EpisodeError, run_episode
-from rlrun.environments.protocol import Environment, Episode, ModelClient, Score, SingleTurnEnvironment, Split
+from rlrun.environments.protocol import Environment, Episode, ModelClient, Score, Split, TellsTurns
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class InProcessStage:
 
     @property
     def single_turn(self) -> bool:
-        return isinstance(self._environment, SingleTurnEnvironment)
+        return isinstance(self._environment, TellsTurns) and self._environment.single_turn
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
         return TaskRefs(split, len(self._tasks[split]))

@@ -19,6 +19,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -28,6 +29,7 @@ from verifiers.v1.agent import Agent, Agents
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields, resolve_agent
 from verifiers.v1.configs.retries import RetryConfig
+from verifiers.v1.envs.single_agent import SingleAgentEnv
 from verifiers.v1.episode import EnvInfo
 from verifiers.v1.episode import Episode as VerifiersEpisode
 from verifiers.v1.interception import Interception
@@ -81,13 +83,26 @@ class VerifiersEnvironment:
         self._splits: dict[str, list[Task]] | None = None
         self._started = False
         self._start_lock = asyncio.Lock()
-        self._shared_tools = ToolBox(self._env.taskset.toolsets(self._env.taskset.config), shared=True)
+        shared = self._env.taskset.toolsets(self._env.taskset.config)
+        self._has_shared_tools = bool(shared)
+        self._shared_tools = ToolBox(shared, shared=True)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """The taskset, read once and divided by a hash of what each task says (its position aside)."""
         if self._splits is None:
             self._splits = self._divide([*islice(self._env.taskset, self.args.limit)])
         return self._splits[split]
+
+    @cached_property
+    def single_turn(self) -> bool:
+        """Whether an episode asks the model once: no more is allowed, or nobody but the model has anything to say in it."""
+        [seat] = agent_config_fields(self._env.config).values()
+        if (self.args.max_turns or seat.max_turns) == 1:
+            return True
+        self.tasks("train")
+        first = next(iter(self._tasks.values()))  # the configuration, and so the tools, are those of all
+        has_tools = self._has_shared_tools or bool(type(first).toolsets(first.config))
+        return type(self._env) is SingleAgentEnv and not has_tools
 
     async def run(self, task: Task, model: ModelClient) -> Episode:
         self.tasks("train")

@@ -5,7 +5,7 @@ would send becomes a call of our `ModelClient`, and the reply becomes a chat com
 0.1 environment works that asks for chat completions. It belongs into a virtual environment of its own
 (`environments[].python`), as its dependencies and those of verifiers 0.4 exclude each other.
 
-Refused with a reason: environments that call tools natively, as replies are text here.
+Tools that it offers go to the model with the request, and calls in the reply come back as the OpenAI client knows them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from rlrun.environments.verifiers_errors import VerifiersLoadError
 
 NAME = "policy"
 """What the model is called in requests."""
+
+
+_OF_CALLS = ("tool_calls", "tool_call_id", "name")
+"""Fields of a message that tell of calls and their answers."""
 
 
 class LegacyArgs(BaseModel):
@@ -74,38 +78,39 @@ class _Transport(httpx.AsyncBaseTransport):  # type: ignore[misc]
 async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not path.endswith("/chat/completions"):
         raise RuntimeError(f"it asks for {path}; only chat completions can be answered")
-    if asked.get("tools"):
-        raise RuntimeError("it calls tools natively, and replies are text here")
     messages = [_plain(message) for message in asked["messages"]]
     stop = asked.get("stop") or []
     reply = await conversation.model.complete(
         messages,
         max_tokens=asked.get("max_completion_tokens") or asked.get("max_tokens"),
         stop=[stop] if isinstance(stop, str) else stop,
+        tools=asked.get("tools") or None,
     )
     conversation.messages = [*messages, reply.message]
     conversation.replies += 1
     conversation.truncated = conversation.truncated or reply.truncated
+    finish = "length" if reply.truncated else "tool_calls" if reply.tool_calls else "stop"
     return {
         "id": f"reply-{conversation.replies}",
         "object": "chat.completion",
         "created": 0,
         "model": NAME,
         "choices": [
-            {"index": 0, "finish_reason": "length" if reply.truncated else "stop", "message": reply.message},
+            {"index": 0, "finish_reason": finish, "message": reply.message},
         ],
         "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
     }
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """A message with its text as a string; verifiers may send a list of parts."""
+    """A message with its text as a string, and what it says of calls; verifiers may send a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         if any(part.get("type") != "text" for part in content):
             raise RuntimeError("it sends more than text")
         content = "".join(part["text"] for part in content)
-    return {"role": message["role"], "content": content or ""}
+    calls = {name: message[name] for name in _OF_CALLS if message.get(name)}
+    return {"role": message["role"], "content": content or "", **calls}
 
 
 class LegacyVerifiersEnvironment:

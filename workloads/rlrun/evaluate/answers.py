@@ -1,4 +1,4 @@
-"""Answers on the disk: one file per policy and environment, a line per answer, appended as they come.
+"""Answers on the disk: one file per policy and environment (and attempt of a run), a line per answer, appended as they come.
 
 The file's name holds a fingerprint of all that an answer depends on. What has changed is therefore asked anew, into another file, and what
 has not is never asked again, however often a command is interrupted.
@@ -6,11 +6,13 @@ has not is never asked again, however often a command is interrupted.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +21,7 @@ from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.environments.protocol import Split
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.evaluation import Answer, Question, trace_line
+from rlrun.protocol.durable import fsync_path
 from rlrun.protocol.failures import storage_errors
 
 Key = tuple[int, int]
@@ -65,40 +68,77 @@ class AnswerFile:
 
     Args:
         path: the file; made with the first answer.
+        others: files of other attempts, which are read alone: a zombie may still write to one of them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
+        self.path, self._others = path, tuple(others)
         self._lines: dict[Key, dict[str, Any]] = {}
+        for other in self._others:
+            self._take(other.read_bytes().rpartition(b"\n")[0])
         content = path.read_bytes() if path.exists() else b""
         whole, _, torn = content.rpartition(b"\n")
-        for line in whole.splitlines():
-            if line.strip():
-                document = json.loads(line)
-                self._lines[document["task"], document["sample"]] = document
+        self._take(whole)
         if torn:  # of a writer that was killed: what follows must not stand behind it
             with storage_errors(path.parent):
                 os.truncate(path, len(content) - len(torn))
 
     @classmethod
-    def of(cls, folder: Path, policy: Policy, environment: EnvironmentConfig, digest: str) -> Self:
-        """The file in a folder of answers."""
+    def of(
+        cls, folder: Path, policy: Policy, environment: EnvironmentConfig, digest: str, attempt: int | None = None
+    ) -> Self:
+        """The file in a folder of answers; that of an attempt, if a number is given, with the answers of all of them."""
         label = re.sub(r"[^A-Za-z0-9._-]+", "_", environment.label)
-        return cls(folder / policy.name.replace(" ", "_") / f"{label}.{digest}.jsonl")
+        place, name = folder / policy.name.replace(" ", "_"), f"{label}.{digest}"
+        if attempt is None:
+            return cls(place / f"{name}.jsonl")
+        own = place / f"{name}.a{attempt:04d}.jsonl"
+        return cls(own, sorted(file for file in place.glob(f"{glob.escape(name)}.a*.jsonl") if file != own))
+
+    def _take(self, whole: bytes) -> None:
+        """Add whole lines; an answer is worth more than a failure, whichever came later."""
+        for line in whole.splitlines():
+            if not line.strip():
+                continue
+            document = json.loads(line)
+            key = document["task"], document["sample"]
+            if "error" not in document or key not in self._lines:
+                self._lines[key] = document
+
+    @property
+    def files(self) -> list[Path]:
+        """Where the answers are."""
+        return [*self._others, *([self.path] if self.path.exists() else [])]
 
     def missing(self, wanted: Iterable[Question]) -> list[Question]:
         """The questions without an answer; those whose tries have failed are among them."""
         return [question for question in wanted if "error" in self._lines.get(_key(question), {"error": ""})]
 
-    def add(self, question: Question, answer: Answer) -> None:
-        """Append one answer. It is in the kernel's hands when this returns, so that it outlives this process."""
-        index, sample = _key(question)
-        line = {"task": index} | trace_line(answer)
-        self._lines[index, sample] = line
+    def add(self, *answered: tuple[Question, Answer]) -> None:
+        """Append answers with one flush; it blocks. When it returns they outlive this process and this machine."""
+        lines = {_key(question): {"task": question.task.index} | trace_line(answer) for question, answer in answered}
+        content = "".join(json.dumps(line, default=str) + "\n" for line in lines.values()).encode()
         with storage_errors(self.path.parent):
+            self._append(content)
+        self._lines |= lines
+
+    def _append(self, content: bytes) -> None:
+        is_new = not self.path.exists()
+        if is_new:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(line, default=str) + "\n")
+        with self.path.open("ab", buffering=0) as file:
+            durable, rest = file.tell(), memoryview(content)
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fdatasync(file.fileno())
+            except OSError:
+                with suppress(OSError):  # else a reader leaves out the torn line, and counts a whole one once
+                    file.truncate(durable)
+                raise
+        if is_new:
+            for folder in (self.path.parent, *self.path.parents[1:3]):
+                fsync_path(folder)
 
     def answers(self, wanted: Iterable[Question]) -> list[Line]:
         """What is known of the questions, in their order; those never asked are left out."""
@@ -110,8 +150,20 @@ class AnswerFile:
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
 
 
+def keep(entries: Iterable[Entry]) -> None:
+    """Make answers durable, with one flush for each file. Some may be kept when it fails: kept twice, an answer counts once."""
+    of_file: dict[AnswerFile, list[tuple[Question, Answer]]] = {}
+    for file, question, answer in entries:
+        of_file.setdefault(file, []).append((question, answer))
+    for file, answered in of_file.items():
+        file.add(*answered)
+
+
 def _key(question: Question) -> Key:
     return question.task.index, question.sample
+
+
+Entry = tuple[AnswerFile, Question, Answer]
 
 
 def _line(document: Mapping[str, Any]) -> Line:

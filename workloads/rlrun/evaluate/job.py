@@ -19,8 +19,9 @@ from rlrun.config.run import RunConfig
 from rlrun.config.suggest import did_you_mean
 from rlrun.environments.protocol import Split
 from rlrun.evaluate import policies
+from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
-from rlrun.evaluate.staging import Export, exporter, highest_rank
+from rlrun.evaluate.staging import exporter, highest_rank
 from rlrun.local.model import prepare_model
 from rlrun.local.preflight import check_model
 from rlrun.protocol import exit_codes
@@ -57,33 +58,17 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """Which policies are asked what, and by what means."""
+class Job(Plan):
+    """A command's plan, and by what means."""
 
-    name: str
-    work: Path
     config: RunConfig
     """Of engines and orchestrator; its output folder is `work`."""
-    policies: Sequence[Policy]
-    split: Split
     engine_urls: Sequence[str]
     """Empty: engines are started."""
     api_key: str
     gpu_ids: Sequence[int] | None
     engine_weights: Path
     """The folder of weights of engines that are given."""
-    export: Export
-
-    @property
-    def evaluation(self) -> EvaluationConfig:
-        """How much is asked."""
-        assert self.config.orchestrator.evaluation is not None
-        return self.config.orchestrator.evaluation
-
-    @property
-    def adapters(self) -> list[Policy]:
-        """The policies that are adapters."""
-        return [policy for policy in self.policies if policy.kind == "adapter"]
 
 
 def prepare(request: Request, console: Console) -> Job:
@@ -119,7 +104,7 @@ def prepare(request: Request, console: Console) -> Job:
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
     served = LoRAConfig(rank=highest_rank(adapters)) if served_as == "adapter" else None
     changes = {
-        "task": "RL",
+        "task": "RL",  # of which nothing but rollouts is asked
         "model": model,
         "environments": environments,
         "trainer": type(spec.trainer)(lora=served),  # nothing is trained
@@ -127,9 +112,9 @@ def prepare(request: Request, console: Console) -> Job:
     }
     config = resolve(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
     return Job(
-        name=name,
         work=work,
         config=config,
+        orchestrator=config.orchestrator,
         policies=chosen,
         split=request.split,
         engine_urls=tuple(request.engine_urls or ()),

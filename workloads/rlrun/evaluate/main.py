@@ -19,6 +19,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.evaluate import dataset, report
 from rlrun.evaluate.job import Job, Request, prepare
 from rlrun.evaluate.play import Part, run
+from rlrun.local.measures import table
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import write_json
@@ -37,7 +38,7 @@ def evaluate(request: Request) -> int:
         path = report.write_path(job.work)
         with storage_errors(job.work):
             write_json(path, document)
-        console.print(report.table(document))
+        console.print(table(document))
         console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
         return _complain(parts)
 

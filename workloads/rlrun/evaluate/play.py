@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.environments.protocol import Split
-from rlrun.evaluate.answers import AnswerFile, Line, fingerprint
+from rlrun.evaluate.answers import AnswerFile, Entry, Line, fingerprint, keep
 from rlrun.evaluate.engines import Engines, check_given, given_engines, own_engines
 from rlrun.evaluate.job import Job
+from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Staging
 from rlrun.inference.client import EngineClient
@@ -23,12 +23,15 @@ from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.dispatcher import Player
 from rlrun.orchestrator.engines import EnginePool, Replica
 from rlrun.orchestrator.evaluation import Answer, Evaluator, Question, questions
+from rlrun.orchestrator.group_commit import GroupCommit
 from rlrun.orchestrator.main import load_chat
+from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
 
 
 class Watcher(Protocol):
@@ -55,6 +58,11 @@ class Part:
     environment: str
     wanted: Sequence[Question]
     file: AnswerFile
+
+    @property
+    def left(self) -> list[Question]:
+        """What is not answered."""
+        return self.file.missing(self.wanted)
 
     def answers(self) -> list[Line]:
         """What is known of it."""
@@ -95,18 +103,17 @@ async def _until_signalled(job: Job, watcher: Watcher) -> list[Part] | None:
         raise
 
 
-async def _run(job: Job, watcher: Watcher) -> list[Part]:
+async def _run(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
+    """`pace`: how often the engines are looked at."""
     logs = RunPaths(job.work).logs(1, "orchestrator")
-    config = job.config.orchestrator
+    config = job.orchestrator
     async with AsyncExitStack() as stack:
         background = await stack.enter_async_context(background_tasks())
         arenas = await stack.enter_async_context(open_arenas(config.environments, logs, background))
-        parts = [part for policy in job.policies for part in _parts(job, policy, arenas)]
-        missing = {
-            policy: [p for p in parts if p.policy == policy and p.file.missing(p.wanted)] for policy in job.policies
-        }
+        parts = parts_of(job, arenas)
+        missing = {policy: [part for part in parts if part.policy == policy and part.left] for policy in job.policies}
         total = sum(len(part.wanted) for part in parts)
-        left = sum(len(part.file.missing(part.wanted)) for part in parts)
+        left = sum(len(part.left) for part in parts)
         watcher.tell(f"{total} answers of {len(job.policies)} policies are wanted, {total - left} are there")
         if not left:
             return parts
@@ -115,34 +122,47 @@ async def _run(job: Job, watcher: Watcher) -> list[Part]:
             watcher.tell(f"starting the engines; logs are in {RunPaths(job.work).logs(1, 'inference')}")
         engines = stack.enter_context(_engines(job))
         background(engines.watch())
-        asking = await _Asking.begin(job, arenas, engines, stack)
+        asking = await _begin(job, arenas, engines, stack, watcher)
         background(asking.sync.run())
-        staging = stack.enter_context(_staging(job, engines.weights))
+        background(asking.monitor(pace).run())
+        staging = stack.enter_context(staging_of(job, engines.weights))
         for number, (policy, own) in enumerate(missing.items()):
             if own:
-                await asking.ask(policy, number, own, staging, watcher)
+                await asking.ask(policy, number, own, staging, answered=lambda _: watcher.answered())
                 watcher.tell(f"{policy.name}: answered by {', '.join(part.environment for part in own)}")
     return parts
 
 
-def _parts(job: Job, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part]:
-    config = job.config.orchestrator
+def parts_of(plan: Plan, arenas: Sequence[Arena]) -> list[Part]:
+    """What is wanted, policy by policy, with the answers that there are.
+
+    Raises:
+        RoleError: an environment has no tasks.
+    """
+    return [part for policy in plan.policies for part in _parts(plan, policy, arenas)]
+
+
+def _parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part]:
+    config = plan.orchestrator
     for index, arena in enumerate(arenas):
-        sampling = job.evaluation.sampling or arena.config.sampling or config.sampling
-        digest = fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=job.split)
-        file = AnswerFile.of(job.work / "answers", policy, arena.config, digest)
-        wanted = _wanted(job, arena, job.split)
+        sampling = plan.evaluation.sampling or arena.config.sampling or config.sampling
+        digest = fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
+        file = AnswerFile.of(plan.work / "answers", policy, arena.config, digest, plan.attempt)
+        wanted = _wanted(plan, arena)
         if not wanted:
+            fix = "leave it out with --environment-ids" if plan.attempt is None else "remove it"
             raise RoleError(
-                f"environments[{index}]: {arena.config.label} has no tasks in its {job.split} split; leave it out with --environment-ids",
+                f"environments[{index}]: {arena.config.label} has no tasks in its {plan.split} split; {fix}",
                 exit_codes.DATA,
             )
         yield Part(policy, arena.config.label, wanted, file)
 
 
-def _wanted(job: Job, arena: Arena, split: Split) -> list[Question]:
-    settings = job.evaluation
-    return list(questions([arena], split, num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task))
+def _wanted(plan: Plan, arena: Arena) -> list[Question]:
+    settings = plan.evaluation
+    return list(
+        questions([arena], plan.split, num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task)
+    )
 
 
 def _engines(job: Job) -> AbstractContextManager[Engines]:
@@ -152,15 +172,40 @@ def _engines(job: Job) -> AbstractContextManager[Engines]:
 
 
 @contextmanager
-def _staging(job: Job, folder: Path) -> Iterator[Staging]:
-    staging = Staging(folder, job.export, job.adapters)
+def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
+    """Where the plan's policies are put for the engines; taken away with the block."""
+    staging = Staging(folder, plan.export, plan.adapters)
     try:
         yield staging
     finally:
         staging.close()
 
 
-class _Asking:
+async def _begin(
+    job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack, watcher: Watcher
+) -> Asking:
+    """Make all that is needed; connections are closed with `stack`."""
+    config = job.orchestrator
+    longest = max(environment.timeout_seconds for environment in config.environments)
+    update = config.weight_sync.timeout_seconds
+    clients = [
+        EngineClient(url, engines.api_key, generate_timeout=longest, update_timeout=update) for url in engines.urls
+    ]
+    for client in clients:
+        stack.push_async_callback(client.close)
+    if engines.supervisor is None:
+        await check_given(clients)
+    chat = await asyncio.to_thread(load_chat, config)
+    signals = Signal()
+    replicas = [Replica(client.base_url, client) for client in clients]
+    pool = EnginePool(replicas, signals, max_concurrency=config.max_concurrency)
+    evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
+    kept = GroupCommit(keep, Volume(job.work, say=watcher.tell), doing="keep answers")
+    stack.push_async_callback(kept.close)
+    return Asking(config, evaluator, pool, signals, kept)
+
+
+class Asking:
     """The engines as the orchestrator sees them, and who asks them.
 
     Args:
@@ -168,32 +213,34 @@ class _Asking:
         evaluator: asks.
         pool: the engines.
         signals: notified of what happens to them.
+        kept: makes answers durable.
     """
 
-    def __init__(self, config: OrchestratorConfig, evaluator: Evaluator, pool: EnginePool, signals: Signal) -> None:
-        self._evaluator, self._pool, self._signals = evaluator, pool, signals
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        evaluator: Evaluator,
+        pool: EnginePool,
+        signals: Signal,
+        kept: GroupCommit[Entry],
+    ) -> None:
+        self._evaluator, self._pool, self._signals, self._kept = evaluator, pool, signals, kept
         self.sync = WeightSync(pool, signals, timeout_seconds=config.weight_sync.timeout_seconds)
 
-    @classmethod
-    async def begin(cls, job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack) -> _Asking:
-        """Make all that is needed; connections are closed with `stack`."""
-        config = job.config.orchestrator
-        longest = max(environment.timeout_seconds for environment in config.environments)
-        update = config.weight_sync.timeout_seconds
-        clients = [
-            EngineClient(url, engines.api_key, generate_timeout=longest, update_timeout=update) for url in engines.urls
-        ]
-        for client in clients:
-            stack.push_async_callback(client.close)
-        if engines.supervisor is None:
-            await check_given(clients)
-        chat = await asyncio.to_thread(load_chat, config)
-        signals = Signal()
-        pool = EnginePool([Replica(client.base_url, client) for client in clients], signals)
-        evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
-        return cls(config, evaluator, pool, signals)
+    def monitor(self, pace: Pace) -> Monitor:
+        """Who notices an engine that hangs, long before the deadline of an episode does."""
+        return Monitor(self._pool, self._signals, pace)
 
-    async def ask(self, policy: Policy, number: int, parts: Sequence[Part], staging: Staging, watcher: Watcher) -> None:
+    async def ask(
+        self,
+        policy: Policy,
+        number: int,
+        parts: Sequence[Part],
+        staging: Staging,
+        *,
+        loaded: Callable[[], object] = lambda: None,
+        answered: Callable[[Answer], object],
+    ) -> None:
         """Give the engines a policy and ask it what is missing.
 
         Args:
@@ -201,7 +248,8 @@ class _Asking:
             number: its version for the engines; greater than those before it.
             parts: what it is asked.
             staging: where its weights are put.
-            watcher: told of each answer.
+            loaded: told when the engines have the policy.
+            answered: told of each answer, once it is kept.
 
         Raises:
             RoleError: the engines do not load it.
@@ -213,10 +261,11 @@ class _Asking:
             raise RoleError(f"{policy.name} cannot be loaded: {self._pool.problems()}", exit_codes.DATA)
         files = {part.environment: part.file for part in parts}
 
-        def taken(question: Question, answer: Answer) -> None:
-            files[question.arena.config.label].add(question, answer)
-            watcher.answered()
+        async def taken(question: Question, answer: Answer) -> None:
+            await self._kept.add((files[question.arena.config.label], question, answer))
+            answered(answer)
 
-        await self._evaluator.ask([q for part in parts for q in part.file.missing(part.wanted)], number, taken=taken)
+        loaded()
+        await self._evaluator.ask([question for part in parts for question in part.left], number, taken=taken)
         self.sync.release(number)
         staging.remove(path)

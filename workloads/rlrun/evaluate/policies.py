@@ -153,7 +153,7 @@ def served_as(policies: Iterable[Policy]) -> Literal["whole", "adapter"]:
     if adapters and whole:
         raise RoleError(
             f"{', '.join(adapters)} are adapters and {', '.join(whole)} whole models; one engine serves only one of both: "
-            "ask them one after the other with --steps",
+            "ask them one after the other, by their steps",
             exit_codes.USAGE,
         )
     return "adapter" if adapters else "whole"

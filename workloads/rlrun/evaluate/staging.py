@@ -37,7 +37,7 @@ class Staging:
         self._folder, self._export, self._adapters = folder, export, adapters
 
     def put(self, policy: Policy, number: int) -> Path | None:
-        """The folder to load; None: the model that the engines have started with.
+        """The folder to load, the same one for the same number; None: the model that the engines have started with.
 
         Args:
             policy: which.
@@ -54,6 +54,8 @@ class Staging:
             assert template is not None
             source = template
         target = self._folder / f"{number:04d}-{policy.name.replace(' ', '-')}"
+        if target.is_dir():
+            return target
         try:
             with storage_errors(self._folder, "prepare the weights"):
                 if policy.kind == "checkpoint":

@@ -13,7 +13,7 @@ from rlrun.config.roles import InferenceConfig
 from rlrun.inference.from_config import settings_from_config
 from rlrun.inference.server import serve
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, stacks
 from rlrun.protocol.failures import RoleError, write_error
 
 
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         message = " / ".join(str(error).splitlines())
         write_error(None, "inference", RoleError(message, exit_codes.CONFIGURATION))
         return exit_codes.CONFIGURATION
+    stacks.listen()
     return serve(settings)
 
 

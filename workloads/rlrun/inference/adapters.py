@@ -24,8 +24,10 @@ from typing import Any, Protocol
 from loguru import logger
 
 from rlrun.inference.command import MAX_LOADED_LORAS
-from rlrun.inference.handover import Engine, Handover, HandoverError, Outcome, Served, last_line
+from rlrun.inference.handover import Engine, Handover, HandoverError, Outcome, Served, Source, last_line
 from rlrun.inference.preflight import Shapes, check_adapter
+from rlrun.inference.sleeping import Sleeper
+from rlrun.protocol.fault_points import reach
 
 
 class LoRAEngine(Engine, Protocol):
@@ -59,6 +61,7 @@ class AdapterHandover(Handover):
         expected: Shapes | None,
         timeout: float,
         on_broken: Callable[[], None],
+        sleeper: Sleeper | None = None,
     ) -> None:
         """As `Handover`, and:
 
@@ -77,6 +80,7 @@ class AdapterHandover(Handover):
             expected=expected,
             timeout=timeout,
             on_broken=on_broken,
+            sleeper=sleeper,
         )
         self._loras = engine
         self._served_name, self._max_rank = served_name, max_rank
@@ -105,8 +109,9 @@ class AdapterHandover(Handover):
     def _held(self, source: str) -> Served | None:
         return self._newest.get(self._run_of(source))
 
-    async def _load(self, source: str, version: int, *, keep_cache: bool) -> Outcome:
-        began, run = time.monotonic(), self._run_of(source)
+    async def _load(self, source: Source, version: int, *, keep_cache: bool) -> Outcome:
+        began, run, folder = time.monotonic(), self._run_of(source.name), source.name
+        await self._wake()
         await self._unload_unused(run)
         if len(self._loaded) >= MAX_LOADED_LORAS * self._runs:
             for left in [
@@ -122,23 +127,35 @@ class AdapterHandover(Handover):
                 503, f"requests in flight need {mine} adapters; version {version} has to wait for one of them"
             )
         self._count += 1
-        name = f"{run}-{Path(source).name}"
+        name = f"{run}-{Path(folder).name}"
         if name in self._registry:
             name = f"{name}-{self._count}"
         self._loaded[name] = _Loaded(self._count, run)
-        request = self._make_request(name, self._count, source)
+        request = self._make_request(name, self._count, folder)
         try:
             async with asyncio.timeout(self._timeout):
                 await self._loras.add_lora(request)
         except Exception as error:  # should the engine load it after all, the next hand-over unloads it
-            reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
-            raise HandoverError(500, f"update to version {version} failed while loading {source}: {reason}") from None
+            reason = self._reason(error)
+            raise HandoverError(500, f"update to version {version} failed while loading {folder}: {reason}") from None
         self._registry[name] = request
         before = self._newest.pop(run, None)  # and in again, as the latest
         self._previous[run] = before.model if before is not None else None
-        self.served = self._newest[run] = Served(version, source, name)
+        self.served = self._newest[run] = Served(version, folder, name)
         seconds = round(time.monotonic() - began, 4)
         return Outcome(version, changed=True, seconds={"load": seconds, "total": seconds}, model=name)
+
+    async def _wake(self) -> None:
+        """The model that adapters belong to was kept: it is served again before the adapter is there, and nobody asks it."""
+        if self._sleeper is None or not self._sleeper.asleep:
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._sleeper.wake_weights()
+                reach("turn.engine_half_awake")
+                await self._sleeper.wake_cache()
+        except Exception as error:
+            self._break(f"the engine could not be woken, so the server stops: {self._reason(error)}")
 
     def _forget(self, run: str) -> None:
         self._newest.pop(run)

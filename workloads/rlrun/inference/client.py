@@ -19,7 +19,9 @@ from rlrun.protocol.endpoints import (
     ENGINE_METRICS,
     ENGINE_PARSE,
     ENGINE_READY,
+    ENGINE_RECEIVE_WEIGHTS,
     ENGINE_RELOAD_WEIGHTS,
+    ENGINE_SLEEP,
     ENGINE_STATUS,
     ENGINE_UPDATE_WEIGHTS,
 )
@@ -205,6 +207,17 @@ class EngineClient:
     async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]:
         """Load the model that the server was started with as `version`; seconds per phase."""
         return await self._change(ENGINE_RELOAD_WEIGHTS, version, {"version": version, "force": force})
+
+    async def receive_weights(self, trainer_url: str, version: int, *, force: bool = False) -> dict[str, float]:
+        """Have `version` sent from the memory of the trainer at `trainer_url`; seconds per phase."""
+        body = {"trainer_url": trainer_url, "version": version, "force": force}
+        return await self._change(ENGINE_RECEIVE_WEIGHTS, version, body)
+
+    async def sleep(self) -> None:
+        """Have the engine give its GPUs' memory up, until the next hand-over; one that sleeps already sleeps on."""
+        answer = await self._json("POST", ENGINE_SLEEP, self._update_timeout, {})
+        if not isinstance(answer, dict) or answer.get("asleep") is not True:
+            raise EngineError(f"{self.base_url}{ENGINE_SLEEP} answered something else than sleep")
 
     async def ready(self) -> Readiness:
         """Whether the server may get requests; a server that does not answer raises `EngineUnavailableError`."""

@@ -7,6 +7,8 @@ from rlrun.inference.settings import LORA_RANKS, InferenceSettings
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than the client keeps them, so that it never writes to one that is being closed."""
 
+GLOO_BACKEND = "rlrun_gloo"
+"""Our own backend of vLLM's weight transfer, see `gloo_transfer`."""
 MAX_LORAS = 4
 """Adapters of each run in one engine step: requests of this many versions are computed together, those of others wait."""
 MAX_LOADED_LORAS = 32
@@ -44,10 +46,15 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
             f"--max-loras={MAX_LORAS * settings.lora_runs}",
             f"--max-cpu-loras={MAX_LOADED_LORAS * settings.lora_runs}",
         ]
+    if settings.receives:
+        backend = "nccl" if settings.device == "cuda" else GLOO_BACKEND
+        arguments.append(f'--weight-transfer-config={{"backend": "{backend}"}}')
     if settings.max_model_len is not None:
         arguments.append(f"--max-model-len={settings.max_model_len}")
     if settings.device == "cuda":
         arguments.append(f"--gpu-memory-utilization={settings.gpu_memory_utilization}")
+        if settings.colocated:
+            arguments.append("--enable-sleep-mode")
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
     return [*arguments, *settings.extra_args]
@@ -65,6 +72,9 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
     }
+    if settings.colocated:
+        # The pool that sleeps cannot have segments that grow; whoever sets them means the trainer beside it.
+        environment |= {"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}
     if settings.local_model:
         environment["HF_HUB_OFFLINE"] = "1"
     if settings.device == "cpu":

@@ -30,11 +30,15 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         dtype=model.dtype,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        tensor_parallel=config.tensor_parallel,
+        data_parallel=config.data_parallel,
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_gib=config.cpu_kv_cache_gib,
         seed=config.seed,
         max_lora_rank=lora.rank if lora is not None else None,
         lora_runs=runs,
+        receives=config.weight_sync.transport == "NCCL",
+        colocated=config.colocated,
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
         extra_args=tuple(arguments),
     )

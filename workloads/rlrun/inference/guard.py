@@ -19,7 +19,9 @@ from rlrun.protocol.endpoints import (
     ENGINE_METRICS,
     ENGINE_PARSE,
     ENGINE_READY,
+    ENGINE_RECEIVE_WEIGHTS,
     ENGINE_RELOAD_WEIGHTS,
+    ENGINE_SLEEP,
     ENGINE_STATUS,
     ENGINE_UPDATE_WEIGHTS,
 )
@@ -40,6 +42,8 @@ KEYED: dict[str, frozenset[str]] = {
     ENGINE_STATUS: READ,
     ENGINE_UPDATE_WEIGHTS: POST,
     ENGINE_RELOAD_WEIGHTS: POST,
+    ENGINE_RECEIVE_WEIGHTS: POST,
+    ENGINE_SLEEP: POST,
     "/v1/models": READ,
     "/v1/completions": POST,
     "/v1/completions/render": POST,
@@ -79,7 +83,7 @@ class Guard:
             if refusal is None:
                 await self.app(scope, receive, send)
             else:
-                await _answer(send, *refusal)
+                await answer(send, *refusal)
         elif scope["type"] == "websocket":
             # Closing before accepting makes the server answer 403.
             await send({"type": "websocket.close", "code": 1008})
@@ -103,7 +107,8 @@ class Guard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(key).digest(), self._digest)
 
 
-async def _answer(send: Send, status: int, message: str) -> None:
+async def answer(send: Send, status: int, message: str) -> None:
+    """Refuse a request whose body was not read."""
     body = json.dumps({"error": {"code": status, "message": message}}).encode()
     headers = [
         (b"content-type", b"application/json"),

@@ -1,4 +1,4 @@
-"""The routes under `/rlrun`: readiness, status, and the two ways to change weights."""
+"""The routes under `/rlrun`: readiness, status, the three ways to change weights, and sleep."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ class ReloadRequest(BaseModel):
     force: bool = False
 
 
+class ReceiveRequest(BaseModel):
+    """Body of `/rlrun/receive_weights`."""
+
+    model_config = ConfigDict(extra="forbid")
+    trainer_url: str = Field(min_length=1)
+    version: int = Field(ge=0, strict=True)
+    force: bool = False
+
+
 router = APIRouter(prefix="/rlrun")
 
 
@@ -94,6 +103,7 @@ async def status(request: Request) -> JSONResponse:
         "engine_alive": control.engine_alive,
         "updating": control.handover.busy,
         "fault": control.handover.fault,
+        "asleep": control.handover.asleep,
     }
     return JSONResponse(body)
 
@@ -114,3 +124,22 @@ async def reload_weights(request: Request, body: ReloadRequest) -> JSONResponse:
         return _done(await _control(request).handover.reload_base(body.version, force=body.force))
     except HandoverError as error:
         return _failed(error)
+
+
+@router.post("/receive_weights")
+async def receive_weights(request: Request, body: ReceiveRequest) -> JSONResponse:
+    """Receive a version from the trainer's memory; requests in flight continue on the new weights."""
+    try:
+        return _done(await _control(request).handover.receive(body.trainer_url, body.version, force=body.force))
+    except HandoverError as error:
+        return _failed(error)
+
+
+@router.post("/sleep")
+async def sleep(request: Request) -> JSONResponse:
+    """Give the GPUs' memory up, until the next hand-over."""
+    try:
+        seconds = await _control(request).handover.sleep()
+    except HandoverError as error:
+        return _failed(error)
+    return JSONResponse({"asleep": True, "seconds": seconds})

@@ -19,11 +19,14 @@ from pydantic import ValidationError
 
 from rlrun.inference.adapters import AdapterHandover
 from rlrun.inference.command import vllm_arguments, vllm_environment
+from rlrun.inference.fork import fork_the_engine, may_fork
 from rlrun.inference.handover import Handover
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.lifeline import tie_children_to_this_process
 from rlrun.inference.preflight import FolderError, Shapes, check_model
+from rlrun.inference.receive import Receiver
 from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, write_error
 
@@ -104,6 +107,8 @@ def _run(settings: InferenceSettings, listener: socket.socket, expected: Shapes 
     except (ValueError, TypeError, KeyError) as error:
         return _refuse(exit_codes.CONFIGURATION, f"inference: {error}")
     set_ulimit()
+    if may_fork(settings):
+        fork_the_engine(listener)
     code: int = uvloop.run(_serve(args, settings, listener, expected))
     return code
 
@@ -137,8 +142,11 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
         )
         app.state.rlrun = Control(handover, heartbeat)
         # Around the finished stack, because vLLM builds it inside build_app: nothing runs before the guard.
-        app.middleware_stack = Guard(app.middleware_stack or app.build_middleware_stack(), settings.api_key)
+        inner = SleepGate(app.middleware_stack or app.build_middleware_stack(), lambda: handover.asleep)
+        app.middleware_stack = Guard(inner, settings.api_key)
         await _warm_up(engine)
+        if settings.colocated:  # before it answers anybody: the trainer waits for this to load its model
+            await handover.sleep()
         async with _running(heartbeat):
             stopped = await serve_http(
                 app,
@@ -166,6 +174,12 @@ def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shap
         "timeout": settings.update_timeout,
         "on_broken": _stop_soon,
     }
+    if settings.receives:
+        workers = settings.tensor_parallel * settings.data_parallel
+        common["receiver"] = Receiver(engine, workers=workers, api_key=settings.api_key, expected=expected)
+    if settings.colocated:
+        level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
+        common["sleeper"] = Sleeper(engine, level=level)
     if settings.max_lora_rank is None:
         return Handover(engine, **common)
     from vllm.lora.request import LoRARequest

@@ -22,6 +22,7 @@ OWNED_FLAGS = frozenset(
         "--enable-log-requests",
         "--enable-lora",
         "--enable-scale-out",
+        "--enable-sleep-mode",
         "--enforce-eager",
         "--gpu-memory-utilization",
         "--host",
@@ -41,6 +42,7 @@ OWNED_FLAGS = frozenset(
         "--served-model-name",
         "--tensor-parallel-size",
         "--uds",
+        "--weight-transfer-config",
     }
 )
 """vLLM flags that `extra_args` must not repeat: a field sets them, or changing them would open the guard."""
@@ -86,6 +88,10 @@ class InferenceSettings:
     """Serve adapters (PEFT folders) of up to this rank on the unchanged model; None: whole weights are handed over."""
     lora_runs: int = 1
     """Runs whose adapters are served at the same time; with more than one, `weights_dir` is the folder of all runs' folders."""
+    receives: bool = False
+    """Take versions from the trainer's memory, over NCCL or gloo, instead of from folders."""
+    colocated: bool = False
+    """Share the GPUs with the trainer: start asleep, and sleep whenever told to, until the next hand-over."""
     update_timeout: float = 600.0
     """Deadline of one weight update, without waiting for another one."""
     heartbeat_interval: float = 2.0
@@ -110,6 +116,8 @@ class InferenceSettings:
                 raise SettingsError(f"{name}: {getattr(self, name)} is less than 1")
         if self.max_lora_rank is not None and not 0 < self.max_lora_rank <= LORA_RANKS[-1]:
             raise SettingsError(f"maxLoraRank: {self.max_lora_rank} is not between 1 and {LORA_RANKS[-1]}")
+        if self.receives and self.max_lora_rank is not None:
+            raise SettingsError("receives: adapters are handed over as folders; remove maxLoraRank or receives")
         for argument in self.extra_args:
             flag = "--" + argument.lstrip("-").split("=", 1)[0].replace("_", "-").removeprefix("no-")
             if argument.startswith("-") and flag in OWNED_FLAGS:

@@ -19,8 +19,10 @@ from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
+from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
+from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_data, check_folder, check_model, check_ports, free_port, gpus
@@ -129,6 +131,7 @@ def _run(
     began = time.monotonic()
     paths = RunPaths(root)
     config = resolve(spec, name=name, uid=_uid(paths, options.resume), output_dir=str(root))
+    trains = spec.task in TRAINING_TASKS
     if options.replay and config.orchestrator.evaluation is None:
         config = config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
     check_environments(config)
@@ -149,10 +152,9 @@ def _run(
             )
         except ValueError as error:
             raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
-    if options.replay and spec.task == "SFT":
-        raise PreflightError(
-            "--replay is for task RL: supervised fine-tuning makes the same batches from its data again"
-        )
+    if options.replay and spec.task != "RL":
+        why = "supervised fine-tuning makes the same batches from its data again"
+        raise PreflightError(f"--replay is for task RL: {why if spec.task == 'SFT' else 'nothing is trained'}")
     if options.replay and not Path(options.replay).is_dir():
         raise PreflightError(f"--replay: there is no folder {options.replay}")
     check_folder(root, resume=options.resume)
@@ -190,7 +192,7 @@ def _run(
         if shares(config):
             offer(paths, ports, api_key)
         view = View(
-            console, name=name, max_steps=spec.max_steps, metrics=paths.metrics,
+            console, name=name, max_steps=spec.max_steps if trains else None, metrics=paths.metrics,
             url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key, plain=plain,
         )  # fmt: skip
         with view:
@@ -203,7 +205,7 @@ def _run(
         asked = len(interrupted)
         if interrupted:
             console.print(
-                "stopping: the last finished step is saved (again Ctrl-C: stop at once)",
+                f"stopping: {'the last finished step is saved' if trains else 'what was answered is kept'} (again Ctrl-C: stop at once)",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -223,6 +225,9 @@ def _run(
             file=sys.stderr,
         )
         return exit_code(failed, root)
+    if not trains:
+        print_measures(console, root)
+        return exit_codes.OK
     print_summary(console, root, elapsed_seconds=time.monotonic() - began, command=command)
     return exit_codes.OK
 

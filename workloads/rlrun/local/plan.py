@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlrun.config.roles import TRAINING_TASKS, orchestrator_module
 from rlrun.config.run import RunConfig
 from rlrun.protocol.failures import ERROR_FILE, ROLE_ENVIRONMENT
 from rlrun.protocol.paths import Role, RunPaths
@@ -59,8 +60,13 @@ def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[
     }
     if ports.inference:
         places["inference_urls"] = [f"http://127.0.0.1:{port}" for port in ports.inference]
+    colocated = config.trainer.colocated and config.inference is not None  # a replay has no engines
+    places["colocated"] = colocated
+    beside = places.get("inference_urls") if colocated else []
     orchestrator = config.orchestrator.model_copy(update=places)
-    trainer = config.trainer.model_copy(update={"port": ports.trainer})
+    trainer = config.trainer.model_copy(
+        update={"port": ports.trainer, "colocated": colocated, "engine_urls": beside or []}
+    )
     placed = config.model_copy(update={"trainer": trainer, "orchestrator": orchestrator})
     inference = config.inference
     if inference is None or config.trainer.shared_with is not None:
@@ -80,7 +86,10 @@ def split_gpus(
     """
     want_trainer = config.trainer.replicas * config.trainer.gpus_per_replica
     engine = config.inference
-    want_inference = 0 if engine is None else engine.replicas * engine.gpus_per_replica
+    colocated = engine is not None and engine.colocated
+    if colocated and inference_ids is not None:
+        raise ValueError("placement.colocate gives the engines the trainer's GPUs; leave --inference-gpu-ids out")
+    want_inference = 0 if engine is None or colocated else engine.replicas * engine.gpus_per_replica
     free = [gpu for gpu in available if gpu not in (trainer_ids or ()) and gpu not in (inference_ids or ())]
     inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
     rest = [gpu for gpu in free if gpu not in inference]
@@ -97,7 +106,7 @@ def split_gpus(
                 f"lower spec.{role}.gpusPerReplica, or share GPUs with --trainer-gpu-ids and --inference-gpu-ids and a lower "
                 "spec.inference.gpuMemoryUtilization"
             )
-    return trainer, inference
+    return trainer, trainer if colocated else inference
 
 
 def processes(
@@ -124,11 +133,15 @@ def processes(
         inference_gpus: indices of the engines' GPUs, dealt out in order.
     """
     config = configs[0]
-    make = _maker(config, attempt, api_key, launch_id, on_cpu=config.trainer.gpus_per_replica == 0)
+    trains = config.trainer.task in TRAINING_TASKS
+    engine = config.inference
+    on_cpu = config.trainer.gpus_per_replica == 0 and (trains or engine is None or engine.gpus_per_replica == 0)
+    make = _maker(config, attempt, api_key, launch_id, on_cpu=on_cpu)
     trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
-    orchestrator = make(
-        "orchestrator", "orchestrator", [sys.executable, "-m", "rlrun.orchestrator", *_from(files[0])], ()
-    )
+    module = orchestrator_module(config.trainer.task)
+    orchestrator = make("orchestrator", "orchestrator", [sys.executable, "-m", module, *_from(files[0])], ())
+    if not trains:
+        return [*_engines(config, files, inference_gpus, make), orchestrator]
     if config.trainer.shared_with is not None:  # all else is the host's
         return [orchestrator]
     return [

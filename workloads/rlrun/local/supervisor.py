@@ -14,10 +14,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+from rlrun.protocol import stacks
 from rlrun.protocol.failures import telling_lines
 from rlrun.protocol.processes import processes_with
 
@@ -41,6 +43,11 @@ def _die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def stacks_file(spec: RoleProcess) -> Path:
+    """Where the role's processes write what they do when they do not end, beside its log."""
+    return spec.log.with_name(spec.log.stem + stacks.SUFFIX)
+
+
 def marked_processes(launch_id: str) -> list[int]:
     """Pids of all processes of this launch, zombies excepted."""
     return processes_with(LAUNCH_VARIABLE, launch_id)
@@ -59,13 +66,14 @@ class Supervisor:
         for spec in specs:
             spec.log.parent.mkdir(parents=True, exist_ok=True)
             spec.error_file.unlink(missing_ok=True)
+            stacks_file(spec).touch()
             with spec.log.open("ab") as log:
                 process = subprocess.Popen(
                     spec.command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **spec.environment},
+                    env={**os.environ, **spec.environment, stacks.FILE_VARIABLE: str(stacks_file(spec))},
                     start_new_session=True,
                     preexec_fn=_die_with_parent,
                 )
@@ -89,8 +97,11 @@ class Supervisor:
         for running in self.running:
             if running.process.poll() is None:
                 running.process.terminate()
-        deadline = time.monotonic() + grace_seconds
-        while time.monotonic() < deadline and not hurry() and any(r.process.poll() is None for r in self.running):
+        began, asked = time.monotonic(), False
+        while time.monotonic() - began < grace_seconds and not hurry() and self._left():
+            if not asked and time.monotonic() - began >= stacks.patience(grace_seconds):
+                asked = True
+                self._ask_for_stacks()
             time.sleep(0.05)
         # Whatever carries the mark now has outlived its role's grace: ranks of a killed torchrun, an engine core.
         deadline = time.monotonic() + STOP_SECONDS
@@ -105,6 +116,23 @@ class Supervisor:
         for running in self.running:
             running.process.wait()
         self._reap()
+        for running in self.running:
+            with suppress(OSError):
+                if not stacks_file(running.spec).stat().st_size:
+                    stacks_file(running.spec).unlink()
+
+    def _left(self) -> list[Running]:
+        """Those that have not ended."""
+        return [r for r in self.running if r.process.poll() is None]
+
+    def _ask_for_stacks(self) -> None:
+        """Roles that were asked to stop and go on tell what they do, before they are killed."""
+        for running in self._left():
+            file = stacks_file(running.spec)
+            with suppress(OSError):  # a courtesy: the volume may be full
+                if stacks.ask(marked_processes(self._launch_id), file, why=f"{running.spec.role} does not end"):
+                    with running.spec.log.open("a") as log:
+                        log.write(f"the role does not end although it was asked to; what it does is in {file}\n")
 
     @staticmethod
     def _reap() -> None:

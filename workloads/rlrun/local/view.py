@@ -105,7 +105,7 @@ class View:
     Args:
         console: where to draw.
         name: the run's name.
-        max_steps: steps of the run.
+        max_steps: steps of the run; None: what the orchestrator counts, whose results are shown instead of steps.
         metrics: the run's metrics file.
         url: where the orchestrator serves its progress.
         api_key: the run's key.
@@ -113,13 +113,14 @@ class View:
     """
 
     def __init__(
-        self, console: Console, *, name: str, max_steps: int, metrics: Path, url: str, api_key: str, plain: bool
+        self, console: Console, *, name: str, max_steps: int | None, metrics: Path, url: str, api_key: str, plain: bool
     ) -> None:
         self._console, self._name, self._max_steps = console, name, max_steps
         self._tail, self._url, self._api_key, self._plain = MetricsTail(metrics), url, api_key, plain
         self._began = time.monotonic()
         self._waiting = ""
         self._answered = False
+        self._results: list[str] = []
         self._live: Live | None = None
         self._tail.poll()
 
@@ -143,26 +144,43 @@ class View:
         progress = read_progress(self._url, self._api_key)
         self._answered = self._answered or progress is not None
         waiting = str((progress or {}).get("waiting_on") or ("the roles to end" if self._answered else roles))
+        results = [str(line) for line in (progress or {}).get("results") or ()]
+        known, self._results = self._results, results or self._results
         if self._plain:
             for line in new:
-                self._console.print(step_line(line, self._max_steps), highlight=False, soft_wrap=True)
+                self._console.print(step_line(line, self._max_steps or 0), highlight=False, soft_wrap=True)
+            for result in self._results[len(known) :]:
+                self._console.print(result, highlight=False, soft_wrap=True, markup=False)
             if not self._tail.lines and waiting.split(" since")[0] != self._waiting:
                 self._waiting = waiting.split(" since")[0]
                 self._console.print(
                     f"[{duration(time.monotonic() - self._began)}] {waiting}", highlight=False, markup=False
                 )
         elif self._live is not None:
-            self._live.update(self._panel(progress or {}, waiting))
+            draw = self._panel if self._max_steps is not None else self._counts
+            self._live.update(draw(progress or {}, waiting))
+
+    def _counts(self, progress: dict[str, Any], waiting: str) -> Group:
+        """Of a run that trains nothing."""
+        done, total = int(progress.get("step") or 0), int(progress.get("max_steps") or 0)
+        table, bar = Table.grid(padding=(0, 2)), Table.grid()
+        table.add_row(
+            *("answers", f"{done}/{total}", "ETA", duration(progress.get("eta_seconds"))),
+            *("elapsed", duration(time.monotonic() - self._began), "in flight", str(progress.get("in_flight", "–"))),
+        )
+        bar.add_row(ProgressBar(total=max(1, total), completed=done, width=72))
+        lines = [Text(line) for line in self._results]
+        return Group(Text(self._name, style="bold"), bar, table, *lines, Text(f"waiting for: {waiting}", style="dim"))
 
     def _panel(self, progress: dict[str, Any], waiting: str) -> Group:
         lines = [line for line in self._tail.lines if line["step"] > 0]
         last = lines[-1] if lines else {}
-        step = int(last.get("step", 0))
+        step, total = int(last.get("step", 0)), self._max_steps or 0
         table = Table.grid(padding=(0, 2))
         eta = progress.get("eta_seconds")
         table.add_row(
             "step",
-            f"{step}/{self._max_steps}",
+            f"{step}/{total}",
             "ETA",
             duration(eta),
             "elapsed",
@@ -192,7 +210,7 @@ class View:
             str(progress.get("in_flight", "–")),
         )
         bar = Table.grid()  # a bar of its own would not end its line
-        bar.add_row(ProgressBar(total=self._max_steps, completed=step, width=72))
+        bar.add_row(ProgressBar(total=total, completed=step, width=72))
         shown = "loss" if supervised else "reward/mean"
         rewards = [float(line[shown]) for line in lines if line.get(shown) is not None]
         return Group(

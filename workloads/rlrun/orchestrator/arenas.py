@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from loguru import logger
 
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments.process.isolated import IsolatedEnvironment
@@ -16,6 +19,7 @@ from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Stage, TaskRef
 from rlrun.protocol import exit_codes
+from rlrun.protocol.bootstrap import SOCKETS_VARIABLE, socket_of
 from rlrun.protocol.failures import RoleError
 
 MAX_HANG_SECONDS = 60.0
@@ -33,12 +37,13 @@ class Arena:
     tasks: Sequence[TaskRef]
 
 
-def isolated(config: EnvironmentConfig, logs: Path) -> IsolatedEnvironment:
+def isolated(config: EnvironmentConfig, logs: Path, host: Path | None = None) -> IsolatedEnvironment:
     """An environment as its configuration wants it, not started.
 
     Args:
         config: the environment.
         logs: folder of the logs.
+        host: socket of its container; None: it has none.
     """
     limits = Limits(
         start_seconds=config.start_timeout_seconds,
@@ -47,7 +52,24 @@ def isolated(config: EnvironmentConfig, logs: Path) -> IsolatedEnvironment:
     )
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.label)
     command = Command(config.id, config.args, config.python)
-    return IsolatedEnvironment(config.label, command, limits, Log(logs / f"environment-{name}.log"))
+    return IsolatedEnvironment(config.label, command, limits, Log(logs / f"environment-{name}.log"), host)
+
+
+def host_of(environments: Sequence[EnvironmentConfig], index: int, env: Mapping[str, str]) -> Path | None:
+    """Socket of the container of `environments[index]`; None: it has none, or there are no containers here.
+
+    Args:
+        environments: of the run.
+        index: which.
+        env: this process's environment variables.
+    """
+    image, folder = environments[index].image, env.get(SOCKETS_VARIABLE)
+    if image is None or folder is not None:
+        return None if image is None or folder is None else Path(socket_of(folder, index))
+    logger.warning(
+        f"environments[{index}].image ({image}) needs a pod; here its environment runs in a process of its own"
+    )
+    return None
 
 
 @asynccontextmanager
@@ -64,7 +86,10 @@ async def open_arenas(
     Raises:
         RoleError: one of them cannot be loaded or has no tasks.
     """
-    stages = [isolated(environment, logs) for environment in environments]
+    stages = [
+        isolated(environment, logs, host_of(environments, index, os.environ))
+        for index, environment in enumerate(environments)
+    ]
     try:
         for index, error in enumerate(await asyncio.gather(*(s.start() for s in stages), return_exceptions=True)):
             if isinstance(error, RoleError):

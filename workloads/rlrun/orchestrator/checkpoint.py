@@ -18,6 +18,7 @@ from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.batch import NO_VERSION, Batch, BatchError, read_batch
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, complete_checkpoints
 from rlrun.protocol.paths import RunPaths
 
@@ -39,7 +40,9 @@ class Snapshot:
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
     """Make the orchestrator's part of `checkpoint` durable."""
     document = asdict(snapshot) | {"format_version": FORMAT_VERSION}
-    write_json(checkpoint / ORCHESTRATOR_PART / STATE_FILE, document)
+    state = checkpoint / ORCHESTRATOR_PART / STATE_FILE
+    write_json(state, document, before_rename="checkpoint.orchestrator.before_rename")
+    reach("checkpoint.orchestrator.written")
 
 
 def read_snapshot(checkpoint: Path) -> Snapshot:

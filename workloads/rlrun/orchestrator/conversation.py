@@ -240,9 +240,10 @@ class Conversation:
     def _place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
         """Where the reply to `messages` belongs."""
         found = self._latest(messages, tools)
-        text = self._chat.prompt(messages, tools or ()) if self._branching or found is None else ""
         if found is None:
-            return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
+            opening, ids = self._chat.opening(messages, tools or ())
+            return _Place(TokenSequence(tools), True, ids, opening)
+        text = self._chat.prompt(messages, tools or ()) if self._branching else ""
         mark, sequence = found
         goes_on = mark == sequence.marks[-1]
         if sequence.full and (goes_on or not mark.tokens):

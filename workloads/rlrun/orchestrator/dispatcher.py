@@ -169,6 +169,16 @@ class Dispatcher:
         """Rollouts in flight."""
         return sum(flight.size for flight in self._flights.values())
 
+    def oldest(self) -> str | None:
+        """The group that is in flight longest, in words; None: there is none."""
+        flight = min(self._flights.values(), key=lambda flight: flight.since, default=None)
+        if flight is None:
+            return None
+        draw = self._sampler.draw(flight.number)
+        label, seconds = self._arenas[draw.environment].config.label, time.monotonic() - flight.since
+        done = f", {len(flight.members)} of {flight.size} done" if flight.size > 1 else ""
+        return f"{label}, task {draw.task}{done}, {seconds:.0f} s"
+
     def room(self) -> int:
         """Rollouts that may be dispatched now."""
         version = self._pool.version

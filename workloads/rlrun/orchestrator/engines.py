@@ -58,6 +58,10 @@ class Engine(Protocol):
 
     async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]: ...
 
+    async def receive_weights(self, trainer_url: str, version: int, *, force: bool = False) -> dict[str, float]: ...
+
+    async def sleep(self) -> None: ...
+
     async def status(self) -> dict[str, Any]: ...
 
     async def metrics(self) -> EngineMetrics: ...
@@ -112,11 +116,12 @@ class Replica:
             return True
         return self.failures < 2 and self.load + count <= self.concurrency.limit
 
-    def succeed(self, seconds: float, tokens: int) -> None:
-        """It has answered a request, whose longest continuation has so many tokens."""
+    def succeed(self, seconds: float, tokens: Sequence[int]) -> None:
+        """It has answered a request, whose continuations have so many tokens."""
         self.failures, self.suspect, self.answered = 0, False, time.monotonic()
-        pace, known = seconds / max(1, tokens), self.seconds_per_token
+        pace, known = seconds / max(1, *tokens), self.seconds_per_token
         self.seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)
+        self.concurrency.answered(tokens)
 
     def slowness(self, fastest: float | None) -> float:
         """Its time per token as a multiple of the fastest one's; 1 where nothing is known, or was heard of it for long."""
@@ -266,6 +271,12 @@ class EnginePool:
             self.last_available = time.monotonic()
         replica.version, replica.failure = None, reason
         replica.concurrency.forget()
+        self._signal.notify()
+
+    def rest(self, reason: str) -> None:
+        """Take all replicas out of rotation until the next hand-over; none of them has failed."""
+        for replica in self.replicas:
+            replica.version, replica.failure = None, reason
         self._signal.notify()
 
     def fail_request(self, replica: Replica, rotation: int, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -136,6 +136,8 @@ class Evaluator:
         self, config: OrchestratorConfig, arenas: Sequence[Arena], player: Player, pool: EnginePool, chat: ChatTokens
     ) -> None:
         self._config, self._arenas, self._player, self._pool, self._chat = config, arenas, player, pool, chat
+        self.answered = 0
+        """Answers so far, of all versions."""
 
     async def evaluate(self, version: int) -> list[Answer]:
         """All answers of a version; the caller holds the engines at it, and brings the deadline."""
@@ -154,19 +156,21 @@ class Evaluator:
         wanted: Iterable[Question],
         version: int,
         *,
-        taken: Callable[[Question, Answer], None] = lambda _question, _answer: None,
+        taken: Callable[[Question, Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
         """The answers of a version, in the order of the questions.
 
         Args:
             wanted: the questions, all asked at once as far as the player's bound allows.
             version: the engines hold it until this returns.
-            taken: told of each answer as it comes.
+            taken: told of each answer as it comes; waited for.
         """
 
         async def answer(question: Question) -> Answer:
             found = await self._answer(question.arena, question.task, question.sample, version)
-            taken(question, found)
+            self.answered += 1
+            if taken is not None:
+                await taken(question, found)
             return found
 
         async with asyncio.TaskGroup() as group:

@@ -7,20 +7,23 @@ none of it.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.group_commit import GroupCommit
 from rlrun.orchestrator.journal_records import Entry, Head, encode, encode_head, groups_of
+from rlrun.orchestrator.volume import in_thread
 from rlrun.protocol.durable import fsync_path
-from rlrun.protocol.failures import storage_errors
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import JournalSegment, RunPaths
+from rlrun.protocol.storage import Volume
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A file that is larger gets no more records: files are deleted as a whole."""
@@ -62,21 +65,38 @@ class SegmentWriter:
         """Make entries durable, in this order, with one flush.
 
         Raises:
-            RoleError: the volume refuses.
+            OSError: the volume refuses. The entries can be written again, to another file: this one may end in the middle of a record,
+                and what a failed flush has not written a later one does not write either.
         """
-        with storage_errors(self._paths.journal):
+        try:
             if self._descriptor is None or self._size >= self._limit:
                 self._open()
                 self._append([self._head])
-            frames: list[bytes] = []
-            for entry in entries:
-                frames.append(encode(entry))
-                if sum(map(len, frames)) >= _CHUNK_BYTES or len(frames) == _CHUNK_FRAMES:
-                    self._append(frames)
-                    frames = []
-            self._append(frames)
-            assert self._descriptor is not None
-            os.fdatasync(self._descriptor)
+            durable = self._size
+            try:
+                self._append_all(entries)
+                assert self._descriptor is not None
+                reach("journal.appended")
+                os.fdatasync(self._descriptor)
+                reach("journal.durable")
+            except OSError:
+                with suppress(
+                    OSError
+                ):  # where it cannot be cut, readers leave out the torn record, and count a whole one once
+                    os.ftruncate(self._descriptor or -1, durable)
+                raise
+        except OSError:
+            self.close()
+            raise
+
+    def _append_all(self, entries: Sequence[Entry]) -> None:
+        frames: list[bytes] = []
+        for entry in entries:
+            frames.append(encode(entry))
+            if sum(map(len, frames)) >= _CHUNK_BYTES or len(frames) == _CHUNK_FRAMES:
+                self._append(frames)
+                frames = []
+        self._append(frames)
 
     def _append(self, frames: Sequence[bytes]) -> None:
         assert self._descriptor is not None
@@ -99,8 +119,8 @@ class SegmentWriter:
     def close(self) -> None:
         """End the current file; the next entry begins another one."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
 
     def rotate(self) -> list[JournalSegment]:
         """End the current file; returns all files, of any attempt, that get no more records from here."""
@@ -119,6 +139,7 @@ def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], 
     for segment in segments:
         try:
             if all(map(settled, groups_of(segment.path))):
+                reach("journal.before_remove")
                 segment.path.unlink()
                 removed.append(segment)
         except OSError as error:
@@ -126,80 +147,20 @@ def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], 
     return removed
 
 
-class Journal:
+class Journal(GroupCommit[Entry]):
     """The event loop's side: many rollouts at once, one flush for those that wait.
 
     Args:
         writer: of this attempt.
+        volume: that it writes to. While it refuses, what is added waits.
     """
 
-    def __init__(self, writer: SegmentWriter) -> None:
+    def __init__(self, writer: SegmentWriter, volume: Volume) -> None:
+        super().__init__(writer.write, volume, doing="write finished rollouts", end=writer.close)
         self._writer = writer
-        self._pending: list[Entry] = []
-        self._waiting: list[asyncio.Future[None]] = []
-        self._work = asyncio.Lock()
-        self._flushing: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
-        self.flushes = 0
-
-    async def add(self, entry: Entry) -> None:
-        """Return once the entry is durable. One whose caller is cancelled becomes durable all the same.
-
-        Raises:
-            RoleError: the volume refuses; so does every later call.
-        """
-        self.note(entry)
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(durable)
-        await durable
-
-    def note(self, entry: Entry) -> None:
-        """Make an entry durable some time, at the latest with the next one that is added.
-
-        Raises:
-            RoleError: the volume has refused an earlier one.
-        """
-        if self._failure is not None:
-            raise self._failure
-        self._pending.append(entry)
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
-
-    async def _flush(self) -> None:
-        try:
-            while self._pending:
-                async with self._work:
-                    entries, self._pending = self._pending, []
-                    waiting, self._waiting = self._waiting, []
-                    failure = await self._write(entries)
-                for durable in waiting:
-                    if durable.done():
-                        continue
-                    if failure is None:
-                        durable.set_result(None)
-                    else:
-                        durable.set_exception(failure)
-        finally:
-            self._flushing = None
-
-    async def _write(self, entries: Sequence[Entry]) -> Exception | None:
-        if self._failure is None:  # after a refusal a file may end in the middle of a record
-            try:
-                await asyncio.to_thread(self._writer.write, entries)
-                self.flushes += 1
-            except Exception as error:
-                self._failure = error
-        return self._failure
 
     async def collect(self, settled: Callable[[int], bool]) -> None:
         """Delete what a complete checkpoint covers, see `remove_settled`; rollouts that finish meanwhile do not wait for it."""
-        async with self._work:
-            segments = await asyncio.to_thread(self._writer.rotate)
-        await asyncio.to_thread(remove_settled, segments, settled)
-
-    async def close(self) -> None:
-        """Flush what is pending and end the file."""
-        while (flushing := self._flushing) is not None:
-            await asyncio.shield(flushing)
-        async with self._work:
-            await asyncio.to_thread(self._writer.close)
+        async with self.pausing():
+            segments = await in_thread(self._writer.rotate)
+        await in_thread(lambda: remove_settled(segments, settled))

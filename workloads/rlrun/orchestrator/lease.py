@@ -22,6 +22,8 @@ from loguru import logger
 
 from rlrun.orchestrator.progress import Progress
 from rlrun.protocol import annotations as names
+from rlrun.protocol.annotations import RESULT_MAX, RESULTS_MAX
+from rlrun.protocol.fault_points import reach
 
 RENEW_SECONDS = 10.0
 """Longest time between two renewals; whoever watches the Lease expects one every 15 s."""
@@ -99,7 +101,19 @@ def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | No
         names.ETA_SECONDS: text(progress.eta_seconds, ".0f"),
         names.ATTEMPT: text(attempt),
         names.WAITING_ON: progress.waiting_on[:1024] or None,
+        names.WAITING_ON_ROLE: progress.waiting_role,
+        names.WAITING_ON_PHASE: progress.waiting_phase,
+        names.WAITING_ON_SINCE: _time(progress.waiting_since),
+        names.ACTIVITY: text(progress.activity),
+        names.STORAGE: None
+        if progress.storage is None
+        else f"{progress.storage.reason}: {progress.storage.text}"[:1024],
+        names.RESULTS: "\n".join(line[:RESULT_MAX] for line in progress.results[:RESULTS_MAX]) or None,
     }
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ProgressLease:
@@ -145,6 +159,7 @@ class ProgressLease:
                 logger.info(f"the progress Lease is renewed again after {time.monotonic() - self._outage:.0f} s")
                 self._outage = None
             self._told = self._key(progress)
+            reach("lease.renewed")
         self._renewed = time.monotonic()
 
     async def farewell(self) -> None:
@@ -164,9 +179,10 @@ class ProgressLease:
 
     @staticmethod
     def _key(progress: Progress) -> object:
-        """What counts as a change: steps and phase. The numbers in `waiting_on` tick all the time and do not."""
-        phase = _NUMBERS.sub("", progress.waiting_on)
-        return progress.step, progress.policy_version, progress.checkpoint_step, phase
+        """What counts as a change: steps, whom the run waits for, and the volume. Numbers in words tick all the time and do not count."""
+        phase = _NUMBERS.sub("", progress.waiting_phase or "")
+        trouble = _NUMBERS.sub("", progress.storage.text) if progress.storage is not None else None
+        return progress.step, progress.policy_version, progress.checkpoint_step, progress.waiting_role, phase, trouble
 
 
 def lease_from_environment(

@@ -7,11 +7,11 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from loguru import logger
 
@@ -19,25 +19,30 @@ from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
-from rlrun.inference.client import EngineClient
 from rlrun.orchestrator.arenas import Arena, Background, open_arenas
 from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.discovery import Discovery, Resolve, resolve
-from rlrun.orchestrator.engines import Engine, EnginePool, Replica
+from rlrun.orchestrator.discovery import Resolve, resolve
+from rlrun.orchestrator.engines import Engine
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
+from rlrun.orchestrator.open_engines import open_engines
 from rlrun.orchestrator.pipeline import Pipeline
-from rlrun.orchestrator.progress import Progress, ProgressServer
+from rlrun.orchestrator.progress import Progress, ProgressServer, starting
 from rlrun.orchestrator.shared import Connection
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.tokenizer import preload
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
-from rlrun.protocol import exit_codes
+from rlrun.orchestrator.volume import in_thread
+from rlrun.orchestrator.waiting import Since
+from rlrun.protocol import exit_codes, heap, stacks
 from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.failures import RoleError, write_error
+from rlrun.protocol.failures import FULL_BYTES, RoleError, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
+from rlrun.protocol.storage import Volume, watched
 
 OpenEnvironments = Callable[
     [Sequence[EnvironmentConfig], Path, Background], AbstractAsyncContextManager[Sequence[Arena]]
@@ -67,6 +72,7 @@ async def run(
     stop: Stop | None = None,
     open_environments: OpenEnvironments = open_arenas,
     pace: Pace = REGULAR,
+    loaded: Callable[[], None] = lambda: None,
 ) -> int:
     """Orchestrate one attempt to its end.
 
@@ -79,6 +85,7 @@ async def run(
         stop: how a signal ends the role.
         open_environments: starts the environments; default: each in a process of its own.
         pace: how often the engines are looked at.
+        loaded: called once all is loaded, before the first rollout.
 
     Returns:
         0 when every step is trained and saved; 143 when the run was stopped before.
@@ -86,53 +93,56 @@ async def run(
     Raises:
         RoleError: why the run cannot go on; possibly inside an exception group.
     """
-    began = time.monotonic()
+    since = Since()
     signals, pipeline = Signal(), None
 
-    def over_http(url: str) -> Engine:
-        longest = max(environment.timeout_seconds for environment in config.environments)
-        update = config.weight_sync.timeout_seconds
-        return EngineClient(url, api_key, generate_timeout=longest, update_timeout=update)
-
     connection = Connection(config, api_key, attempt=attempt)
+    volume = Volume(Path(config.output_dir), say=logger.warning)
+    volume.least = MIN_FREE_BYTES  # with less the trainer does not begin
 
     def look() -> Progress:
         if pipeline is not None:
             return pipeline.progress()
-        waiting = f"{connection.waiting} since {time.monotonic() - began:.1f} s"
-        return Progress(None, config.max_steps, None, None, None, None, {}, None, None, waiting, None, 0, 0)
+        return starting(connection.waits(since), config.max_steps, volume)
 
     lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
+        stack.enter_context(watched(volume))
         await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
         background = await stack.enter_async_context(background_tasks())
         if lease is not None:
             background(lease.run())
+        preloaded = asyncio.ensure_future(asyncio.to_thread(preload))
         logs = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
         arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
         trainer = await stack.enter_async_context(connection)
-        chat = await asyncio.to_thread(load_chat, config)
-        pool = EnginePool([], signals, max_concurrency=config.max_concurrency)
-        stack.push_async_callback(_close_clients, pool)
-        if config.inference_service is None:
-            for url in config.inference_urls:
-                pool.add(Replica(url, (connect or over_http)(url)))
-        else:
-            background(Discovery(config.inference_service, pool, connect=connect or over_http, look_up=look_up).run())
+        await preloaded
+        chat = await in_thread(partial(load_chat, config))
+        engines = open_engines(config, api_key, signals, background, connect=connect, look_up=look_up)
+        pool = await stack.enter_async_context(engines)
         background(Monitor(pool, signals, pace).run())
-        pipeline = Pipeline(
-            config,
-            read_attempt(RunPaths(Path(config.output_dir)).attempt_file(attempt)),
-            arenas=arenas,
-            chat=chat,
-            pool=pool,
-            trainer=trainer,
-            signal=signals,
+        volume.least = FULL_BYTES
+        begun = await in_thread(partial(read_attempt, RunPaths(Path(config.output_dir)).attempt_file(attempt)))
+        pipeline = await in_thread(
+            partial(
+                Pipeline,
+                config,
+                begun,
+                arenas=arenas,
+                chat=chat,
+                pool=pool,
+                trainer=trainer,
+                signal=signals,
+                volume=volume,
+            )
         )
         if stop is not None:
             stop.act = partial(_stop, pipeline, connection)
+        loaded()
         if not await pipeline.run():
             logger.info("stopped by a signal")
+            if lease is not None:
+                await lease.farewell()  # whoever sees this end knows of the checkpoint that it was completed for
             return TERMINATED
         if lease is not None:
             await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
@@ -143,11 +153,6 @@ async def run(
 def _stop(pipeline: Pipeline, connection: Connection) -> None:
     pipeline.stop()
     connection.leave()
-
-
-async def _close_clients(pool: EnginePool) -> None:
-    for replica in pool.replicas:
-        await replica.client.close()
 
 
 def configure_log() -> None:
@@ -183,15 +188,26 @@ def identity() -> tuple[int, str]:
     return int(attempt), api_key
 
 
-async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str) -> int:
-    """Run until SIGTERM or SIGINT."""
-    stop = Stop()
+class Begin(Protocol):
+    """Begins the work of an attempt, to its exit code."""
+
+    def __call__(
+        self, config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop
+    ) -> Coroutine[None, None, int]: ...
+
+
+def _begin(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop) -> Coroutine[None, None, int]:
     if config.task == "SFT":
         from rlrun.orchestrator.sft import main as sft
 
-        work = asyncio.ensure_future(sft.run(config, attempt=attempt, api_key=api_key, stop=stop))
-    else:
-        work = asyncio.ensure_future(run(config, attempt=attempt, api_key=api_key, stop=stop))
+        return sft.run(config, attempt=attempt, api_key=api_key, stop=stop)
+    return run(config, attempt=attempt, api_key=api_key, stop=stop, loaded=heap.spare)
+
+
+async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str, begin: Begin) -> int:
+    """Run until SIGTERM or SIGINT."""
+    stop = Stop()
+    work = asyncio.ensure_future(begin(config, attempt=attempt, api_key=api_key, stop=stop))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: stop.act() if stop.first() and stop.act else work.cancel())
@@ -204,8 +220,20 @@ async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run; returns the exit code."""
+    return process(argv, "rlrun.orchestrator", _begin)
+
+
+def process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
+    """A process of the role, from its command line to its exit code.
+
+    Args:
+        argv: the command line; None: this process's.
+        module: what it was started as.
+        begin: what it does.
+    """
     configure_log()
-    parser = argparse.ArgumentParser(prog="python -m rlrun.orchestrator", description="Orchestrate one run.")
+    stacks.listen()
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Orchestrate one run.")
     parser.add_argument(
         "--config", type=Path, required=True, help="run.json, or a file of the orchestrator's own fields"
     )
@@ -215,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(arguments.config)
         attempt, api_key = identity()
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
-        return asyncio.run(_until_signalled(config, attempt, api_key))
+        return asyncio.run(_until_signalled(config, attempt, api_key, begin))
     except Exception as failure:
         cause = first_cause(failure)
         code = cause.code if isinstance(cause, RoleError) else exit_codes.FAILURE

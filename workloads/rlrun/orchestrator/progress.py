@@ -12,9 +12,11 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from rlrun.orchestrator.waiting import Waiting
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import ORCHESTRATOR_HEALTH, ORCHESTRATOR_METRICS, ORCHESTRATOR_PROGRESS
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.storage import Trouble, Volume
 
 _STEPS_FOR_ETA = 20
 
@@ -51,6 +53,47 @@ class Progress:
     """Finished rollouts that restarts did not have to generate again, since the run began."""
     discarded: int = 0
     """Finished rollouts that restarts could not use, since the run began."""
+    waiting_role: str | None = None
+    """Whose work the next step waits for."""
+    waiting_phase: str | None = None
+    """What that role does."""
+    waiting_since: float | None = None
+    """Since when, in seconds since the epoch."""
+    activity: int = 0
+    """See `Activity`."""
+    storage: Trouble | None = None
+    """Why the volume is of no use at the moment."""
+    results: tuple[str, ...] = ()
+    """Measures of policies, where that is what the run is for: a line per policy and environment."""
+
+
+def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
+    """Before it is known where the attempt starts."""
+    trouble = volume.trouble()
+    return Progress(
+        step=None,
+        max_steps=max_steps,
+        policy_version=None,
+        checkpoint_step=None,
+        resumed_from_step=None,
+        reward=None,
+        eval={},
+        tokens_per_second=None,
+        staleness_mean=None,
+        waiting_on=told(waiting, trouble),
+        eta_seconds=None,
+        in_flight=0,
+        errors=0,
+        waiting_role=waiting.role,
+        waiting_phase=waiting.phase,
+        waiting_since=waiting.since,
+        storage=trouble,
+    )
+
+
+def told(waiting: Waiting, trouble: Trouble | None) -> str:
+    """What the next step waits for: the volume, where nothing goes on without it."""
+    return trouble.text if trouble is not None and trouble.blocks else str(waiting)
 
 
 class StepClock:

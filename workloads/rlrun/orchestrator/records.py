@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,11 +13,17 @@ from typing import Any, Literal
 
 from loguru import logger
 
+from rlrun.orchestrator.courtesy import Courtesy
 from rlrun.orchestrator.metrics import step_line
 from rlrun.orchestrator.rollouts import FinishedGroup
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import storage_errors
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
+from rlrun.protocol.paths import RunPaths
+
+_TAIL_BYTES = 1024 * 1024
+"""No line is longer."""
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -36,6 +43,7 @@ class MetricsFile:
         base_step: lines of later steps belong to versions that are lost; they are removed.
         unwritten: lines up to the base that the attempt before had not written yet.
         evaluated: whether a version is evaluated; its line then waits for that.
+        courtesy: what writes.
     """
 
     def __init__(
@@ -46,16 +54,21 @@ class MetricsFile:
         base_step: int,
         unwritten: Iterable[Mapping[str, Any]],
         evaluated: Callable[[int], bool],
+        courtesy: Courtesy,
     ) -> None:
-        self._path, self._attempt, self._evaluated = path, attempt, evaluated
+        self._path, self._attempt, self._evaluated, self._courtesy = path, attempt, evaluated, courtesy
         lines = [line for line in read_lines(path) if line["step"] <= base_step]
         written = {int(line["step"]) for line in lines}
-        with storage_errors(path.parent):
-            write_bytes(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        kept = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        courtesy.write(path.name, lambda: write_bytes(path, kept), keep=True)
         self.last: dict[str, Any] = lines[-1] if lines else {}
         """The newest line."""
         self._lines: dict[int, dict[str, Any]] = {}
         self._parts: dict[int, set[str]] = {}
+        self._leaving: deque[tuple[int, dict[str, Any]]] = deque()
+        """Whole lines on their way to the file; its writer takes them from the left."""
+        self._successor: int | None = None
+        """A later attempt that has begun."""
         for line in unwritten:
             step = int(line["step"])
             if step not in written:
@@ -76,15 +89,17 @@ class MetricsFile:
         self._flush()
 
     def unwritten(self, through: int) -> tuple[dict[str, Any], ...]:
-        """Lines up to a step that lack nothing but their evaluation: its checkpoint has to keep them."""
-        return tuple(
-            {"step": step} | line
-            for step, line in sorted(self._lines.items())
+        """Lines up to a step that lack nothing but their evaluation, or a volume that takes them: its checkpoint has to keep them."""
+        leaving = {step: line for step, line in tuple(self._leaving) if step <= through}
+        waiting = {
+            step: {"step": step} | line
+            for step, line in self._lines.items()
             if step <= through and self._parts[step] >= {"batch", "trained"}
-        )
+        }
+        return tuple(line for _, line in sorted((leaving | waiting).items()))
 
     def pending(self) -> list[int]:
-        """Steps of which something is known but not yet written."""
+        """Steps of which something is known, but not everything."""
         return sorted(self._lines)
 
     def _flush(self) -> None:
@@ -93,13 +108,54 @@ class MetricsFile:
             needed = {"batch", "trained"} | ({"evaluation"} if self._evaluated(step) else set())
             if not self._parts[step] >= needed:
                 return
+            self._check_alone()
             line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
-            with storage_errors(self._path.parent), self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            self._leaving.append((step, line))
+            self._courtesy.write(self._path.name, self._append, keep=True)
             self.last = line
             logger.info(step_line(line))
+
+    def _check_alone(self) -> None:
+        if self._successor is not None:
+            raise RoleError(f"attempt {self._successor} of this run has begun, so attempt {self._attempt} is over")
+
+    def _append(self) -> None:
+        """Write the line that has waited longest; called in the courtesy's thread.
+
+        Not once a later attempt has begun: processes on a node that nobody reaches may live on while their successors train, and this
+        file is the one that both write to.
+        """
+        newest = max(RunPaths(self._path.parent).attempts_on_disk(), default=0)
+        if newest > self._attempt:
+            self._successor = newest
+        else:
+            _, line = self._leaving[0]
+            append_line(self._path, json.dumps(line))
+            reach("metrics.written")
+        self._leaving.popleft()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line, durable and whole: what a refused write leaves of it is cut off again.
+
+    Raises:
+        OSError: the volume refuses.
+    """
+    with path.open("a+b", buffering=0) as file:
+        before = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        tail = file.read()
+        before += len(tail)
+        if tail and not tail.endswith(b"\n"):  # it could not be cut off then
+            before += tail.rfind(b"\n") + 1 - len(tail)
+            file.truncate(before)
+        try:
+            rest = memoryview((line + "\n").encode())
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def spans(versions: Sequence[int]) -> list[dict[str, int]]:

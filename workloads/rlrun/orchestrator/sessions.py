@@ -96,7 +96,7 @@ class Session:
             self._affinity.asked = True
             try:
                 completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n)
-                replica.succeed(time.monotonic() - began, max(len(c.token_ids) for c in completions))
+                replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
                 return completions
             except EngineError as failure:
                 if failure.status in _REFUSALS:

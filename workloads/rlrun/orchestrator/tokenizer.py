@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None, trust_rem
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(source), revision=revision or "main", trust_remote_code=trust_remote_code)
+
+
+def preload() -> None:
+    """Import what `load_tokenizer` mostly needs: that takes a second, and while the trainer starts there is nothing else to do.
+
+    Never beside another thread that imports the same: transformers fills its names while it is imported.
+    """
+    with suppress(ImportError):  # whoever loads a tokenizer is told
+        from transformers import PreTrainedTokenizerFast  # noqa: F401
 
 
 def _is_generic(folder: Path) -> bool:

@@ -24,8 +24,8 @@ _PROBE_TOOL: Tool = {
     "type": "function",
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
-_PROMPTS = 256
-"""Prompts whose ids are remembered."""
+_OPENINGS = 256
+"""Prompts whose text and ids are remembered."""
 
 
 class TemplateError(ValueError):
@@ -50,7 +50,7 @@ class ChatTokens:
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
         self._tokenizer = tokenizer
-        self._prompts: dict[str, list[int]] = {}
+        self._openings: dict[str, tuple[str, list[int]]] = {}
         """The latest prompts, the one that was asked for last at the end."""
         self.vocabulary = len(tokenizer)
         """Tokens that the tokenizer knows."""
@@ -68,18 +68,27 @@ class ChatTokens:
         """The tokenizer of a model folder or hub name."""
         return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
 
-    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Ids of a conversation that the model is to answer, generation prompt included."""
+    def opening(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, list[int]]:
+        """Text and ids of a conversation that the model is to answer, generation prompt included.
+
+        Raises:
+            TemplateError: the chat template refuses the conversation.
+        """
         try:
             key = json.dumps([list(messages), list(tools)])
         except (TypeError, ValueError):
-            return self._tokenise(self.prompt(messages, tools))
+            return self._opening(messages, tools)
         # The rollouts of a group begin with the same words, one right after the other; rendering them is half of a rollout's CPU.
-        ids = self._prompts.pop(key, None) or self._tokenise(self.prompt(messages, tools))
-        self._prompts[key] = ids
-        if len(self._prompts) > _PROMPTS:
-            del self._prompts[next(iter(self._prompts))]
-        return list(ids)
+        known = self._openings.pop(key) if key in self._openings else None
+        text, ids = known or self._opening(messages, tools)
+        self._openings[key] = text, ids
+        if len(self._openings) > _OPENINGS:
+            del self._openings[next(iter(self._openings))]
+        return text, list(ids)
+
+    def _opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, list[int]]:
+        text = self.prompt(messages, tools)
+        return text, self._tokenise(text)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Text of a conversation that the model is to answer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import aiohttp
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from rlrun.protocol import channel, exit_codes
 from rlrun.protocol.channel import BatchReady, Event, EventList, OrchestratorSaved, TrainerState
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 
 POLL_SECONDS = 5.0
 """Length of one long poll; the trainer's phase is at most this old."""
@@ -21,9 +23,13 @@ STARTUP_SECONDS = 1800.0
 """Longest wait for the trainer's first answer: images are pulled and models loaded."""
 SILENCE_SECONDS = 120.0
 """Longest time that a trainer that answered before may be silent."""
+SILENCE_AT_THE_END_SECONDS = 3.0
+"""The same, of a trainer that is expected to end; its channel has a thread of its own, and answers while it saves."""
 REQUEST_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_START_PAUSE_SECONDS = 1.0
+"""Between two questions to a trainer that is still starting: what it takes longer than that would be lost at every restart."""
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -41,6 +47,7 @@ class TrainerClient:
         api_key: the run's key.
         attempt: the attempt that trainer and orchestrator belong to.
         lost: says why the trainer does not train the run any more, where it may go on without the run.
+        verdict: why this attempt is over, where that is told beside the channel; None: it is not.
     """
 
     def __init__(
@@ -50,8 +57,10 @@ class TrainerClient:
         *,
         attempt: int,
         lost: Callable[[], Awaitable[RoleError]] | None = None,
+        verdict: Callable[[], Awaitable[RoleError | None]] | None = None,
     ) -> None:
-        self._base, self._attempt, self._lost = base_url.rstrip("/"), attempt, lost
+        self._base, self._attempt, self._lost, self._verdict = base_url.rstrip("/"), attempt, lost, verdict
+        self._answered = time.monotonic()
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
         self.state: TrainerState | None = None
@@ -65,6 +74,16 @@ class TrainerClient:
             await self._session.close()
             self._session = None
 
+    async def silence(self) -> float:
+        """Ask whether anybody listens there, whatever the answer; seconds since somebody last did (or since the start), 0: now."""
+        try:
+            async with asyncio.timeout(SILENCE_AT_THE_END_SECONDS / 2 if self.ending else POLL_SECONDS):
+                async with self._opened().get(self._base + channel.STATE):
+                    self._answered = time.monotonic()
+                    return 0.0
+        except _NO_ANSWER:
+            return time.monotonic() - self._answered
+
     async def wait_until_begun(self, deadline_seconds: float = STARTUP_SECONDS) -> TrainerState:
         """The state of this attempt's trainer, as soon as its attempt is on disk and its model is there.
 
@@ -77,9 +96,10 @@ class TrainerClient:
         while True:
             try:
                 state = await self._request("GET", channel.STATE, TrainerState)
-                if state.attempt == self._attempt and state.phase != "starting":
+                if state.attempt == self._attempt:
                     self.state = state
-                    return state
+                    if state.phase not in ("starting", "loading"):
+                        return state
                 reason = f"attempt {state.attempt} is {state.phase} there"
                 if state.attempt > self._attempt:
                     raise RoleError(f"{reason}: attempt {self._attempt} is over")
@@ -90,7 +110,7 @@ class TrainerClient:
                     f"the trainer of attempt {self._attempt} did not answer at {self._base} within {deadline_seconds:g} s: {reason}"
                 )
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_START_PAUSE_SECONDS)
 
     async def events(self) -> AsyncIterator[Event]:
         """All events of this attempt in order, from its first; never ends by itself.
@@ -114,10 +134,39 @@ class TrainerClient:
     async def batch_ready(self, step: int, path: str) -> None:
         """Tell the trainer of a durable batch."""
         await self._patiently("POST", channel.BATCHES, None, BatchReady(step=step, path=path))
+        reach("batch.told")
 
     async def checkpoint_saved(self, step: int) -> None:
         """Tell the trainer that the orchestrator's part of a checkpoint is durable."""
         await self._patiently("POST", channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
+        reach("checkpoint.orchestrator.told")
+
+    async def see_off(self, following: asyncio.Task[None], seconds: float) -> None:
+        """Of an orchestrator that is told to stop: ask the trainer to save and end, and wait until it has.
+
+        Args:
+            following: reads the trainer's events, and does what they ask for.
+            seconds: at most.
+        """
+        asking, leaving = asyncio.ensure_future(self._ask_to_stop()), asyncio.ensure_future(self._until_silent())
+        try:
+            await asyncio.wait([following, leaving], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asking.cancel()
+            leaving.cancel()
+            await asyncio.gather(asking, leaving, return_exceptions=True)
+
+    async def _ask_to_stop(self) -> None:
+        with suppress(*_NO_ANSWER, TrainerGoneError):
+            await self._request("POST", channel.STOP, None)
+
+    async def _until_silent(self) -> None:
+        """A pod that is gone refuses no connection: its address leads nowhere, and a request waits for its time-out."""
+        self._answered = time.monotonic()
+        while True:
+            if await self.silence() >= SILENCE_AT_THE_END_SECONDS:
+                return
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
     async def shutdown(self) -> None:
         """Tell the trainer that all is done; it may be gone before it answers."""
@@ -137,6 +186,8 @@ class TrainerClient:
             except _NO_ANSWER as error:
                 if self.ending:
                     raise TrainerGoneError from error
+                if self._verdict is not None and (over := await self._verdict()) is not None:
+                    raise over from error
                 if time.monotonic() - since > SILENCE_SECONDS:
                     reason = str(error) or type(error).__name__
                     raise RoleError(
@@ -145,14 +196,17 @@ class TrainerClient:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    async def _request(
-        self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
-    ) -> AnswerT:
+    def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS + POLL_SECONDS)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        return self._session
+
+    async def _request(
+        self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
+    ) -> AnswerT:
         document = None if body is None else body.model_dump(mode="json")
-        async with self._session.request(method, self._base + path, json=document) as response:
+        async with self._opened().request(method, self._base + path, json=document) as response:
             text = await response.text()
             if response.status == 401:
                 raise RoleError(

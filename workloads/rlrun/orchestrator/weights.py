@@ -16,6 +16,7 @@ from rlrun.inference.client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
 from rlrun.orchestrator.signals import Signal
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 
 KNOCK_SECONDS = 5.0
 """Longest wait for any answer of a replica that is out of rotation, before it is asked for a hand-over."""
@@ -24,6 +25,8 @@ OUTAGE_SECONDS = 600.0
 STARTUP_SECONDS = 1800.0
 """The same before the first hand-over: engines load and compile."""
 _CHECK_SECONDS = 1.0
+_NEVER = (400, 404)
+"""What a replica answers where it can never get the version: its folder is no such model's, or the trainer has it no more."""
 
 
 class WeightSync:
@@ -33,13 +36,16 @@ class WeightSync:
         pool: the engines.
         signal: notified after each change.
         timeout_seconds: deadline of one replica's update.
+        sender: address of the trainer that sends versions from its memory; None: versions are folders.
     """
 
-    def __init__(self, pool: EnginePool, signal: Signal, *, timeout_seconds: float) -> None:
-        self._pool, self._signal, self._timeout = pool, signal, timeout_seconds
+    def __init__(self, pool: EnginePool, signal: Signal, *, timeout_seconds: float, sender: str | None = None) -> None:
+        self._pool, self._signal, self._timeout, self._sender = pool, signal, timeout_seconds, sender
         self._paths: dict[int, str | None] = {}
         self._held: deque[int] = deque()
         self._ever_synced = False
+        self.resting = False
+        """Whether no engine gets weights, because the trainer has the GPUs."""
         self.newest: int | None = None
         """The newest version that the trainer has published."""
         self.seconds = 0.0
@@ -54,10 +60,15 @@ class WeightSync:
             hold: every replica gets this version, and none a newer one, until `release`.
         """
         self._paths[version] = path
-        self.newest = version
+        self.newest, self.resting = version, False
         if hold:
             self._held.append(version)
         self._signal.notify()
+
+    def rest(self) -> None:
+        """From now on no engine gets a request, and none gets weights before the next version is published."""
+        self.resting = True
+        self._pool.rest("it sleeps: the trainer has its GPUs")
 
     def release(self, version: int) -> None:
         """End the hold of a version."""
@@ -71,6 +82,8 @@ class WeightSync:
 
     def wanted(self, replica: Replica) -> int | None:
         """The version that a replica is to load now; None when it is up to date. Versions in between are skipped."""
+        if self.resting:
+            return None
         target = self._held[0] if self._held else self.newest
         return None if target == replica.version else target
 
@@ -113,10 +126,13 @@ class WeightSync:
             if replica.version is None:
                 await _knock(replica)
             replica.handed = max(replica.handed, version)
+            reach("handover.before_request")
             async with asyncio.timeout(self._timeout):
                 # The first time in an attempt the engine may hold weights of another attempt under the same number.
                 path = self._paths[version]
-                if path is None:
+                if self._sender is not None:
+                    await replica.client.receive_weights(self._sender, version, force=not replica.trusted)
+                elif path is None:
                     await replica.client.reload_weights(version, force=not replica.trusted)
                 else:
                     await replica.client.update_weights(path, version, force=not replica.trusted)
@@ -127,7 +143,7 @@ class WeightSync:
                 self._pool.abandon(replica, reason)  # it hangs, perhaps paused: nobody would answer what it is asked
             else:
                 self._pool.fail(replica, reason)
-            if status == 400 and version in self._held:
+            if status in _NEVER and version in self._held:
                 logger.warning(f"version {version} cannot be loaded for its evaluation: {reason}")
                 self.release(version)
             return False
@@ -152,7 +168,7 @@ class WeightSync:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            if self._pool.version is not None or self.newest is None:
+            if self._pool.version is not None or self.newest is None or self.resting:
                 self._pool.last_available = time.monotonic()
                 continue
             limit = OUTAGE_SECONDS if self._ever_synced else STARTUP_SECONDS

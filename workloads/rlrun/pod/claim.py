@@ -9,16 +9,22 @@ Other pods may have written logs before, so a folder that is not empty says noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from rlrun.config.run import RunConfig
+from rlrun.pod.signals import Signals
+from rlrun.pod.waits import wait_until
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.run_folder import check_same_run, check_writable, recorded_run
+from rlrun.protocol.storage import may_pass
 
+VOLUME_POLL_SECONDS = 5.0
+"""Between two looks at a volume that refuses to write."""
 _REMEDY = "give the RLRun another metadata.name, another spec.storage (claim or subPath), or delete that folder from the volume"
 
 
@@ -51,6 +57,33 @@ def claim_folder(paths: RunPaths, config: RunConfig, *, say: Callable[[str], Non
         say("run.json is written anew: the configuration, or the run that uses the folder, is another one")
     with storage_errors(paths.root):
         write_bytes(paths.run_json, document)
+
+
+def claim_when_possible(paths: RunPaths, config: RunConfig, *, say: Callable[[str], None], signals: Signals) -> None:
+    """As `claim_folder`; on a volume that is full or read-only wait until it is not: starting again would not help.
+
+    Raises:
+        RoleError: the folder is another run's, or its volume can never be written.
+        StoppedError: a signal came.
+    """
+
+    def problem() -> str | None:
+        try:
+            claim_folder(paths, config, say=say)
+        except RoleError as error:
+            if not may_pass(error):
+                raise
+            return str(error)
+        return None
+
+    wait_until(
+        problem,
+        what="the run's volume",
+        say=say,
+        signals=signals,
+        deadline_seconds=math.inf,
+        poll_seconds=VOLUME_POLL_SECONDS,
+    )
 
 
 def has_begun(paths: RunPaths, uid: str) -> bool:

@@ -10,21 +10,24 @@ from pathlib import Path
 
 from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
+from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
-from rlrun.pod.claim import claim_folder, has_begun
+from rlrun.pod.claim import claim_when_possible, has_begun
 from rlrun.pod.meeting import PodServer, channel_problem, join
 from rlrun.pod.output import Output
-from rlrun.pod.process import run_process
+from rlrun.pod.process import Launch, run_process
 from rlrun.pod.report import failure_text, write_termination_message
 from rlrun.pod.roles import EVERYWHERE, config_in_pod, model_command, role_command, role_environment
 from rlrun.pod.settings import PodSettings
 from rlrun.pod.signals import Signals
+from rlrun.pod.stuck import StuckRole
 from rlrun.pod.waits import wait_until
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, stacks
 from rlrun.protocol.attempts import check_number
 from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import ERROR_FILE, RoleError, read_error, volume_is_full
 from rlrun.protocol.paths import Role, RunPaths
+from rlrun.protocol.symptoms import symptom_of
 
 
 class Container:
@@ -48,6 +51,8 @@ class Container:
             raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
         self._paths = RunPaths(Path(self._config.trainer.output_dir))
         self._state = "the pod starts"
+        self._engine: Launch | None = None
+        """The engine beside the trainer, once it has ended and so ended the container."""
 
     def run(self, command: str) -> int:
         """Run `trainer`, `inference`, `orchestrator` or `model` to its end; returns the exit code.
@@ -59,9 +64,9 @@ class Container:
         role: Role = (
             "inference" if command == "inference" else "orchestrator" if command == "orchestrator" else "trainer"
         )
-        name = self._pod.pod_name if command != "model" else f"{self._pod.pod_name}-model"
+        self._name = self._pod.pod_name if command != "model" else f"{self._pod.pod_name}-model"
         folder = self._paths.logs(self._pod.attempt, role)
-        self._output = Output(folder / f"{name}.log")
+        self._output = Output(folder / f"{self._name}.log")
         # One that is there before the role has started tells of an earlier life.
         told_before = (folder / ERROR_FILE).exists()
         try:
@@ -72,8 +77,8 @@ class Container:
             else:
                 if command == "inference":
                     self._wait_for_model()
-                if command == "orchestrator" and self._config.orchestrator.shared_with is not None:
-                    self._claim_for_guest()
+                if command == "orchestrator" and not self._has_trainer():
+                    self._claim_without_trainer()
                 code = self._start(role, restart=False)
             if code != exit_codes.OK:
                 self._tell(code, folder, shared=role != "inference" and not told_before)
@@ -83,11 +88,15 @@ class Container:
 
     # ---- the model
 
+    def _has_trainer(self) -> bool:
+        """Whether the run has trainer pods: a guest has its host's, an evaluation none."""
+        return self._config.trainer.task in TRAINING_TASKS and self._config.orchestrator.shared_with is None
+
     def _make_model(self) -> int:
-        if self._pod.ordinal:
+        if self._has_trainer() and self._pod.ordinal:
             self._wait_for_model()
             return exit_codes.OK
-        claim_folder(self._paths, self._config, say=self._output.say)
+        self._claim(self._config)
         if self._config.trainer.model.tiny is None or self._model_is_there():
             return exit_codes.OK
         self._output.say("making the tiny model")
@@ -98,7 +107,8 @@ class Container:
         if self._config.trainer.model.tiny is not None:
             wait_until(
                 lambda: None if self._model_is_there() else f"{self._paths.model} does not exist yet",
-                what="the tiny model, which the trainer's first pod makes",
+                what="the tiny model, which "
+                + ("the trainer's first pod makes" if self._has_trainer() else "the orchestrator's pod makes"),
                 say=self._output.say,
                 signals=self._signals,
             )
@@ -112,12 +122,15 @@ class Container:
         except OSError as error:
             raise RoleError(f"cannot read {self._paths.root}: {error.strerror}", exit_codes.STORAGE) from error
 
+    def _claim(self, config: RunConfig) -> None:
+        claim_when_possible(self._paths, config, say=self._output.say, signals=self._signals)
+
     # ---- the orchestrator
 
-    def _claim_for_guest(self) -> None:
-        """A guest has no trainer pod to do it: the host's trainer reads the guest's `run.json` when it asks for a slot."""
+    def _claim_without_trainer(self) -> None:
+        """There is no trainer pod to do it. A host's trainer reads the guest's `run.json` when that asks for a slot."""
         restart = has_begun(self._paths, self._config.trainer.uid)
-        claim_folder(self._paths, config_in_pod(self._config, restart=restart), say=self._output.say)
+        self._claim(config_in_pod(self._config, restart=restart))
         check_number(self._paths, self._pod.attempt)
 
     # ---- the trainer
@@ -129,7 +142,8 @@ class Container:
             restart = False
             role_command("trainer", pod, self._config, pod.config)  # refuses a pod that is no member
             if pod.ordinal == 0:
-                claim_folder(self._paths, self._config, say=self._output.say)
+                self._state = "the run's volume refuses to write"
+                self._claim(self._config)
                 check_number(self._paths, pod.attempt)
                 restart = has_begun(self._paths, self._config.trainer.uid)
                 self._wait_for_all(server)
@@ -183,14 +197,43 @@ class Container:
         return file
 
     def _start(self, role: Role, *, restart: bool) -> int:
-        command = role_command(role, self._pod, self._config, self._config_file(restart=restart))
+        file = self._config_file(restart=restart)
+        command = role_command(role, self._pod, self._config, file)
         self._state = ""
+        if role == "trainer" and self._config.trainer.colocated:
+            return self._process(command, role, engine=role_command("inference", self._pod, self._config, file))
         return self._process(command, role)
 
-    def _process(self, command: list[str], role: Role) -> int:
+    def _process(self, command: list[str], role: Role, *, engine: list[str] | None = None) -> int:
         sys.stdout.flush()
-        env = role_environment(role, self._pod, self._env, self._scratch)
-        return run_process(command, env, output=self._output, signals=self._signals)
+        file = self._scratch / "stacks"
+        env = role_environment(role, self._pod, self._env, self._scratch) | {stacks.FILE_VARIABLE: str(file)}
+        after = stacks.patience(self._config.trainer.checkpoint.grace_period_seconds)
+        keep = self._paths.logs(self._pod.attempt, role) / f"{self._name}{stacks.SUFFIX}"
+        with StuckRole(self._signals, after=after, file=file, keep=keep, output=self._output):
+            main = Launch(command, env, self._output)
+            if engine is None:
+                return run_process(main, signals=self._signals)[0]
+            return self._beside(main, engine, {stacks.FILE_VARIABLE: str(file)})
+
+    def _beside(self, main: Launch, command: list[str], more: Mapping[str, str]) -> int:
+        """The trainer with an engine on the same GPUs: they take turns, and end together."""
+        self._engine_scratch.mkdir()
+        env = role_environment("inference", self._pod, self._env, self._engine_scratch)
+        output = Output(self._paths.logs(self._pod.attempt, "inference") / f"{self._name}.log")
+        engine = Launch(command, {**env, **more}, output)
+        try:
+            code, ended = run_process(main, engine, signals=self._signals)
+        finally:
+            output.close()
+        if ended is main:
+            return code
+        self._engine = engine
+        return code or exit_codes.FAILURE  # an engine that nobody told to stop has failed, whatever it says
+
+    @property
+    def _engine_scratch(self) -> Path:
+        return self._scratch / "inference"
 
     def _tell(self, code: int, folder: Path, *, shared: bool) -> None:
         """Leave the termination message.
@@ -202,7 +245,17 @@ class Container:
         """
         if self._signals.received is not None:
             return  # asked to stop: nothing failed
-        said = (read_error(folder) if shared else None) or read_error(self._scratch)
+        if self._engine is None:
+            output, said = self._output, (read_error(folder) if shared else None) or read_error(self._scratch)
+        else:
+            output, said = self._engine.output, read_error(self._engine_scratch)
+            said = None if said is None else RoleError(f"the engine in the trainer's pod: {said}", said.code)
         full = str(self._paths.root) if volume_is_full(self._paths.root) else None
-        text = failure_text(code, said=None if said is None else str(said), full=full, lines=self._output.last_lines())
+        text = failure_text(
+            code,
+            said=None if said is None else str(said),
+            full=full,
+            lines=output.last_lines(),
+            symptom=symptom_of(output.end()),
+        )
         write_termination_message(self._pod.termination_log, text)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import rlrun
 from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun.pod.signals import Signals, StoppedError
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
-_USAGE = f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator"
+SHARE_CODE = "share-code"
+_USAGE = (
+    f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator\n"
+    f"       rlrun-pod {SHARE_CODE} FOLDER: copy this package there, for containers of other images"
+)
 
 
 def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
@@ -23,6 +29,8 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
     if words in (["-h"], ["--help"]):
         print(_USAGE)
         return exit_codes.OK
+    if len(words) == 2 and words[0] == SHARE_CODE:
+        return _share_code(Path(words[1]))
     if len(words) != 1 or words[0] not in COMMANDS:
         print(_USAGE, file=sys.stderr)
         return exit_codes.USAGE
@@ -33,6 +41,22 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
         print(f"rlrun-pod: {error}", file=sys.stderr)
         return error.code
     return _run(words[0], pod, env, signals)
+
+
+def _share_code(folder: Path) -> int:
+    """Copy the sources; a container that was started again does it once more."""
+    try:
+        shutil.copytree(
+            Path(rlrun.__file__).parent,
+            folder / "rlrun",
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=shutil.copyfile,
+            dirs_exist_ok=True,
+        )
+    except OSError as error:
+        print(f"rlrun-pod: cannot copy this package to {folder}: {error}", file=sys.stderr)
+        return exit_codes.STORAGE
+    return exit_codes.OK
 
 
 def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signals) -> int:

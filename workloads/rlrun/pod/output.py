@@ -16,7 +16,7 @@ from pathlib import Path
 from rlrun.protocol.failures import telling_lines
 
 _CHUNK_BYTES = 64 * 1024
-KEPT_BYTES = 8 * 1024
+KEPT_BYTES = 64 * 1024
 """The end of each stream that is remembered."""
 _WAITING_CHUNKS = 1024
 """Chunks that may wait for the volume."""
@@ -44,6 +44,10 @@ class Output:
         """A line of this process itself."""
         self._take(STDERR, f"{time.strftime('%H:%M:%S')} | INFO    | pod | {message}\n".encode(), remember=False)
 
+    def show(self, text: bytes) -> None:
+        """For the container's log alone."""
+        _write(STDERR, text)
+
     def pump(self, source: int, stream: int) -> None:
         """Pass on what comes from a file descriptor until its end, in the background; the descriptor is closed then.
 
@@ -61,9 +65,13 @@ class Output:
         thread.start()
         self._readers.append(thread)
 
+    def end(self) -> str:
+        """The end of stderr, or of stdout when there is nothing there."""
+        return (self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace")
+
     def last_lines(self, count: int = 15) -> list[str]:
-        """What tells most of the end of stderr, or of stdout when there is nothing there."""
-        return telling_lines((self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace"), count)
+        """What tells most of the end."""
+        return telling_lines(self.end(), count)
 
     def drain(self) -> None:
         """Wait until the pipes have ended; for a moment only, should a process that cannot be killed hold one open."""
@@ -79,12 +87,7 @@ class Output:
     def _take(self, stream: int, chunk: bytes, *, remember: bool = True) -> None:
         if remember:
             self._ends[stream] = (self._ends[stream] + chunk)[-KEPT_BYTES:]
-        try:
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(stream, view) :]
-        except OSError:  # nobody reads the container's log any more: the role goes on
-            pass
+        _write(stream, chunk)
         if self._log is not None:
             _put(self._chunks, chunk)
 
@@ -93,6 +96,15 @@ class Output:
         append = _appender(self._log)
         while (chunk := self._chunks.get()) is not None:
             append(chunk)
+
+
+def _write(stream: int, chunk: bytes) -> None:
+    try:
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(stream, view) :]
+    except OSError:  # nobody reads the container's log any more: the role goes on
+        pass
 
 
 def _appender(path: Path) -> Callable[[bytes], None]:

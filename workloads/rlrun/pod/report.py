@@ -8,26 +8,33 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlrun.pod.signals import SIGNALLED
+from rlrun.protocol.symptoms import STORAGE_ERROR, Symptom, symptom_of, tagged
 
 MAX_BYTES = 2048
 
 
-def failure_text(code: int, *, said: str | None, full: str | None, lines: Sequence[str]) -> str:
-    """The message.
+def failure_text(
+    code: int, *, said: str | None, full: str | None, lines: Sequence[str], symptom: Symptom | None = None
+) -> str:
+    """The message. One that means something to the failure policy begins with its word (`rlrun.protocol.symptoms`).
 
     Args:
         code: the exit code; 128 + n for signal n.
         said: the role's own message, if it left one.
         full: the run's folder when its volume is full: roles then fail in any way.
         lines: the end of its output.
+        symptom: what tells most in its output.
     """
     if said is not None:
-        return cut(said)
+        known = symptom_of(said)
+        return cut(tagged(known.reason if known is not None else None, said))
     head = how(code)
     if full is not None:
-        return cut(f"{head}: the volume of {full} is full (No space left on device); make space")
+        return cut(tagged(STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); make space"))
     if not lines:
         return cut(f"{head} without a word")
+    if symptom is not None:
+        head = tagged(symptom.reason, f"{head}: {symptom}")
     return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlrun.config.checkpoint import ResumeConfig
+from rlrun.config.roles import orchestrator_module
 from rlrun.config.run import RunConfig
 from rlrun.pod.network import interface_of
 from rlrun.pod.settings import PodSettings
@@ -66,8 +67,11 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
                 nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
             )
     # The orchestrator is always the real one.
-    package = "rlrun.stub" if pod.implementation == "stub" and role != "orchestrator" else "rlrun"
-    return [sys.executable, "-m", f"{package}.{role}", "--config", str(config_file)]
+    if role == "orchestrator":
+        module = orchestrator_module(config.trainer.task)
+    else:
+        module = f"rlrun.stub.{role}" if pod.implementation == "stub" else f"rlrun.{role}"
+    return [sys.executable, "-m", module, "--config", str(config_file)]
 
 
 def model_command(pod: PodSettings, config_file: Path) -> list[str]:

@@ -58,6 +58,10 @@ class Signals:
         if child is not None and self.received is not None:
             self._send(self.received)
 
+    def fileno(self) -> int:
+        """For `select`: readable for ever, from the first signal on; nobody reads it."""
+        return self._wake_reader
+
     def sleep(self, seconds: float | None) -> None:
         """Wait.
 

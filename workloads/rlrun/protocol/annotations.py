@@ -27,6 +27,23 @@ ATTEMPT = "rlrun.io/attempt"
 """The attempt that reports."""
 WAITING_ON = "rlrun.io/waiting-on"
 """What the next step waits for, in words."""
+WAITING_ON_ROLE = "rlrun.io/waiting-on-role"
+"""Whose work that is: trainer, inference or orchestrator (which environments are part of)."""
+WAITING_ON_PHASE = "rlrun.io/waiting-on-phase"
+"""What that role does, in one or two stable words."""
+WAITING_ON_SINCE = "rlrun.io/waiting-on-since"
+"""Since when (RFC 3339), by the orchestrator's clock; for people."""
+ACTIVITY = "rlrun.io/activity"
+"""Grows with what a step is made of (rollouts that are kept, micro-batches, a version handed over, a checkpoint): each step has a bounded
+number of such moves, so that a run that goes round in circles does not seem to get on."""
+STORAGE = "rlrun.io/storage"
+"""What is wrong with the volume: the reason of a condition, a colon and words."""
+RESULTS = "rlrun.io/results"
+"""Measures of an evaluation: a line per policy and environment."""
+RESULTS_MAX = 64
+"""Lines; all of them are on the volume."""
+RESULT_MAX = 512
+"""Characters of a line."""
 
 ALL = (
     STEP,
@@ -40,4 +57,10 @@ ALL = (
     ETA_SECONDS,
     ATTEMPT,
     WAITING_ON,
+    WAITING_ON_ROLE,
+    WAITING_ON_PHASE,
+    WAITING_ON_SINCE,
+    ACTIVITY,
+    STORAGE,
+    RESULTS,
 )

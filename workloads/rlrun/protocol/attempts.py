@@ -16,6 +16,7 @@ from typing import Any
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import create_json
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import Artifact, RunPaths
 
 
@@ -118,7 +119,9 @@ def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
     Raises:
         FileExistsError: this attempt number was begun before; two groups with one number never both run.
     """
-    create_json(paths.attempt_file(attempt.attempt), asdict(attempt))
+    reach("attempt.before_write")
+    create_json(paths.attempt_file(attempt.attempt), asdict(attempt), before_link="attempt.before_link")
+    reach("attempt.written")
 
 
 def read_attempt(path: Path) -> Attempt:

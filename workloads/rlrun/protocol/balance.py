@@ -3,17 +3,20 @@
 The problem is NP-hard (it holds bin packing). Two constructions, a search and an exact search follow each other, each only while the
 result is further above a lower bound than it need be: rows dealt in equal number by the largest differencing method (Karmarkar & Karp
 1982; its balanced variant: Michiels et al. 2003), which always works; samples dealt longest first to the rank with the least work
-(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, branch and bound.
+(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, pairs of ranks divided anew
+(`rlrun.protocol.pairs`) and branch and bound. So two ranks' deal of up to `FREE_SAMPLES` samples is the best that there is, to one part in
+`CLOSE`, and that of more ranks is one that no other division of two of them betters.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 
+from rlrun.protocol.pairs import divisions
 from rlrun.protocol.rows import EXACT_SAMPLES, longest_first, packed, split
 
 Rows = list[list[int]]
@@ -25,6 +28,10 @@ _LOOKS = 32
 """Most exchanges with one rank that are looked at for whether they fit into rows."""
 _NODES = 20_000
 """Most nodes of the exact search."""
+FEW_SAMPLES = 64
+"""Up to so many samples pairs of ranks are divided anew."""
+_DIVISIONS = 64
+"""Most divisions of a pair that are looked at for whether they fit into rows."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,9 @@ def deal(load: Load) -> list[Rows]:
     if _most(load, found) > near and (other := _samples_dealt(load)) is not None:
         found = min(found, other, key=lambda dealt: _most(load, dealt))
     if _most(load, found) > near:
-        found = _exchanged(load, found, near)
+        found = _improved(load, found, near, _best_exchange)
+    if _most(load, found) > near and len(load.works) <= FEW_SAMPLES:
+        found = _improved(load, found, near, _best_division)
     if _most(load, found) > bound and len(load.works) <= EXACT_SAMPLES:
         found = _searched(load, found, bound)
     return found
@@ -165,17 +174,21 @@ def _samples_dealt(load: Load) -> list[Rows] | None:
     return dealt
 
 
-def _exchanged(load: Load, dealt: Sequence[Rows], near: int) -> list[Rows]:
-    """Move a sample from the rank with the most work, or exchange it for a shorter one, as long as that lowers the larger of the two."""
+Change = Callable[[Load, Rows, Rows], tuple[Rows, Rows] | None]
+"""Better rows for the rank with the most work and another one; None: there are none."""
+
+
+def _improved(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> list[Rows]:
+    """Change the rank with the most work together with another one, as long as that lowers the larger of the two, or until all are near."""
     dealt = list(dealt)
     loads = [load.of(own) for own in dealt]
     while max(loads) > near:
         heavy = loads.index(max(loads))
         others = sorted((rank for rank in range(load.ranks) if rank != heavy), key=loads.__getitem__)
         for light in others:
-            change = _best_exchange(load, dealt[heavy], dealt[light], loads[heavy] - loads[light])
-            if change is not None:
-                dealt[heavy], dealt[light] = change
+            changed = change(load, dealt[heavy], dealt[light])
+            if changed is not None:
+                dealt[heavy], dealt[light] = changed
                 loads[heavy], loads[light] = load.of(dealt[heavy]), load.of(dealt[light])
                 break
         else:
@@ -183,10 +196,10 @@ def _exchanged(load: Load, dealt: Sequence[Rows], near: int) -> list[Rows]:
     return dealt
 
 
-def _best_exchange(load: Load, heavy: Rows, light: Rows, gap: int) -> tuple[Rows, Rows] | None:
-    """The exchange that fits and leaves the smallest difference between two ranks that differ by `gap`; None if none lowers it."""
+def _best_exchange(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
+    """A sample moved, or exchanged for a shorter one: what fits and leaves the smallest difference; None if nothing lowers it."""
     mine, theirs = _flat(heavy), _flat(light)
-    found = sorted(_exchanges(load, mine, theirs, gap))
+    found = sorted(_exchanges(load, mine, theirs, load.of(heavy) - load.of(light)))
     for _, given, taken in found[:_LOOKS]:
         back = [] if taken < 0 else [taken]
         more = load.rows_for([s for s in theirs if s != taken] + [given])
@@ -212,6 +225,18 @@ def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int)
             moved = works[given] - costs[other]
             if 0 < moved < gap:
                 yield abs(gap - 2 * moved), given, taken[other]
+
+
+def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
+    """The samples of both divided anew: the most even way that fits, if both parts have less work than `heavy` has."""
+    most = load.of(heavy)
+    for samples in islice(divisions(_flat(heavy), _flat(light), load.works), _DIVISIONS):
+        if max(sum(load.works[s] for s in part) for part in samples) >= most:
+            return None
+        first, second = map(load.rows_for, samples)
+        if first is not None and second is not None:
+            return first, second
+    return None
 
 
 def _searched(load: Load, dealt: list[Rows], bound: int) -> list[Rows]:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from rlrun.protocol.durable import new_folder
+from rlrun.protocol.fault_points import reach
 
 FORMAT_VERSION = 1
 NO_VERSION = -1
@@ -200,9 +201,10 @@ def write_batch(path: Path, batch: Batch) -> None:
         document["dropped"] = [asdict(dropped) for dropped in batch.dropped]
     if batch.tasks:
         document["tasks"] = batch.tasks
-    with new_folder(path) as folder:
+    with new_folder(path, before_rename="batch.before_rename") as folder:
         (folder / "samples.safetensors").write_bytes(save(columns))
         (folder / "batch.json").write_text(json.dumps(document))
+    reach("batch.written")
 
 
 def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import TMP_SUFFIX
 
 
@@ -34,8 +35,14 @@ def fsync_tree(folder: Path) -> None:
         fsync_path(Path(directory))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` with `content` in one step; a reader sees the old content or the new, never a part."""
+def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None) -> None:
+    """Replace `path` with `content` in one step; a reader sees the old content or the new, never a part.
+
+    Args:
+        path: the file.
+        content: all of it.
+        before_rename: the fault point (`fault_points`) at which all is durable but the name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
@@ -43,6 +50,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if before_rename is not None:
+            reach(before_rename)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -50,13 +59,13 @@ def write_bytes(path: Path, content: bytes) -> None:
     fsync_path(path.parent)
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Replace `path` with `document` as JSON, in one step."""
-    write_bytes(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+def write_json(path: Path, document: Any, *, before_rename: str | None = None) -> None:
+    """Replace `path` with `document` as JSON, in one step; see `write_bytes`."""
+    write_bytes(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode(), before_rename=before_rename)
 
 
-def create_json(path: Path, document: Any) -> None:
-    """Write `document` to a path that must not exist yet.
+def create_json(path: Path, document: Any, *, before_link: str | None = None) -> None:
+    """Write `document` to a path that must not exist yet; `before_link` is a fault point as in `write_bytes`.
 
     Raises:
         FileExistsError: somebody else has it; two writers never both succeed.
@@ -69,6 +78,8 @@ def create_json(path: Path, document: Any) -> None:
             json.dump(document, file, indent=1, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
+        if before_link is not None:
+            reach(before_link)
         os.link(temporary, path)  # as exclusive as O_EXCL, and never seen half-written
     finally:
         temporary.unlink(missing_ok=True)
@@ -76,10 +87,11 @@ def create_json(path: Path, document: Any) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, before_rename: str | None = None) -> Iterator[Path]:
     """Fill a temporary folder that becomes `path`, durable and whole, when the block ends without an error.
 
-    An older folder at `path` is replaced: within one attempt there is one writer, and it writes the same thing again.
+    An older folder at `path` is replaced: within one attempt there is one writer, and it writes the same thing again. `before_rename` is
+    a fault point as in `write_bytes`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + TMP_SUFFIX)
@@ -88,13 +100,23 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         fsync_tree(temporary)
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.rename(path)
-        fsync_path(path.parent)
+        if before_rename is not None:
+            reach(before_rename)
+        put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Make the durable folder `temporary` become `path`, in place of an older one. At no moment is `path` a part of a folder."""
+    older = path.with_name(f"{path.name}.old{TMP_SUFFIX}")
+    shutil.rmtree(older, ignore_errors=True)
+    if path.exists():
+        path.rename(older)
+    temporary.rename(path)
+    fsync_path(path.parent)
+    shutil.rmtree(older, ignore_errors=True)
 
 
 def link_files(source: Path, target: Path, *, leave_out: Container[str] = ()) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import create_json
 from rlrun.protocol.paths import Role
+from rlrun.protocol.symptoms import symptom_of
 
 ERROR_FILE = "error.json"
 ERROR_DIR_VARIABLE = "RLRUN_ERROR_DIR"
@@ -60,14 +61,15 @@ def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
     except RoleError:
         raise
     except Exception as error:
-        reason = _refusal(error)
-        if reason is None:
+        number = refusal_number(error)
+        if number is None:
             raise
-        message = f"cannot {doing} in {folder}: {reason}; make space and start again"
+        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; make space and start again"
         raise RoleError(message, exit_codes.STORAGE) from error
 
 
-def _refusal(error: BaseException) -> str | None:
+def refusal_number(error: BaseException) -> int | None:
+    """`ENOSPC`, `EDQUOT` or `EROFS`, where one of them is behind the error; None: something else is wrong."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -79,7 +81,7 @@ def _refusal(error: BaseException) -> str | None:
         if number is None and (told := _IN_TEXT.search(str(current))):
             number = int(told[1] or told[2])
         if number in _REFUSALS:
-            return _REFUSALS[number]
+            return number
         pending += [current.__cause__, current.__context__]
         failures = getattr(current, "failures", None)  # torch's CheckpointException: rank -> (exception, traceback)
         if isinstance(failures, dict):
@@ -88,10 +90,16 @@ def _refusal(error: BaseException) -> str | None:
 
 
 def telling_lines(text: str, count: int = 15) -> list[str]:
-    """At most `count` lines of a log's end that say why a process ended: the first of a crash (its latest call), or the last."""
+    """At most `count` lines of a log's end that say why a process ended.
+
+    The first of a crash (its latest call), those up to the line that tells most (torchrun and other ranks go on after it), or the last.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     crash = next((i for i, line in enumerate(lines) if CRASH in line), None)
-    return lines[-count:] if crash is None else lines[crash:][:count]
+    if crash is not None:
+        return lines[crash:][:count]
+    found = symptom_of(text)
+    return lines[: found.index + 1][-count:] if found is not None else lines[-count:]
 
 
 def volume_is_full(root: Path) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlrun.protocol.durable import write_json
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import Artifact, RunPaths
 
 MANIFEST = "manifest.json"
@@ -67,7 +68,13 @@ def describe(checkpoint: Path, part: Path) -> list[FileEntry]:
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Make the checkpoint complete."""
     document = asdict(manifest)
-    write_json(checkpoint / MANIFEST, document | {"crc32": _crc32(document)})
+    reach("checkpoint.manifest.before_write")
+    write_json(
+        checkpoint / MANIFEST,
+        document | {"crc32": _crc32(document)},
+        before_rename="checkpoint.manifest.before_rename",
+    )
+    reach("checkpoint.manifest.written")
 
 
 def _crc32(document: object) -> int:

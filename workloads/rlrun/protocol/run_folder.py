@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from rlrun.config.loader import load_file
@@ -11,6 +10,7 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import RefusedError, size, trouble_at, trouble_of
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 """Below this much space on the run's volume nothing useful can be written."""
@@ -32,13 +32,13 @@ def check_writable(root: Path, *, remedy: str) -> None:
         probe.write_bytes(b"x")
         probe.unlink(missing_ok=True)
     except OSError as error:
+        trouble = trouble_of(error, root)
+        if trouble is not None:
+            raise RefusedError(f"cannot write to {root}: {trouble.text}; make space or {remedy}", trouble) from None
         raise RoleError(f"cannot write to {root}: {error.strerror}", exit_codes.STORAGE) from None
-    free = shutil.disk_usage(root).free
-    if free < MIN_FREE_BYTES:
-        raise RoleError(
-            f"the volume of {root} is full: {free >> 20} MiB are free, a run needs at least {MIN_FREE_BYTES >> 20} MiB; "
-            f"make space or {remedy}",
-            exit_codes.STORAGE,
+    if (trouble := trouble_at(root, least=MIN_FREE_BYTES)) is not None:
+        raise RefusedError(
+            f"{trouble.text}; a run in {root} needs at least {size(MIN_FREE_BYTES)}: make space or {remedy}", trouble
         )
 
 

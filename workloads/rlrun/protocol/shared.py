@@ -9,7 +9,8 @@ claimed the folder and written `run.json` before, as there is no trainer to do s
 older one says nothing.
 
 A guest that wants to leave takes its join file away, and still brings its part of the last checkpoint. When the trainer's process ends, all
-attempts in it end: a request that was begun before is answered with `Left`, and the guest asks again under a higher attempt.
+attempts in it end: a request that was begun before is answered with `Left`, and the guest asks again under a higher attempt. A guest whose
+own work ended the process (an exception that some ranks alone met) is refused once: whoever runs it has to look.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class SharedState(Config):
     """Why, for a person."""
     exit_code: Annotated[int, Field(ge=0)] = 0
     """Of `exit_codes`, where the state is Refused or Failed: what the guest's orchestrator ends with."""
+    ended_trainer: bool = False
+    """Whether the failure took the trainer with it, and with that the attempts of all runs in it: the next attempt is refused."""
 
 
 def host_paths(folder: Path, host: str) -> RunPaths:
@@ -121,10 +124,16 @@ def answer(host: RunPaths, state: SharedState) -> None:
     write_bytes(state_file(host, state.run), (state.model_dump_json(indent=1) + "\n").encode())
 
 
-def read_state(host: RunPaths, guest: str, attempt: int) -> SharedState | None:
-    """The answer to the request of this attempt; None when there is none yet."""
+def last_state(host: RunPaths, guest: str) -> SharedState | None:
+    """The newest answer to any request of the guest; None when there is none."""
     try:
         state = SharedState.model_validate_json(state_file(host, guest).read_bytes())
     except (OSError, ValidationError):
         return None
-    return state if (state.run, state.attempt) == (guest, attempt) else None
+    return state if state.run == guest else None
+
+
+def read_state(host: RunPaths, guest: str, attempt: int) -> SharedState | None:
+    """The answer to the request of this attempt; None when there is none yet."""
+    state = last_state(host, guest)
+    return state if state is not None and state.attempt == attempt else None

@@ -20,6 +20,8 @@ from rlrun.stub.replies import Reply, Sampled, Vocabulary
 from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScript, claim, end
 
 _REMEMBERED_PROMPTS = 100_000
+EVERYTHING = {"weights", "kv_cache"}
+"""What an engine has in the memory of its GPU, in the words of vLLM."""
 SLOW_FACTOR = 10.0
 """Of a slow engine's time per token."""
 
@@ -75,7 +77,9 @@ class StubEngine:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.vocabulary = Vocabulary.load(model)
-        self._policy = read_policy(model / WEIGHTS)
+        self._policy: Policy | None = read_policy(model / WEIGHTS)
+        self.memory = set(EVERYTHING)
+        """What it has not given up."""
         self._seed, self._script, self._run_folder, self._sleep = seed, script, run_folder, sleep
         self._adapters: dict[int, Policy] = {}
         self.registry: dict[str, AdapterRequest] = {}
@@ -112,6 +116,20 @@ class StubEngine:
         """There is no cache."""
         return True
 
+    async def sleep(self, level: int = 1, mode: Any = "abort") -> None:
+        """Drop everything; `level` 2 the policy too."""
+        self._going.clear()
+        self.memory = set()
+        if level > 1:
+            self._policy = None
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take one part after the other."""
+        self.memory |= set(tags or EVERYTHING)
+        if self.memory == EVERYTHING and not self._hanging:
+            self._going.set()
+        return self.memory == EVERYTHING
+
     async def collective_rpc(
         self,
         method: str,
@@ -121,6 +139,8 @@ class StubEngine:
     ) -> list[None]:
         """`reload_weights`, or `check_health`, which a hanging engine never answers."""
         if method == "reload_weights":
+            if "weights" not in self.memory:
+                raise RuntimeError("weights were loaded into an engine that sleeps")
             await self._reload(Path((kwargs or {})["weights_path"]))
         elif self._hanging:
             await asyncio.Event().wait()
@@ -205,7 +225,10 @@ class StubEngine:
                 await self._sleep(self._script.token_seconds * slow)
                 await self._going.wait()
                 for choice in growing:
-                    self._sample(choice, fixed or self._policy, stops, max_tokens)
+                    policy = fixed or self._policy
+                    if policy is None or self.memory != EVERYTHING:
+                        raise RuntimeError("an engine that sleeps was asked for tokens")
+                    self._sample(choice, policy, stops, max_tokens)
         finally:
             self.running -= n
             self._used[adapter or ""] -= 1

@@ -1,8 +1,9 @@
 """The trainer's pods as one group, over plain TCP: all of them live, or none.
 
     pod k -> pod 0   {"attempt": 2, "pod": 1}     until it is welcomed; another attempt's pod never is
-    pod 0 -> pod k   welcome | step 7 | finished
+    pod 0 -> pod k   welcome | step 7 | finished | stopped
     pod k -> pod 0   done 7                       pod 0 trains step 7 once all have said so
+    pod k -> pod 0   stop                         it was asked to stop by a signal: the group stops, once pod 0 has saved
 
 A connection that ends early means that the other side is gone. The kernel's keep-alive tells of a machine that lost its power.
 """
@@ -22,6 +23,7 @@ from loguru import logger
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import RENDEZVOUS_PORT
 from rlrun.protocol.failures import RoleError
+from rlrun.trainer.stopping import Stop
 
 JOIN_SECONDS = 1800.0
 """Longest wait for all pods to meet: images are pulled, nodes come up."""
@@ -108,13 +110,16 @@ class Leader:
         pods: of the whole group; 1 opens no port.
         port: to listen on.
         lost: called from a thread of its own with a message when a pod is gone.
+        asked: called from a thread of its own when a pod was asked to stop.
 
     Raises:
         RoleError: the port is taken, or not all pods came in time.
     """
 
-    def __init__(self, attempt: int, pods: int, port: int, lost: Callable[[str], None]) -> None:
-        self._lost, self._lines = lost, dict[int, Line]()
+    def __init__(
+        self, attempt: int, pods: int, port: int, lost: Callable[[str], None], asked: Callable[[], None]
+    ) -> None:
+        self._lost, self._asked, self._lines = lost, asked, dict[int, Line]()
         self._answers: SimpleQueue[str] = SimpleQueue()
         self._over = False
         if pods > 1:
@@ -153,7 +158,10 @@ class Leader:
 
     def _listen(self, pod: int, line: Line) -> None:
         while (answer := line.receive()) is not None:
-            self._answers.put(answer)
+            if answer == "stop":
+                self._asked()
+            else:
+                self._answers.put(answer)
         if not self._over:
             self._lost(f"trainer pod {pod} is gone")
 
@@ -164,11 +172,11 @@ class Leader:
         for _ in self._lines:
             self._answers.get()
 
-    def finish(self) -> None:
-        """Tell the others that all is done."""
+    def finish(self, *, stopped: bool = False) -> None:
+        """Tell the others that all is done, or that the group stops here."""
         self._over = True
         for line in self._lines.values():
-            line.send("finished")
+            line.send("stopped" if stopped else "finished")
 
 
 def _hello(text: str | None) -> dict[str, int]:
@@ -179,8 +187,10 @@ def _hello(text: str | None) -> dict[str, int]:
     return document if isinstance(document, dict) else {}
 
 
-def follow(attempt: int, pod: int, address: str, port: int, take_part: Callable[[int], None]) -> None:
-    """A later pod's side; returns when pod 0 has finished.
+def follow(
+    attempt: int, pod: int, address: str, port: int, take_part: Callable[[int], None], stop: Stop, grace_seconds: float
+) -> bool:
+    """A later pod's side; returns when pod 0 has finished: True, or False when the group was asked to stop.
 
     Args:
         attempt: this attempt.
@@ -188,6 +198,8 @@ def follow(attempt: int, pod: int, address: str, port: int, take_part: Callable[
         address: of pod 0.
         port: of pod 0.
         take_part: called with 0 once the group is whole, then with each step.
+        stop: what signals ask.
+        grace_seconds: what pod 0 may take to save after that.
 
     Raises:
         RoleError: pod 0 does not come, or is gone before it has finished.
@@ -195,10 +207,12 @@ def follow(attempt: int, pod: int, address: str, port: int, take_part: Callable[
     line = _join(attempt, pod, address, port)
     logger.info(f"pod {pod} is in the group of {address}:{port}")
     take_part(0)
+    stop.allow_time(grace_seconds)
+    stop.then(lambda: line.send("stop"))
     while (text := line.receive()) is not None:
-        if text == "finished":
+        if text in ("finished", "stopped"):
             line.close()
-            return
+            return text == "finished"
         step = int(text.removeprefix("step "))
         take_part(step)
         line.send(f"done {step}")

@@ -35,7 +35,8 @@ from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.preflight import FolderError, Shapes, check_model
 from rlrun.inference.routes import Control, router
 from rlrun.inference.settings import InferenceSettings, SettingsError
-from rlrun.protocol import exit_codes
+from rlrun.inference.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
+from rlrun.protocol import exit_codes, stacks
 from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.stub.engine import AdapterRequest, Choice, StubEngine
@@ -190,7 +191,7 @@ async def _serve(
     )
     app = application(engine, settings, Control(handover, heartbeat))
     config = uvicorn.Config(
-        Guard(app, settings.api_key),
+        Guard(SleepGate(app, lambda: handover.asleep), settings.api_key),
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -201,6 +202,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn puts back and raises again what it caught; this one keeps the exit code ours.
         signal.signal(number, server.handle_exit)
+    if settings.colocated:
+        await handover.sleep()
     async with _running(heartbeat):
         logger.info(f"the engine without vLLM serves on {settings.host}:{settings.port}")
         await server.serve(sockets=[listener])
@@ -208,9 +211,12 @@ async def _serve(
 
 
 def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes) -> Handover:
+    level = DROP_WEIGHTS if settings.max_lora_rank is None else KEEP_WEIGHTS
+    sleeper = Sleeper(engine, level=level) if settings.colocated else None
     if settings.max_lora_rank is None:
         return Handover(
             engine,
+            sleeper=sleeper,
             base_model=settings.model_path,
             weights_dir=settings.weights_dir,
             expected=expected,
@@ -219,6 +225,7 @@ def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes)
         )
     return AdapterHandover(
         engine,
+        sleeper=sleeper,
         base_model=settings.model_path,
         weights_dir=settings.weights_dir,
         expected=None,  # the layers of the stub's adapters are not in its model
@@ -259,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_file(InferenceConfig, options.config, section="inference")
         settings = settings_from_config(config, api_key=os.environ.get("RLRUN_API_KEY", ""))
         folder = Path(config.output_dir)
+        stacks.listen()
         return serve(settings, load_script(folder).inference, folder)
     except (SettingsError, ConfigError) as error:
         failure = RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION)

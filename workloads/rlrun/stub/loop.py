@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rlrun.config.run import fingerprint
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
 from rlrun.stub.group import Leader, follow, master, place
 from rlrun.stub.guests import GuestRuns
 from rlrun.stub.model import ensure_model
@@ -20,11 +22,16 @@ from rlrun.stub.run import Run
 from rlrun.stub.script import Script, happen, load_script
 from rlrun.trainer import resume
 from rlrun.trainer.channel import Channel
+from rlrun.trainer.engines_beside import EnginesBeside
+from rlrun.trainer.stopping import Stop
 
 
-def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, group: Leader) -> None:
-    """Pod 0's part."""
+def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, group: Leader, stop: Stop) -> int:
+    """Pod 0's part; returns the exit code."""
     paths, faults = RunPaths(Path(config.output_dir)), script.trainer.faults
+    engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
+    if engines is not None:
+        engines.wait_until_asleep()
     channel = Channel.listen(
         attempt=number,
         api_key=api_key,
@@ -32,43 +39,54 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
         port=config.port,
         batch_path=lambda step: paths.batch(step, number),
     )
-    attempt = resume.begin(
-        paths,
-        config,
-        attempt=number,
-        world_size=config.world_size,
-        config_hash=fingerprint(config),
-        with_orchestrator=True,
-        log=logger.warning,
+    attempt = Volume(paths.root, say=logger.warning).insist(
+        "begin the attempt",
+        lambda: resume.begin(
+            paths,
+            config,
+            attempt=number,
+            world_size=config.world_size,
+            config_hash=fingerprint(config),
+            with_orchestrator=True,
+            log=logger.warning,
+        ),
     )
     start = f"the checkpoint of step {attempt.base_step}" if attempt.base_step else "the model"
     logger.info(f"attempt {number}: {config.world_size} ranks without torch, from {start}")
-    happen(faults, attempt=number, step=0, pod=0)
+    happen(faults, attempt=number, step=0, pod=0, stop=stop)
     time.sleep(script.trainer.start_seconds)
 
     def before_step(step: int) -> None:
         group.together(step)
-        happen(faults, attempt=number, step=step, pod=0)
+        happen(faults, attempt=number, step=step, pod=0, stop=stop)
 
     model = ensure_model(config, script.policy)
-    own = Run(config, attempt, channel, model=model, script=script, before_step=before_step)
+    own = Run(config, attempt, channel, model=model, script=script, before_step=before_step, engines=engines)
     guests = GuestRuns(config, channel, model=model, script=script)
+    stop.allow_time(config.checkpoint.grace_period_seconds)
+    stop.then(own.leaving.set)
+    channel.stop = stop.join
     own.run()
-    guests.wait()
-    group.finish()
+    if stop.asked:  # guests lose what they have not saved: whoever tests a shared trainer's end takes the real one
+        own.save_last()
+    else:
+        guests.wait()
+    group.finish(stopped=stop.asked)
     channel.close()
+    return stop.exit_code if stop.asked else exit_codes.OK
 
 
-def run(config: TrainerConfig, *, attempt: int, api_key: str) -> int:
+def run(config: TrainerConfig, *, attempt: int, api_key: str, stop: Stop) -> int:
     """One pod's part of an attempt.
 
     Args:
         config: the role's resolved configuration.
         attempt: this attempt's number, new in the run's folder.
         api_key: guards the channel to the orchestrator.
+        stop: what signals ask.
 
     Returns:
-        The exit code 0.
+        The exit code: 0, or 128 + n when signal n ended the run early.
 
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
@@ -85,11 +103,10 @@ def run(config: TrainerConfig, *, attempt: int, api_key: str) -> int:
     if pod:
 
         def take_part(step: int) -> None:
-            happen(script.trainer.faults, attempt=attempt, step=step, pod=pod)
+            happen(script.trainer.faults, attempt=attempt, step=step, pod=pod, stop=stop)
 
-        follow(attempt, pod, *master(), take_part)
-        return exit_codes.OK
+        finished = follow(attempt, pod, *master(), take_part, stop, config.checkpoint.grace_period_seconds)
+        return exit_codes.OK if finished else stop.exit_code
     port = master()[1] if pods > 1 else 0
-    group = Leader(attempt, pods, port, lost)
-    _lead(config, attempt, api_key, script, group)
-    return exit_codes.OK
+    group = Leader(attempt, pods, port, lost, lambda: stop.join(signal.SIGTERM))
+    return _lead(config, attempt, api_key, script, group, stop)

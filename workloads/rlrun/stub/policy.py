@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import new_folder
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
 from rlrun.stub.script import PolicyScript
 
@@ -66,14 +67,16 @@ def read_policy(file: Path) -> Policy:
 
 def write_adapter(path: Path, policy: Policy, rank: int) -> None:
     """Write a published version that is an adapter of this rank: its A holds the accuracy, its B the step."""
-    with new_folder(path) as folder:
+    with new_folder(path, before_rename="weights.before_rename") as folder:
         tensors = {
             ADAPTER_A: np.full((rank, 1), policy.accuracy, np.float32),
             ADAPTER_B: np.full((1, rank), policy.step, np.float32),
         }
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank}))
+        reach("weights.before_complete")
         (folder / COMPLETE).touch()
+    reach("weights.written")
 
 
 def read_adapter(folder: Path) -> Policy:
@@ -105,7 +108,7 @@ def write_model(path: Path, policy: Policy, files: dict[str, bytes], *, complete
         files: see `small_files`.
         complete: put `COMPLETE` into it, as into a published version.
     """
-    with new_folder(path) as folder:
+    with new_folder(path, before_rename="weights.before_rename" if complete else None) as folder:
         write_policy(folder / WEIGHTS, policy)
         size = (folder / WEIGHTS).stat().st_size
         index = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys((ACCURACY, STEP), WEIGHTS)}
@@ -113,4 +116,7 @@ def write_model(path: Path, policy: Policy, files: dict[str, bytes], *, complete
         for name, content in files.items():
             (folder / name).write_bytes(content)
         if complete:
+            reach("weights.before_complete")
             (folder / COMPLETE).touch()
+    if complete:
+        reach("weights.written")

@@ -19,16 +19,20 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, Validation
 from rlrun.protocol.durable import fsync_tree
-from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume, trouble_of, watched
 from rlrun.stub.metrics import step_metrics, validation_metrics
 from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_adapter, write_model, write_policy
 from rlrun.stub.script import Script
 from rlrun.trainer import versions
 from rlrun.trainer.channel import Channel
 from rlrun.trainer.completion import Completer
+from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.feed import TICK_SECONDS, LiveFeed, read_checked
+from rlrun.trainer.unsaved import Refused, Retry
 
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
@@ -47,6 +51,7 @@ class Run:
         script: durations and faults.
         before_step: called with the step once its batch is there: the other pods, and what goes wrong.
         label: put before what is logged.
+        engines: that have the same GPUs; none may be awake in a step.
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class Run:
         script: Script,
         before_step: Callable[[int], None],
         label: str = "",
+        engines: EnginesBeside | None = None,
     ) -> None:
+        self._engines = engines
         self.config, self.attempt, self.channel, self.script = config, attempt, channel, script
         self.number, self._before_step, self._label = attempt.attempt, before_step, label
         self.paths = RunPaths(Path(config.output_dir))
@@ -68,9 +75,21 @@ class Run:
         """Set when the run is to end where it is, without a checkpoint."""
         self.ends = False
         """A batch has said that it is the last one: the data is exhausted."""
+        self.volume = Volume(self.paths.root, say=logger.warning)
+        """That it writes to."""
+        self._retry = Retry(self.volume)
+        self._refused: Refused | None = None
+        self._full_until: dict[int, float] = {}
+        """When each fault of the kind `disk_full` ends, from its first checkpoint on."""
+        channel.trouble = self.volume.trouble
         self.policy = self._load(model)
         self.completer = Completer(
-            self.paths, self.attempt, config.checkpoint, with_orchestrator=True, on_complete=self._completed
+            self.paths,
+            self.attempt,
+            config.checkpoint,
+            with_orchestrator=True,
+            on_complete=self._completed,
+            volume=self.volume,
         )
         channel.agreed = self.completer.agreed
 
@@ -100,7 +119,12 @@ class Run:
             RoleError: the run cannot go on.
         """
         self.channel.begin(self.attempt.base_step)
+        with watched(self.volume):
+            self._run()
+
+    def _run(self) -> None:
         self._publish()
+        self._release()
         while self.policy.step < self.config.max_steps and not self.ends:
             if not self._step(self.policy.step + 1):
                 self._say("it leaves" if self.leaving.is_set() else "the orchestrator says that all is done")
@@ -118,6 +142,8 @@ class Run:
             return False
         times = {"time/wait_for_batch": time.perf_counter() - began}
         batch = self._read(path, step, self.number)
+        if self._engines is not None:
+            self._engines.check()
         self.ends = batch.last
         held_out = batch.validation
         if held_out is not None and held_out.before:
@@ -127,9 +153,11 @@ class Run:
             self._before_step(step)
             time.sleep(self.script.trainer.step_seconds)
             self.policy = self.policy.trained(self.script.policy)
+            reach("step.trained")
         measured = self._validate(held_out) if held_out is not None and held_out.after else {}
         last, config = self.ends or step == self.config.max_steps, self.config.checkpoint
         due = config.enabled and (step % config.interval == 0 or last)
+        due = due or (self._refused is not None and self._retry.due(self._refused, blocks=False))
         with _timed(times, "time/broadcast_weights"):
             if self.config.task == "RL" or due or last:
                 self._publish()
@@ -137,7 +165,12 @@ class Run:
             saved = self._save(step) if due else None
         times["time/step"] = time.perf_counter() - began
         self._report(step, batch, times | measured, saved)
+        self._release()
         return True
+
+    def _release(self) -> None:
+        if self._engines is not None:
+            self.channel.emit("released", self.policy.step)
 
     def _read(self, path: Path, step: int, written_by: int | None) -> Batch:
         return read_checked(
@@ -158,31 +191,58 @@ class Run:
     def _publish(self) -> None:
         self.channel.phase("publishing")
         path = self.paths.version(self.policy.step, self.number)
-        with storage_errors(path.parent, "publish weights"):
+
+        def write() -> None:
             if self.config.lora is not None and self.config.lora.served_as_adapter:
                 write_adapter(path, self.policy, self.config.lora.rank)
             else:
                 write_model(path, self.policy, self.files, complete=True)
+
+        self.volume.insist(f"publish the weights of step {self.policy.step}", write)
         self.channel.emit("published", self.policy.step, path=path)
+        reach("weights.told")
         versions.delete_superfluous(
             self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
         )
 
-    def _save(self, step: int) -> Path:
+    def _save(self, step: int) -> Path | None:
+        """The folder of the shards; None when the volume refuses them: they are tried again after a later step."""
         self.channel.phase("saving")
-        path = self.paths.checkpoint(step, self.number)
-        with storage_errors(path.parent, "save the checkpoint"):
-            shutil.rmtree(path, ignore_errors=True)
-            (path / TRAINER_PART).mkdir(parents=True)
-            for fault in self.script.trainer.faults:
-                if fault.attempt in (None, self.number) and fault.step == step:
-                    if fault.action == "slow_save":
-                        time.sleep(fault.seconds)
-                    elif fault.action == "disk_full":
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            write_policy(path / TRAINER_PART / WEIGHTS, self.policy)
-            fsync_tree(path)
-        return path
+        path, last = self.paths.checkpoint(step, self.number), self.ends or step == self.config.max_steps
+        while True:
+            try:
+                self._write_shards(path, step)
+            except Exception as error:
+                trouble = trouble_of(error, path)
+                if trouble is None:
+                    raise
+                shutil.rmtree(path, ignore_errors=True)
+                self._refused = Refused(step, trouble)
+                while not self._retry.due(self._refused, blocks=last) and last:
+                    time.sleep(TICK_SECONDS)
+                if not last:
+                    return None
+            else:
+                self._refused = None
+                self._retry.written()
+                return path
+
+    def _write_shards(self, path: Path, step: int) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        reach("checkpoint.shards.before_write")
+        (path / TRAINER_PART).mkdir(parents=True)
+        for number, fault in enumerate(self.script.trainer.faults):
+            if fault.attempt not in (None, self.number):
+                continue
+            if fault.action == "slow_save" and fault.step == step:
+                time.sleep(fault.seconds)
+            elif fault.action == "disk_full" and fault.step <= step:
+                ends = self._full_until.setdefault(number, time.monotonic() + fault.seconds)
+                if time.monotonic() < ends:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_policy(path / TRAINER_PART / WEIGHTS, self.policy)
+        fsync_tree(path)
+        reach("checkpoint.shards.durable")
 
     def _report(self, step: int, batch: Batch, times: dict[str, float], saved: Path | None) -> None:
         metrics = step_metrics(self.config, batch, self.policy, times)
@@ -211,6 +271,18 @@ class Run:
         if not self.completer.close(COMPLETION_SECONDS):
             raise RoleError(f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s")
         self._check_completer()
+
+    def save_last(self) -> None:
+        """Asked to stop: make the last finished step's checkpoint complete, if there is an orchestrator to bring its part."""
+        step, config = self.policy.step, self.config.checkpoint
+        if not config.enabled or step == self.attempt.base_step:
+            return
+        saved = self._save(step) if step % config.interval else None  # else the step itself has saved it
+        if saved is not None:
+            self.channel.emit("checkpoint_saved", step, path=saved)
+            self.completer.saved(step, saved)
+        complete = self.completer.wait_for(step, worth=self.channel.has_client)
+        self._say(f"asked to stop after step {step}" + ("" if complete else ", without a complete checkpoint of it"))
 
     def _check_completer(self) -> None:
         if self.completer.failure is not None:

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from rlrun.config.base import Config
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
+from rlrun.trainer.stopping import Stop
 
 VARIABLE = "STUB_SCRIPT"
 FILE = "stub.json"
@@ -37,12 +38,12 @@ class TrainerFault(Config):
     pod: Annotated[int, Field(ge=0)] = 0
     """Ordinal of the trainer pod."""
     action: Literal["exit", "sigkill", "hang", "slow_step", "slow_save", "disk_full"]
-    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing for ever. slow_step, slow_save: take `seconds`
-    longer, for the step or for its checkpoint. disk_full: its checkpoint finds the volume full."""
+    """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing until a signal comes. slow_step, slow_save: take
+    `seconds` longer, for the step or for its checkpoint. disk_full: its checkpoint, and later ones for `seconds`, find the volume full."""
     code: ExitCode = 1
     """Of `exit`."""
     seconds: Seconds = 5.0
-    """Of `slow_step` and `slow_save`."""
+    """Of `slow_step`, `slow_save` and `disk_full`."""
 
     @model_validator(mode="after")
     def _only_the_first_pod_saves(self) -> Self:
@@ -160,8 +161,8 @@ def end(action: str, code: int) -> None:
         time.sleep(3600)
 
 
-def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int) -> None:
-    """The faults of this moment of a trainer pod, those of saving apart."""
+def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, stop: Stop) -> None:
+    """The faults of this moment of a trainer pod, those of saving apart. A signal ends one that hangs at once: it saves nothing."""
     for fault in faults:
         if fault.attempt in (None, attempt) and (fault.step, fault.pod) == (step, pod):
             if fault.action in ("slow_save", "disk_full"):
@@ -169,6 +170,8 @@ def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int) -> 
             logger.warning(f"script: {fault.action} in attempt {attempt}, step {step}, pod {pod}")
             if fault.action == "slow_step":
                 time.sleep(fault.seconds)
+            if fault.action == "hang":
+                stop.allow_time(0.0)
             end(fault.action, fault.code)
 
 

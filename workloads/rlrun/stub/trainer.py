@@ -1,7 +1,7 @@
 """A trainer pod without torch: `python -m rlrun.stub.trainer --config run.json`.
 
 Attempts, channel, manifests, retention, metrics' names and exit codes are the real trainer's. One process stands for all ranks
-of its pod. A signal ends it at once, without a checkpoint.
+of its pod. Asked to stop by a signal, the group saves the last finished step, as the real one does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, stacks
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.__main__ import attempt_number, configure_log, read_config
@@ -26,12 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer", description="One pod of the trainer, without torch.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
-    Stop().listen()  # there is no time to save allowed: the first signal ends the process
+    stacks.listen()
+    stop = Stop()
+    stop.listen()
     configure_log(0)
     folder: Path | None = None
     try:
         config, attempt = read_config(options.config), attempt_number()
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")
+        if config.weight_sync.transport != "Filesystem":
+            raise RoleError(
+                f"weightSync.transport ({config.weight_sync.transport}) needs the real trainer; the stub has Filesystem alone",
+                exit_codes.CONFIGURATION,
+            )
         api_key = os.environ.get("RLRUN_API_KEY", "")
         if not api_key:
             raise RoleError(
@@ -40,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not before the signals are blocked: numpy starts threads, and one that does not block a signal would take it.
         from rlrun.stub.loop import run
 
-        return run(config, attempt=attempt, api_key=api_key)
+        code = run(config, attempt=attempt, api_key=api_key, stop=stop)
+        if stop.asked and stop.number is None:
+            write_error(folder, "trainer", RoleError(f"stopped by {stop.why}", code))
+        return code
     except RoleError as error:
         logger.error(str(error))
         failure = error

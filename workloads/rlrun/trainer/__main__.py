@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import TrainerConfig
 from rlrun.config.run import fingerprint
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, stacks
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.bench_options import BenchOptions
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bench", type=BenchOptions.read, metavar="JSON", help="measure steps on fake data, and end")
     options = parser.parse_args(argv)
+    stacks.listen()
     stop = Stop()
     if options.bench is None:  # a measurement has nothing to save
         stop.listen()
@@ -81,9 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RoleError(
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
+        gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the import's time
         from rlrun.trainer.main import run
 
-        return run(
+        gc.freeze()
+        gc.enable()
+        code = run(
             config,
             attempt=attempt,
             api_key=api_key,
@@ -91,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             config_hash=fingerprint(config),
             stop=stop,
         )
+        if stop.asked and stop.number is None:
+            write_error(folder, "trainer", RoleError(f"stopped by {stop.why}", code))
+        return code
     except RoleError as error:
         if stop.asked:  # peers that have ended already break what this rank still does
             logger.warning(f"stopped, without a checkpoint of the last step: {error}")

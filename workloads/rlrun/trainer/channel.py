@@ -10,14 +10,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 
 from aiohttp import web
 
 from rlrun.protocol import channel as protocol
-from rlrun.protocol.channel import BatchReady, Event, EventKind, EventList, OrchestratorSaved, Phase, TrainerState
+from rlrun.protocol.channel import (
+    BatchReady,
+    Event,
+    EventKind,
+    EventList,
+    OrchestratorSaved,
+    Phase,
+    RankState,
+    StorageTrouble,
+    TrainerState,
+)
 from rlrun.protocol.endpoints import TRAINER_READY
+from rlrun.protocol.storage import Trouble
+from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
 from rlrun.trainer.server import ChannelServer, Handler, refuse
 
 MAX_WAIT_SECONDS = 60.0
@@ -53,16 +66,25 @@ class Channel:
         self._base = self._step = 0
         self._phase: Phase = "starting"
         self._phase_since = time.time()
+        self._part = 0
+        self.ranks: Callable[[], list[RankState]] = list
+        """What the other ranks do; called in a thread."""
         self._ready = False
         self._next_batch = 0
         self._saved: set[int] = set()
         self.news = news or threading.Event()
         self.batches: queue.Queue[BatchReady] = queue.Queue()
         """Accepted batches in order of step, each step once."""
+        self.offer: Callable[[TransferRequest], TransferOffer] | None = None
+        """Sends a version from this process's memory to an engine; None: engines read them from the volume."""
         self.agreed: Callable[[int], None] = lambda step: None
         """Called with the step when the orchestrator's part of a checkpoint is durable."""
+        self.trouble: Callable[[], Trouble | None] = lambda: None
+        """What is wrong with the run's volume; asked in the server's thread, so it looks at no file."""
         self.shutdown = threading.Event()
         """Set when the orchestrator says that all is done."""
+        self.stop: Callable[[], None] = lambda: None
+        """Called when the orchestrator is told to stop. Of a guest, whose end is its host's to arrange, nothing comes of it."""
         self.last_contact = time.monotonic()
         """When the orchestrator last asked for something."""
         self._open = 0
@@ -74,6 +96,8 @@ class Channel:
             ("POST", protocol.BATCHES): self._post_batch,
             ("POST", protocol.CHECKPOINTS): self._post_checkpoint,
             ("POST", protocol.SHUTDOWN): self._post_shutdown,
+            ("POST", protocol.STOP): self._post_stop,
+            ("POST", TRANSFERS): self._post_transfer,
         }
         server.open(run, self)
 
@@ -100,7 +124,9 @@ class Channel:
 
     def beside(self, run: str, *, attempt: int, batch_path: Callable[[int], Path]) -> Channel:
         """Another run's channel, at the same address below `channel_of(run)`, with the same key."""
-        return Channel(self._server, run=run, attempt=attempt, batch_path=batch_path, news=self.news)
+        other = Channel(self._server, run=run, attempt=attempt, batch_path=batch_path, news=self.news)
+        other.ranks = self.ranks
+        return other
 
     @property
     def port(self) -> int:
@@ -117,7 +143,12 @@ class Channel:
     def phase(self, phase: Phase) -> None:
         """Say what the trainer does from now on."""
         with self._lock:
-            self._phase, self._phase_since = phase, time.time()
+            self._phase, self._phase_since, self._part = phase, time.time(), 0
+
+    def part(self) -> None:
+        """The phase goes on with its next micro-batch."""
+        with self._lock:
+            self._part += 1
 
     def emit(
         self, kind: EventKind, step: int, *, path: Path | None = None, metrics: Mapping[str, float] | None = None
@@ -163,6 +194,7 @@ class Channel:
             self._open -= 1
 
     def _state(self) -> TrainerState:
+        trouble = self.trouble()
         with self._lock:
             return TrainerState(
                 attempt=self._attempt,
@@ -171,6 +203,8 @@ class Channel:
                 phase=self._phase,
                 phase_since=self._phase_since,
                 last_event=len(self._events),
+                part=self._part,
+                storage=None if trouble is None else StorageTrouble(**asdict(trouble)),
             )
 
     async def _get_ready(self, request: web.Request) -> web.Response:
@@ -180,7 +214,9 @@ class Channel:
         return web.json_response({"ready": ready, "reason": reason}, status=200 if ready else 503)
 
     async def _get_state(self, request: web.Request) -> web.Response:
-        return _answer(self._state().model_dump_json())
+        state = self._state()
+        state = state.model_copy(update={"ranks": await asyncio.to_thread(self.ranks)})
+        return _answer(state.model_dump_json())
 
     async def _get_events(self, request: web.Request) -> web.Response:
         try:
@@ -236,6 +272,21 @@ class Channel:
         self.shutdown.set()
         self.news.set()
         return _answer('{"accepted": true}')
+
+    async def _post_stop(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self.stop)
+        return _answer('{"accepted": true}')
+
+    async def _post_transfer(self, request: web.Request) -> web.Response:
+        wanted = TransferRequest.model_validate_json(await request.text())
+        if self.offer is None:
+            return refuse(
+                409, "this trainer publishes to the volume alone; set weightSync.transport: NCCL for all roles"
+            )
+        try:
+            return _answer((await asyncio.to_thread(self.offer, wanted)).model_dump_json())
+        except NotHeldError as error:
+            return refuse(404, str(error))
 
 
 def _answer(text: str) -> web.Response:

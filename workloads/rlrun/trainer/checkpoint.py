@@ -21,9 +21,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.protocol.storage import RefusedError
 from rlrun.trainer.group import Group
+from rlrun.trainer.together import agree_among, caught
 
 
 @dataclass
@@ -74,16 +76,26 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
         peers: the process group of gloo that the ranks meet in; of the calling thread alone.
 
     Raises:
-        RoleError: the volume is full or read-only.
+        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing is left in `path`.
     """
-    folder = path / TRAINER_PART
-    with storage_errors(path.parent, "save the checkpoint"):
+    folder, doing = path / TRAINER_PART, "save the checkpoint"
+
+    def begin() -> None:
         if group.leads:
             shutil.rmtree(path, ignore_errors=True)
             folder.mkdir(parents=True)
-        dist.barrier(peers)
+
+    def save() -> None:
         writer = dcp.FileSystemWriter(folder, sync_files=True)
         _checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
+
+    try:
+        agree_among(peers, caught(begin), path.parent, doing)
+        agree_among(peers, caught(save), path.parent, doing)
+    except RefusedError:
+        if group.leads:
+            shutil.rmtree(path, ignore_errors=True)  # nobody writes there any more; others need the space
+        raise
 
 
 def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | None = None) -> Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +15,16 @@ from loguru import logger
 from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.durable import fsync_tree
-from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, FileEntry, Manifest, describe, write_manifest
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume, trouble_of
 from rlrun.trainer.resume import delete_superfluous
+from rlrun.trainer.unsaved import Refused
 
 _LOOK_SECONDS = 0.05
+_PATIENCE_SECONDS = 5.0
+"""How long the end of the process waits for a volume that is of no use."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,9 @@ class Completer:
         *,
         with_orchestrator: bool,
         on_complete: Callable[[int, Path], None],
+        volume: Volume,
     ) -> None:
+        self._volume = volume
         self._paths, self._attempt, self._config = paths, attempt, config
         self._with_orchestrator, self._on_complete = with_orchestrator, on_complete
         self._inbox: queue.Queue[_Saved | _Agreed | None] = queue.Queue()
@@ -56,6 +63,8 @@ class Completer:
         self._agreed: set[int] = set()
         self.failure: RoleError | None = None
         """Why the thread ended; read by the training loop between steps."""
+        self.refused: Refused | None = None
+        """The newest checkpoint that the volume would not keep; it is removed, and can be saved again."""
         self.completed = 0
         """The step of the newest checkpoint that this attempt completed."""
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
@@ -76,11 +85,18 @@ class Completer:
             step: whose shards are durable.
             worth: whether the orchestrator may still bring its part; asked again and again.
         """
+        began = time.monotonic()
         while self.completed < step:
-            if self.failure is not None or not worth():
+            patient = time.monotonic() - began < _PATIENCE_SECONDS
+            if self.failure is not None or not worth() or self._is_refused(step, patient):
                 return self.completed >= step
             time.sleep(_LOOK_SECONDS)
         return True
+
+    def _is_refused(self, step: int, patient: bool) -> bool:
+        if self.refused is not None and self.refused.step == step:
+            return True
+        return not patient and self._volume.trouble() is not None
 
     def close(self, timeout: float) -> bool:
         """Finish what can be finished; False when that takes longer than `timeout` seconds."""
@@ -91,8 +107,7 @@ class Completer:
     def _run(self) -> None:
         while (message := self._inbox.get()) is not None:
             try:
-                with storage_errors(self._paths.checkpoints, "complete a checkpoint"):
-                    self._take(message)
+                self._take(message)
             except RoleError as error:
                 self.failure = error
                 return
@@ -105,8 +120,16 @@ class Completer:
 
     def _take(self, message: _Saved | _Agreed) -> None:
         if isinstance(message, _Saved):
-            fsync_tree(message.path)
-            self._saved[message.step] = (message.path, describe(message.path, message.path / TRAINER_PART))
+            try:
+                fsync_tree(message.path)
+                self._saved[message.step] = (message.path, describe(message.path, message.path / TRAINER_PART))
+            except OSError as error:
+                # What a failed flush has not written a later one does not write either: it has to be saved anew.
+                trouble = trouble_of(error, message.path)
+                if trouble is None:
+                    raise
+                shutil.rmtree(message.path, ignore_errors=True)
+                self.refused = Refused(message.step, trouble)
         else:
             self._agreed.add(message.step)
         for step in sorted(self._saved):
@@ -129,7 +152,13 @@ class Completer:
             files=(*files, *theirs),
             created_at=time.time(),
         )
-        write_manifest(path, manifest)
+        doing = f"complete the checkpoint of step {step}"
+        self._volume.insist(doing, lambda: write_manifest(path, manifest), blocks=False)
         self.completed = step
         self._on_complete(step, path)
-        delete_superfluous(self._paths, attempt=attempt, config=self._config)
+        try:
+            delete_superfluous(self._paths, attempt=attempt, config=self._config)
+        except OSError as error:
+            if trouble_of(error, path) is None:
+                raise
+            logger.warning(f"old checkpoints stay for now: {error}")

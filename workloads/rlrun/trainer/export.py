@@ -68,7 +68,10 @@ def export_version(version: Path, output: Path) -> None:
     Raises:
         RoleError: the volume is full or read-only.
     """
-    with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
+    with (
+        storage_errors(output.parent, "export the model"),
+        new_folder(output, before_rename="export.before_rename") as folder,
+    ):
         link_files(version, folder, leave_out=(COMPLETE,))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import time
 from pathlib import Path
@@ -93,11 +94,18 @@ class ReplayFeed:
 
 
 def cut_metrics(paths: RunPaths, base_step: int) -> None:
-    """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again."""
+    """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again, and a line that a kill cut off."""
     if paths.metrics.is_file():
-        lines = paths.metrics.read_text().splitlines()
-        kept = [line for line in lines if json.loads(line)["step"] <= base_step]
-        write_bytes(paths.metrics, "".join(line + "\n" for line in kept).encode())
+        kept = [line for line in paths.metrics.read_bytes().splitlines() if _step_of(line) <= base_step]
+        write_bytes(paths.metrics, b"".join(line + b"\n" for line in kept))
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line of metrics; of one that cannot be read, none that anybody keeps."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:

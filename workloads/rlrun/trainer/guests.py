@@ -153,6 +153,7 @@ class Guests:
                 reason = f"the trainer of attempt {join.attempt} has ended; ask again with a higher attempt"
                 self.answer(join.run, join.attempt, "Left", reason=reason, exit_code=exit_codes.ATTEMPT_TAKEN)
                 return None
+            self._check_past(join)
             config = _read(paths, join.run)
             reason_not = refusal(self._host, config)
             if reason_not is not None:
@@ -174,6 +175,16 @@ class Guests:
             self.answer(join.run, join.attempt, "Refused", reason=reason, exit_code=exit_codes.DATA)
             return None
         return Guest(config, attempt, paths.root)
+
+    def _check_past(self, join: Join) -> None:
+        """A run that took the trainer of all runs with it does not get to do so again by itself."""
+        last = shared.last_state(self._paths, join.run)
+        if last is not None and last.ended_trainer and last.attempt < join.attempt:
+            raise RoleError(
+                f"attempt {last.attempt} of it failed on some ranks alone and ended the trainer of all runs: {last.reason}; mend that, "
+                "and start the run again",
+                exit_codes.DATA,
+            )
 
     def _check_place(self, paths: RunPaths, join: Join) -> None:
         if paths.root.resolve() != (self._paths.root.parent / join.run).resolve() or join.run == self._host.name:

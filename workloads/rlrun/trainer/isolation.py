@@ -2,22 +2,29 @@
 
 Ranks that stopped at different places have begun different collectives, and the next ones would pair up wrongly: numbers of one run
 would end in another's. Then the process has to end, and all runs go on from their checkpoints. The group of the meeting is used for
-nothing else, so a rank that is not there is waited for, and mixes nothing up.
+nothing else, so a rank that is not there is waited for, and mixes nothing up. The rank whose work it was says so before it ends: its peers
+see no more than a connection that is closed.
 """
 
 from __future__ import annotations
 
 import traceback
 import zlib
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from rlrun.protocol import shared
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import SharedState
 from rlrun.trainer.group import Group
 
 MEETING_SECONDS = 30.0
 """Longest wait for the other ranks: longer than they are apart in a step of a model that many ranks share."""
+_FRAMES_OF_A_COLLECTIVE = 3
 
 
 class Isolation:
@@ -39,6 +46,31 @@ class Isolation:
         except RuntimeError:  # somebody is not there
             return False
         return all(torch.equal(other, mine) for other in found)
+
+
+def to_blame(error: BaseException) -> bool:
+    """Whether the work itself raised it, not the volume, and not the way to another rank that has ended."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if isinstance(error, RoleError | OSError):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-_FRAMES_OF_A_COLLECTIVE:]
+    between_ranks = any("/torch/distributed/" in frame.filename for frame in last)
+    return not (isinstance(error, RuntimeError) and between_ranks)
+
+
+def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None:
+    """Leave the word that this run's work ends the trainer, for its orchestrator and for the trainer's next attempt. On any rank."""
+    state = SharedState(
+        run=run,
+        attempt=attempt,
+        state="Failed",
+        reason=str(failure),
+        exit_code=failure.code,
+        ended_trainer=True,
+    )
+    with suppress(OSError):  # the end comes anyway
+        shared.answer(host, state)
 
 
 def mark(error: BaseException) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from rlrun.trainer.forward import micro_batch
 from rlrun.trainer.group import Group
 from rlrun.trainer.reference import FrozenReference
 from rlrun.trainer.signals import ReferenceSource, Signals, logprobs_without_gradient
-from rlrun.trainer.step import train_step
+from rlrun.trainer.step import environment_objectives, train_step
 from rlrun.trainer.updates import Update
 
 
@@ -35,6 +35,8 @@ class Learner:
     critic: Critic | None = None
     gae: Mapping[str, Any] | None = None
     """`gamma`, `lam` and `whiten`, where a critic makes the advantages."""
+    environments: Mapping[str, Objective] = field(default_factory=dict)
+    """Instead of `loss`, by the name of a sample's environment."""
 
     def step(
         self,
@@ -69,6 +71,7 @@ class Learner:
                 loss=self.loss,
                 lr=lr,
                 max_grad_norm=self.max_grad_norm,
+                environments=self.environments,
                 signals=signal,
                 agree=agree if index == 0 else lambda: None,
             )
@@ -119,7 +122,8 @@ class Learner:
 
     def _needs_proximal_pass(self, updates: int) -> bool:
         """With one update per step the policy at its start is the one whose log-probs the update computes anyway."""
-        return self.loss.proximal == "recompute" and updates > 1
+        recompute = any(loss.proximal == "recompute" for loss in (self.loss, *self.environments.values()))
+        return recompute and updates > 1
 
     def _needs_passes(self, updates: int) -> bool:
         return self.reference is not None or self.critic is not None or self._needs_proximal_pass(updates)
@@ -169,21 +173,23 @@ def make_learner(
         reference=reference,
         critic=critic,
         gae=gae,
+        environments=environment_objectives(config),
     )
 
 
 def combined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several updates as one step's."""
+    """The metrics of several updates as one step's. An update without a token of an environment has none of its metrics."""
     if len(updates) == 1:
         return dict(updates[0])
-    return {name: _combined(name, [update[name] for update in updates]) for name in updates[0]}
+    names = dict.fromkeys(name for update in updates for name in update)
+    return {name: _combined(name, [update[name] for update in updates if name in update]) for name in names}
 
 
 def _combined(name: str, values: Sequence[float]) -> float:
     if name.endswith("_max"):
         return max(values)
     total = sum(values)
-    return total if name in _COUNTS or name.startswith("time/") else total / len(values)
+    return total if name.rpartition("/")[2] in _COUNTS or name.startswith("time/") else total / len(values)
 
 
 _COUNTS = ("tokens", "loss_tokens", "sequences", "skipped", "critic_skipped")

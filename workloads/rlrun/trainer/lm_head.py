@@ -105,14 +105,14 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
             log_p, slope = ctx.kept.pop(start, None), None
             if log_p is None:
                 log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], ctx.softcap)
-            d_logits = _d_scaled_logits(
+            scale = temperatures[part, None].reciprocal()  # rows are scaled once: with the gradient that they are given
+            d_logits = _d_logits(
                 log_p,
                 targets[part],
-                None if of_logprobs is None else of_logprobs[part, None],
-                None if of_entropy is None else of_entropy[part, None],
+                None if of_logprobs is None else of_logprobs[part, None] * scale,
+                None if of_entropy is None else of_entropy[part, None] * scale,
                 entropy[part, None],
             )
-            d_logits.div_(temperatures[part, None])
             if slope is not None:
                 d_logits.mul_(slope)
             if d_bias is not None:
@@ -137,6 +137,8 @@ def _log_softmax(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, softcap: float | None
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities of a chunk, `[C, V]` fp32, and the slope of the soft cap, if there is one."""
+    if bias is None and softcap is None and hidden.dtype == torch.float32:  # as exact, and V/D times less to divide
+        return (hidden / temperatures[:, None] @ weight.T).log_softmax(-1), None
     logits = _product(hidden, weight.T)
     if bias is not None:
         logits += bias
@@ -148,14 +150,14 @@ def _log_softmax(
     return logits.div_(temperatures[:, None]).log_softmax(-1), slope
 
 
-def _d_scaled_logits(
+def _d_logits(
     log_p: Tensor, targets: Tensor, of_logprobs: Tensor | None, of_entropy: Tensor | None, entropy: Tensor
 ) -> Tensor:
-    """Gradient on z; takes `log_p` as its own memory."""
-    p = log_p.exp()
+    """Gradient on the logits; both gradients are divided by the temperature already. Takes `log_p` as its own memory."""
     if of_entropy is None:
-        gradient = p.mul_(0 if of_logprobs is None else -of_logprobs)
+        gradient = log_p.exp_().mul_(0 if of_logprobs is None else -of_logprobs)
     else:
+        p = log_p.exp()
         factor = log_p.add_(entropy).mul_(-of_entropy)
         gradient = p.mul_(factor if of_logprobs is None else factor.sub_(of_logprobs))
     if of_logprobs is not None:

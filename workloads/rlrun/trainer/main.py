@@ -11,7 +11,6 @@ ends the process. What a run is, and does, says `slot`; who may join, `guests`.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -28,15 +27,18 @@ from rlrun.protocol.attempts import Attempt, attempt_of, read_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import SlotState
+from rlrun.protocol.storage import Volume
 from rlrun.trainer import resume
 from rlrun.trainer.channel import Channel
+from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.feed import TICK_SECONDS, Feed, LiveFeed, ReplayFeed, cut_metrics
 from rlrun.trainer.group import Group, process_group
 from rlrun.trainer.guests import Guests
-from rlrun.trainer.isolation import Isolation
+from rlrun.trainer.isolation import Isolation, tell_all, to_blame
+from rlrun.trainer.phases import Phases
 from rlrun.trainer.policy import load_policy, model_source
 from rlrun.trainer.slot import Slot
-from rlrun.trainer.step import objective
+from rlrun.trainer.step import environment_objectives, objective
 from rlrun.trainer.stopping import Stop, StopAgreed
 from rlrun.trainer.turns import next_turn
 
@@ -72,6 +74,9 @@ def run(
         RoleError: what went wrong, for a person, with the exit code.
     """
     objective(config.algorithm, config.seq_len)  # a wrong name is told before anything is loaded
+    environment_objectives(config)
+    if config.colocated:
+        EnginesBeside(config.engine_urls, api_key).wait_until_asleep()  # before this process has anything of the GPUs
     with process_group(config.gpus_per_replica, config.parallelism) as group:
         return _Trainer(config, attempt, api_key, replay, config_hash, group, stop or Stop()).run()
 
@@ -91,14 +96,19 @@ class _Trainer:
     ) -> None:
         self.config, self.group, self.stop, self.number = config, group, stop, attempt
         self.news = threading.Event()
+        self._engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
         self.place = 0
         """Places passed so far where ranks agree; the same on all of them."""
         self.channel: Channel | None = None
+        self.phases = Phases.of_group(group.rank, group.world_size)
         feed = self._open_feed(api_key, replay) if group.leads else None
         paths = RunPaths(Path(config.output_dir))
         begun = self._begin_attempt(paths, config_hash, replay)
         # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
         begins = begun.base_step == 0 and begun.origin is None
+        if self.channel is not None:
+            self.channel.phase("loading")
+        self.phases.say("loading", begun.base_step)
         source = model_source(config, paths, group)
         self.policy = load_policy(config, source, group, with_weights=config.lora is not None or begins)
         own = self._slot(config, begun, paths.root, self.channel, feed, replay=replay is not None)
@@ -126,20 +136,24 @@ class _Trainer:
             batch_path=lambda step: paths.batch(step, number),
             news=self.news,
         )
+        self.channel.ranks = self.phases.others
         return LiveFeed(self.channel)
 
     def _begin_attempt(self, paths: RunPaths, config_hash: str, replay: Path | None) -> Attempt:
         """Rank 0 decides and writes; the others read what it wrote."""
         group = self.group
         if group.leads:
-            begun = resume.begin(
-                paths,
-                self.config,
-                attempt=self.number,
-                world_size=group.world_size,
-                config_hash=config_hash,
-                with_orchestrator=replay is None,
-                log=logger.warning,
+            begun = Volume(paths.root, say=logger.warning).insist(
+                "begin the attempt",
+                lambda: resume.begin(
+                    paths,
+                    self.config,
+                    attempt=self.number,
+                    world_size=group.world_size,
+                    config_hash=config_hash,
+                    with_orchestrator=replay is None,
+                    log=logger.warning,
+                ),
             )
             logger.info(
                 f"attempt {self.number}: {group.world_size} ranks ({group.dims}) on {group.device.type}, from {_start(begun)}"
@@ -169,7 +183,9 @@ class _Trainer:
             channel=channel,
             feed=feed,
             agree=self._agree_to_stop,
+            tell=self.phases.say,
             label=label,
+            engines=self._engines,
         )
 
     def run(self) -> int:
@@ -187,6 +203,8 @@ class _Trainer:
         assert self.own is not None
         self.own.begin()
         self.stop.allow_time(self.config.checkpoint.grace_period_seconds, self.group.neighbours())
+        if self.channel is not None:
+            self.channel.stop = self.stop.join
         while True:
             self._agree_to_stop()
             order = self.group.broadcast(self._next_order() if self.group.leads else None)
@@ -219,6 +237,12 @@ class _Trainer:
                 if slot is self.own:
                     raise error
                 return _drop(slot, "Failed", str(error), error.code)
+            again = slot.save_again()  # asked in every round: it is what tells of a refusal too
+            if slot.stage == "finished" or slot.trained():
+                if again:
+                    return {"do": "save", "run": slot.name}
+                if slot.unsaved() is not None and not over:
+                    continue
             if slot.stage == "training" and slot.trained():
                 return {"do": "finish", "run": slot.name}
             if over:
@@ -256,7 +280,9 @@ class _Trainer:
         if run is None:
             return None
         path = self._named(run).next_batch()
-        return None if path is None else {"do": "step", "run": run, "path": str(path)}
+        if path is None:
+            return None
+        return {"do": "step", "run": run, "path": str(path), "save": self._named(run).save_again()}
 
     # ---- all ranks carry it out
 
@@ -266,7 +292,10 @@ class _Trainer:
                 self._join(order)
             case "step":
                 self.last = order["run"]
-                self._alone(self._named(order["run"]), lambda slot: slot.step(Path(order["path"])))
+                path, save = Path(order["path"]), bool(order["save"])
+                self._alone(self._named(order["run"]), lambda slot: slot.step(path, save=save))
+            case "save":
+                self._alone(self._named(order["run"]), Slot.save)
             case "finish":
                 self._alone(self._named(order["run"]), Slot.finish)
             case "leave":
@@ -290,12 +319,12 @@ class _Trainer:
         except Exception as error:
             if slot is self.own:
                 raise
-            failure = self._contain(slot.name, error)
+            failure = self._contain(slot.name, slot.number, error)
             self._part(slot, "Failed", str(failure), failure.code)
             return False
         return True
 
-    def _contain(self, run: str, error: Exception) -> RoleError:
+    def _contain(self, run: str, attempt: int, error: Exception) -> RoleError:
         """Make the model fit for the other runs again; returns the error for a person.
 
         Raises:
@@ -306,6 +335,8 @@ class _Trainer:
         if not isinstance(error, RoleError):
             logger.opt(exception=error).error(f"run {run} failed")
         if not self.isolation.contained(error, self.place):
+            if to_blame(error):
+                tell_all(RunPaths(Path(self.config.output_dir)), run, attempt, failure)
             raise RoleError(
                 f"run {run} failed on some ranks alone, so that all runs have to start again: {failure}", failure.code
             ) from error
@@ -325,7 +356,7 @@ class _Trainer:
         try:
             slot = self._slot(config, attempt, folder, channel, feed, label=f"{config.name}: ")
         except Exception as error:
-            failure = self._contain(config.name, error)
+            failure = self._contain(config.name, attempt.attempt, error)
             self.policy.adapters.forget(config.name)
             if channel is not None:
                 channel.close()
@@ -376,16 +407,20 @@ class _Trainer:
         No rank ever leaves on its own: the others would wait for it in their next collective.
         """
         self.place += 1
-        if self.group.maxima({"stop": float(self.stop.asked)})["stop"]:
-            self.stop.join()
+        asked = self.group.maxima({"stop": float(self.stop.asked), "signal": float(self.stop.number or 0)})
+        if asked["stop"]:
+            self.stop.join(int(asked["signal"]) or None)
             raise StopAgreed
 
     def _save_and_end(self) -> int:
         """Make the checkpoint of the last finished step of every run complete; returns the exit code."""
-        why = f"stopped by {signal.Signals(self.stop.number).name}"
+        why = f"stopped by {self.stop.why}"
         saved = [slot for slot in list(self.slots) if self._alone(slot, Slot.leave)]
         for slot in saved:
             self._alone(slot, lambda one: one.complete(why))
+            if slot is not self.own:  # its orchestrator would wait for a trainer that does not come back
+                code, step = exit_codes.ATTEMPT_TAKEN, slot.progress.step
+                self._answer(slot.name, slot.number, "Left", step=step, reason=f"it was {why}", exit_code=code)
         return self.stop.exit_code
 
 

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, GenerationConfig
 
 from rlrun.config.model import DType, ModelConfig
-from rlrun.protocol.durable import fsync_path, fsync_tree
-from rlrun.protocol.failures import storage_errors
+from rlrun.protocol.durable import fsync_path, fsync_tree, put_in_place
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer import lora
 from rlrun.trainer.group import Group
 from rlrun.trainer.tensor_names import file_names, file_tensors
+from rlrun.trainer.together import Together
 
 SHARD_BYTES = 4 * 1024**3
 """Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
@@ -102,9 +103,9 @@ def publish(
     Every rank takes part. A parameter is gathered once, and kept only by the rank that writes it.
 
     Raises:
-        RoleError: the volume is full or read-only.
+        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
     """
-    with _new_version(path, group) as unfinished:
+    with _new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
         tensors, updates = published_tensors(model), lora.updates(model)
         sizes = sizes_of(tensors, number_format)
@@ -117,16 +118,38 @@ def publish(
                 tensor = _gather(tensors[name], number_format, updates.get(name))
                 if mine:
                     kept |= {part: values.cpu().contiguous() for part, values in file_tensors(name, tensor)}
-            if mine:
-                save_file(kept, unfinished / names[index], metadata={"format": "pt"})
-                fsync_path(unfinished / names[index])
-        if group.leads:
+            if mine and together.refused is None:
+                with together.part():
+                    save_file(kept, unfinished / names[index], metadata={"format": "pt"})
+                    fsync_path(unfinished / names[index])
+        if group.leads and together.refused is None:
             written = [
                 [part for name in run for part in file_names(name, tuple(tensors[name].shape))] for run in shards
             ]
-            write_index(unfinished, dict(zip(names, written, strict=True)), sum(sizes.values()))
-            for name, content in files.contents.items():
-                (unfinished / name).write_bytes(content)
+            with together.part():
+                write_index(unfinished, dict(zip(names, written, strict=True)), sum(sizes.values()))
+                for name, content in files.contents.items():
+                    (unfinished / name).write_bytes(content)
+
+
+def gathered(model: nn.Module, *, dtype: DType, keep: bool, pinned: bool) -> dict[str, Tensor]:
+    """The tensors of a version's files, whole, in host memory. Every rank takes part.
+
+    Args:
+        model: the sharded policy.
+        dtype: number format of the files.
+        keep: whether this rank gets them; the others get nothing.
+        pinned: in memory that a GPU reads without the CPU.
+    """
+    number_format: torch.dtype = getattr(torch, dtype)
+    updates, kept = lora.updates(model), {}
+    for name, tensor in published_tensors(model).items():
+        whole = _gather(tensor, number_format, updates.get(name))
+        if keep:
+            for part, values in file_tensors(name, whole):
+                # A copy in any case: a parameter that is whole on one rank goes on to be trained.
+                kept[part] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned).copy_(values)
+    return kept
 
 
 def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], dtype: DType, group: Group) -> None:
@@ -140,9 +163,9 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
         group: the ranks.
 
     Raises:
-        RoleError: the volume is full or read-only.
+        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
     """
-    with _new_version(path, group) as unfinished:
+    with _new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
         kept = {}
         for name, tensor in lora.adapter_tensors(model).items():
@@ -150,29 +173,32 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
             if group.leads:
                 kept[name] = lora.cut(name, whole, config["r"]).cpu().contiguous()
         if group.leads:
-            save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-            (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            with together.part():
+                save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+                (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager
-def _new_version(path: Path, group: Group) -> Iterator[Path]:
+def _new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
     """A folder to write to; when the block ends on all ranks it becomes `path`, durable and whole, with `COMPLETE` as its last file."""
     unfinished = path.with_name(path.name + TMP_SUFFIX)
-    with storage_errors(path.parent, "publish weights"):
-        if group.leads:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
-        group.barrier()
-        try:
-            yield unfinished
-            group.barrier()
-            if group.leads:
-                _finish(unfinished, path)
-            group.barrier()
-        except BaseException:
+    together = Together(group, path.parent, "publish weights")
+    try:
+        with together.part():
             if group.leads:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+                unfinished.mkdir(parents=True)
+        together.agree()
+        yield unfinished, together
+        together.agree()
+        with together.part():
+            if group.leads:
+                _finish(unfinished, path)
+        together.agree()
+    except BaseException:
+        if group.leads:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def sizes_of(tensors: Mapping[str, Tensor], number_format: torch.dtype) -> dict[str, int]:
@@ -199,9 +225,9 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _finish(unfinished: Path, path: Path) -> None:
     fsync_tree(unfinished)
+    reach("weights.before_complete")
     (unfinished / COMPLETE).touch()
     fsync_path(unfinished)
-    if path.exists():  # this attempt published it before: it writes the same thing again
-        shutil.rmtree(path)
-    unfinished.rename(path)
-    fsync_path(path.parent)
+    reach("weights.before_rename")
+    put_in_place(unfinished, path)  # this attempt may have published it before: it writes the same thing again
+    reach("weights.written")

@@ -19,6 +19,7 @@ from rlrun.protocol.attempts import (
     write_attempt,
 )
 from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.manifest import (
     MANIFEST,
     ORCHESTRATOR_PART,
@@ -229,7 +230,9 @@ def delete_superfluous(paths: RunPaths, *, attempt: Attempt, config: CheckpointC
     for checkpoint in superfluous(
         paths.checkpoints_on_disk(), complete=complete_checkpoints(paths), attempt=attempt, config=config
     ):
-        (checkpoint.path / MANIFEST).unlink(
-            missing_ok=True
-        )  # first, so that a part of it is never taken for a checkpoint
+        reach("retention.before_remove")
+        # The manifest first, so that a part of a checkpoint is never taken for one.
+        (checkpoint.path / MANIFEST).unlink(missing_ok=True)
+        reach("retention.manifest_removed")
         shutil.rmtree(checkpoint.path, ignore_errors=True)
+        reach("retention.removed")

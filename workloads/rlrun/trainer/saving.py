@@ -18,8 +18,11 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
+from rlrun.protocol.storage import RefusedError
 from rlrun.trainer.checkpoint import Part, Progress, snapshot, write
 from rlrun.trainer.group import COLLECTIVE_TIMEOUT, Group
+from rlrun.trainer.unsaved import Refused
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Saver:
         )
         self._thread = ThreadPoolExecutor(1, "save") if background else None
         self._peers = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        self._last: Future[Written] | None = None
+        self._last: Future[Written | Refused] | None = None
         self._after: Future[None] | None = None
         self._told: Written | None = None
 
@@ -62,7 +65,7 @@ class Saver:
         Waits for the save before this one: there is one set of buffers, and one save in flight.
 
         Raises:
-            RoleError: the save before this one failed, or this one, where it is not in the background.
+            RoleError: the save before this one failed, or this one, where it is not in the background; for another reason than the volume.
         """
         self.wait()
         self.check()
@@ -74,16 +77,16 @@ class Saver:
             self._last = self._thread.submit(self._write, self._stager.stage(state), progress.step, path)
 
     def then(self, act: Callable[[Written], None]) -> None:
-        """Call `act` once what was saved last is durable on all ranks, in the saver's thread; not at all when it fails."""
+        """Call `act` once what was saved last is durable on all ranks, in the saver's thread; not at all when it fails or is refused."""
         if self._last is None:
             return
         if self._thread is None:
-            act(self._last.result())
+            self._act(self._last, act)
         else:
             self._after = self._thread.submit(self._act, self._last, act)
 
     def check(self) -> None:
-        """Raise the failure of the last save, if it has failed.
+        """Raise the failure of the last save, if it has failed. A refusal is none: it can be tried again.
 
         Raises:
             RoleError: why.
@@ -101,6 +104,14 @@ class Saver:
     def idle(self) -> bool:
         """Whether nothing is being written or told."""
         return all(future is None or future.done() for future in (self._last, self._after))
+
+    @property
+    def refused(self) -> Refused | None:
+        """The last save, when the volume has refused it; None too while it is being written. After `wait` the same on all ranks."""
+        if self._last is None or not self._last.done() or self._last.exception() is not None:
+            return None
+        result = self._last.result()
+        return result if isinstance(result, Refused) else None
 
     def close(self, *, wait: bool) -> None:
         """Save no more. Every rank calls it.
@@ -120,20 +131,26 @@ class Saver:
         if self._last is None or not self._last.done() or self._last.exception() is not None:
             return None
         written = self._last.result()
-        if written == self._told:
+        if isinstance(written, Refused) or written == self._told:
             return None
         self._told = written
         return written
 
     @staticmethod
-    def _act(last: Future[Written], act: Callable[[Written], None]) -> None:
+    def _act(last: Future[Written | Refused], act: Callable[[Written], None]) -> None:
         if last.exception() is None:  # the one worker took this job after that one: it is done
-            act(last.result())
+            result = last.result()
+            if isinstance(result, Written):
+                act(result)
 
-    def _write(self, state: dict[str, Any], step: int, path: Path) -> Written:
+    def _write(self, state: dict[str, Any], step: int, path: Path) -> Written | Refused:
         began = time.perf_counter()
         try:
+            reach("checkpoint.shards.before_write")
             write(state, path, self._group, self._peers)
+            reach("checkpoint.shards.durable")
+        except RefusedError as error:
+            return Refused(step, error.trouble)
         except RoleError:
             raise
         except Exception as error:

@@ -11,7 +11,6 @@ only it has is None elsewhere.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,25 +24,36 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.channel import Phase
-from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import checkpoint, export, lora, publish, versions
+from rlrun.protocol.storage import Volume
+from rlrun.trainer import lora, report
 from rlrun.trainer.channel import Channel
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.completion import Completer
+from rlrun.trainer.checkpoint import POLICY, Part
+from rlrun.trainer.checkpoints import Checkpoints
 from rlrun.trainer.critic import CRITIC
+from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.feed import Feed
+from rlrun.trainer.gpu_turns import GPUMemory
 from rlrun.trainer.learner import make_learner
 from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.policy import Policy
-from rlrun.trainer.saving import Saver, Written
+from rlrun.trainer.publisher import Publisher
+from rlrun.trainer.reference import FrozenReference
 from rlrun.trainer.step import objective, parameter_checksum
 from rlrun.trainer.steps import Steps
+from rlrun.trainer.unsaved import Refused
 
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
-COMPLETION_SECONDS = 600.0
-"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+
+_OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_for_turn")
+"""Phases that work for the step after the last one that is done."""
+
+
+def _say_nothing(message: str) -> None:
+    """Rank 0 tells for all."""
 
 
 class Slot:
@@ -58,7 +68,9 @@ class Slot:
         channel: to its orchestrator, on rank 0.
         feed: where its batches come from, on rank 0.
         agree: called by all ranks together where a step may be left; raises on all of them when they are to stop.
+        tell: gets phase, step and micro-batch of this rank whenever they change.
         label: put before what is logged; empty for the trainer's own run.
+        engines: that have the same GPUs, in turn; None: the trainer has them for itself.
 
     Raises:
         RoleError: an objective, a model beside the policy or a checkpoint cannot be loaded.
@@ -75,16 +87,16 @@ class Slot:
         channel: Channel | None,
         feed: Feed | None,
         agree: Callable[[], None],
+        tell: Callable[[Phase, int, int], None],
         label: str = "",
+        engines: EnginesBeside | None = None,
     ) -> None:
         self.config, self.attempt, self.number = config, attempt, attempt.attempt
         self.paths = RunPaths(output_dir)
         self.channel, self.feed = channel, feed
         self.stage: Literal["training", "finished", "leaving"] = "training"
-        self.progress = Progress()
-        self.saved_step = attempt.base_step
-        """The last step whose checkpoint was begun."""
         self._policy, self._group, self._agree, self._label = policy, policy.group, agree, label
+        self._tell, self._micro_batch = tell, 0
         self._replay = replay
         self._deadline = math.inf
         self._ends = False
@@ -99,12 +111,38 @@ class Slot:
         loss = objective(config.algorithm, config.seq_len)
         learner = make_learner(config, policy.module, optimizer, loss, source=policy.source, group=self._group)
         self._steps = Steps(config, policy, learner)
-        self._parts = {POLICY: Part(policy.module, optimizer)}
+        parts = {POLICY: Part(policy.module, optimizer)}
         if learner.critic is not None:
-            self._parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)
-        self._load()
-        self._saver = Saver(self._parts, self._group, background=config.checkpoint.save_async)
-        self._completer = self._start_completer() if self._group.leads else None
+            parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)
+        self._memory: GPUMemory | None = None
+        if engines is not None:
+            beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []
+            self._memory = GPUMemory(
+                engines,
+                [*(part.module for part in parts.values()), *beside],
+                [part.optimizer for part in parts.values()],
+                device=self._group.device,
+                stays=config.cpu_offload,
+            )
+        self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
+        if self._group.leads:
+            self._volume.watch()
+        if channel is not None:
+            channel.trouble = self._volume.trouble
+        self._checkpoints = Checkpoints(
+            config,
+            attempt,
+            parts,
+            paths=self.paths,
+            group=self._group,
+            channel=channel,
+            volume=self._volume,
+            say=self._say,
+        )
+        self.progress = self._checkpoints.base
+        self._publisher = Publisher(
+            config, attempt, policy, paths=self.paths, channel=channel, volume=self._volume, agree=agree, replay=replay
+        )
 
     @property
     def name(self) -> str:
@@ -114,44 +152,12 @@ class Slot:
     def _say(self, message: str) -> None:
         logger.info(f"{self._label}{message}")
 
-    def _load(self) -> None:
-        attempt, say = self.attempt, logger.warning if self._group.leads else None
-        if attempt.base_attempt is not None:
-            base = self.paths.checkpoint(attempt.base_step, attempt.base_attempt)
-            self.progress = checkpoint.load(self._parts, base, say=say)
-        elif attempt.origin is not None:
-            checkpoint.load(self._parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
-
-    def _start_completer(self) -> Completer:
-        channel = self.channel
-
-        def completed(step: int, path: Path) -> None:
-            self._say(f"step {step}: the checkpoint is complete")
-            if channel is not None:
-                channel.emit("checkpoint_complete", step, path=path)
-                channel.news.set()
-
-        completer = Completer(
-            self.paths,
-            self.attempt,
-            self.config.checkpoint,
-            with_orchestrator=channel is not None,
-            on_complete=completed,
-        )
-        if channel is not None:
-            channel.agreed = completer.agreed
-        return completer
-
     # ---- what rank 0 sees of it
 
     def problem(self) -> RoleError | None:
         """Why the run cannot go on, though nothing of it is computed at the moment."""
-        try:
-            self._saver.check()
-        except RoleError as error:
-            return error
-        if self._completer is not None and self._completer.failure is not None:
-            return self._completer.failure
+        if (failure := self._checkpoints.failure()) is not None:
+            return failure
         if time.monotonic() > self._deadline and self.stage == "finished":
             return RoleError(
                 f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
@@ -164,6 +170,14 @@ class Slot:
         if self.progress.step >= self.config.max_steps or self._ends:
             return True
         return self.feed is not None and self.feed.ended()
+
+    def unsaved(self) -> Refused | None:
+        """The last checkpoint, when the volume would not take it."""
+        return self._checkpoints.unsaved()
+
+    def save_again(self) -> bool:
+        """Whether the last checkpoint was refused, and it is time to save one again."""
+        return self.stage != "leaving" and self._checkpoints.again(blocks=self.trained())
 
     def ready(self) -> bool:
         """Whether the batch of the next step is there."""
@@ -191,20 +205,11 @@ class Slot:
 
     def left(self) -> bool:
         """Whether all is saved that can be saved of a run that leaves."""
-        assert self._completer is not None
-        if not self._saver.idle:
-            return time.monotonic() > self._deadline
-        waits = self.attempt.base_step < self.saved_step != self._completer.completed and self._can_complete()
-        return not waits or time.monotonic() > self._deadline
+        return not self._checkpoints.pending() or time.monotonic() > self._deadline
 
     def end(self) -> RoleError | None:
         """Wait for the last manifest of a run that is over; returns why there is none."""
-        assert self._completer is not None
-        if not self._completer.close(COMPLETION_SECONDS):
-            return RoleError(
-                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
-            )
-        return self._completer.failure
+        return self._checkpoints.end()
 
     # ---- what all ranks do together
 
@@ -215,13 +220,16 @@ class Slot:
             self.channel.begin(self.attempt.base_step)
         if self.config.task == "RL":
             self._publish()
+        self._give_memory()
         self._wait_for_batch()
 
-    def step(self, path: Path) -> None:
-        """Train the next step on the batch in `path`, with everything that follows from it."""
+    def step(self, path: Path, *, save: bool = False) -> None:
+        """Train the next step on the batch in `path`, with everything that follows from it; `save` it though no checkpoint is due."""
         step, taken = self.progress.step + 1, time.perf_counter()
         self._policy.adapters.hold(self.name, self.config.lora)
         batch = self._steps.read(path, step, written_by=None if self._replay else self.number)
+        if self._memory is not None:
+            self._memory.take()
         self._ends = self._ends or batch.last
         validation = None if self._replay else batch.validation
         if validation is not None and validation.before:
@@ -230,8 +238,9 @@ class Slot:
             if self.channel is not None:
                 self.channel.emit("validated", step - 1, metrics=before)
         self.phase("training")
-        metrics = self._steps.train(step, batch, self._agree)
+        metrics = self._steps.train(step, batch, self._next_part)
         self.progress.step = step
+        reach("step.trained")
         skipped = int(metrics.pop("skipped"))
         self.progress.skipped_steps += skipped
         if skipped and self._group.leads:
@@ -245,24 +254,32 @@ class Slot:
             self.phase("validating")
             metrics |= self._steps.validate(validation)
         metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
-        due = self._checkpoint_due(step)
+        due = self._checkpoint_due(step) or save
         metrics["time/save_ckpt"] = self._save() if due else 0.0
-        if (written := self._saver.finished()) is not None:
-            metrics["time/write_ckpt"] = written.seconds
+        if (seconds := self._checkpoints.seconds()) is not None:
+            metrics["time/write_ckpt"] = seconds
         metrics["time/step"] = time.perf_counter() - self._since
         self._report(step, metrics)
         if due:
-            self._saver.then(self._written)  # after the report: the orchestrator expects `trained` first
+            self._checkpoints.tell()  # after the report: the orchestrator expects `trained` first
+        self._give_memory()
         self._wait_for_batch()
 
+    def save(self) -> None:
+        """Save a checkpoint of the last step once more."""
+        self._save()
+        self._checkpoints.tell()
+
     def finish(self) -> None:
-        """The last step is trained: wait for its files, and from then on for the orchestrator's last word."""
+        """The last step is trained: wait for its files, and from then on for the orchestrator's last word. Not done yet when the volume
+        has refused them."""
         step = self.progress.step
+        self.phase("finished")
+        if not self._checkpoints.settle():
+            self.phase("saving")
+            return
         all_trained = step >= self.config.max_steps or self._ends
         self._say(f"all {step} steps are trained" if all_trained else "the orchestrator says that all is done")
-        self.phase("finished")
-        self._saver.wait()
-        self._saver.check()
         if self.channel is not None:
             self.channel.emit("finished", step)
         self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
@@ -270,13 +287,10 @@ class Slot:
     def leave(self) -> None:
         """Begin to save the last finished step, if it is not saved."""
         self.phase("saving")
-        self._saver.wait()
-        self._saver.check()
-        unsaved = self.config.checkpoint.enabled and self.progress.step > self.saved_step
-        if unsaved and self._group.broadcast(self._can_complete()):
+        self._checkpoints.settle()
+        if self._group.broadcast(self._checkpoints.wanted(self.progress.step)):
             self._policy.adapters.hold(self.name, self.config.lora)
-            self._save()
-            self._saver.then(self._written)
+            self.save()
         self.stage = "leaving"
         self._deadline = time.monotonic() + self.config.checkpoint.grace_period_seconds
 
@@ -287,22 +301,29 @@ class Slot:
             why: the run ends, for the log.
         """
         step = self.progress.step
-        self._saver.wait()
-        self._saver.check()
-        complete = step == self.attempt.base_step
-        if self._completer is not None and self.saved_step == step > self.attempt.base_step:
-            complete = self._completer.wait_for(step, worth=self._can_complete)
+        complete = self._checkpoints.complete(step)
         self._group.barrier()  # rank 0 is the one that waits for the manifest
         if self._group.leads:
+            refused = self.unsaved()
+            because = f": {refused.trouble.text}" if refused is not None else ""
             after = f"{why} after step {step}"
-            self._say(after if complete else f"{after}, without a complete checkpoint of it")
+            self._say(after if complete else f"{after}, without a complete checkpoint of it{because}")
 
     def close(self, *, wait: bool) -> None:
         """Give up what the run has in this process, but its channel. `wait` for what is being written, unless it has failed."""
-        self._saver.close(wait=wait)
-        if self._completer is not None:
-            self._completer.close(COMPLETION_SECONDS if wait else 0.0)
+        self._volume.close()
+        self._checkpoints.close(wait=wait)
         self._policy.adapters.forget(self.name)
+        self._publisher.close()
+
+    def _give_memory(self) -> None:
+        """The step is over, with all that it needs of the GPUs on all ranks: let the engines have them."""
+        if self._memory is None:
+            return
+        self._memory.give()
+        self._group.barrier()
+        if self.channel is not None:
+            self.channel.emit("released", self.progress.step)
 
     def _wait_for_batch(self) -> None:
         self._since, self._arrived = time.perf_counter(), None
@@ -311,39 +332,15 @@ class Slot:
     def _publish(self) -> float:
         """Publish the parameters as they are; returns seconds."""
         with self._timed("publishing") as timer:
-            step, module, group = self.progress.step, self._policy.module, self._group
-            path = self.paths.version(step, self.number)
-            dtype, adapters, files = self.config.model.dtype, self.config.lora, self._policy.files
-            exports = step > self.attempt.base_step and self._export_due(step)
-            if adapters is not None and adapters.served_as_adapter:
-                about = lora.adapter_config(module, adapters, self._policy.source)
-                publish.publish_adapter(module, path, config=about, dtype=dtype, group=group)
-                if exports:  # an export is a whole model
-                    output = self.paths.export(step, self.number)
-                    publish.publish(module, output, files=files, dtype=dtype, group=group)
-            else:
-                publish.publish(module, path, files=files, dtype=dtype, group=group)
-                if exports and group.leads:
-                    export.export_version(path, self.paths.export(step, self.number))
-            if group.leads:
-                if self.channel is not None:
-                    self.channel.emit("published", step, path=path)
-                versions.delete_superfluous(
-                    self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
-                )
+            step = self.progress.step
+            self._publisher.publish(step, last=self._is_last(step), saved=self._checkpoint_due(step))
         return timer[0]
+
+    def _publication_due(self, step: int) -> bool:
+        return self._publisher.due(step, last=self._is_last(step), saved=self._checkpoint_due(step))
 
     def _is_last(self, step: int) -> bool:
         return self._ends or step == self.config.max_steps
-
-    def _publication_due(self, step: int) -> bool:
-        """Engines need every version; without engines the versions of checkpoints, and the last, are for people."""
-        if self.config.task == "RL" or self._checkpoint_due(step):
-            return True
-        return self._is_last(step) or self._export_due(step)
-
-    def _export_due(self, step: int) -> bool:
-        return export.due(self.config.checkpoint.export, step, last=self._is_last(step))
 
     def _checkpoint_due(self, step: int) -> bool:
         config = self.config.checkpoint
@@ -352,38 +349,30 @@ class Slot:
     def _save(self) -> float:
         """Start to save this rank's shards; returns the seconds that the loop stood still."""
         with self._timed("saving") as timer:
-            self._saver.save(self.progress, self.paths.checkpoint(self.progress.step, self.number))
-            self.saved_step = self.progress.step
+            self._checkpoints.save(self.progress)
         return timer[0]
-
-    def _written(self, written: Written) -> None:
-        """All ranks' shards are durable: on rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
-        if self.channel is not None:
-            self.channel.emit("checkpoint_saved", written.step, path=written.path)
-        if self._completer is not None:
-            self._completer.saved(written.step, written.path)
-
-    def _can_complete(self) -> bool:
-        return self.channel is None or self.channel.has_client()
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         if not self._group.leads:
             return
-        self._say(
-            f"step {step}/{self.config.max_steps}: loss {metrics['loss']:.4g}, grad_norm {metrics['grad_norm']:.4g}, "
-            f"lr {metrics['lr']:.3g}, {metrics['perf/throughput']:.0f} tokens/s, step {metrics['time/step']:.2f} s, "
-            f"waited {metrics['time/wait_for_batch']:.2f} s"
-        )
+        self._say(report.summary(step, self.config.max_steps, metrics))
         if self._replay:
-            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            line = json.dumps({"step": step, "attempt": self.number, **finite})
-            with storage_errors(self.paths.root, "write metrics"), self.paths.metrics.open("a") as file:
-                file.write(line + "\n")
+            report.append(self.paths.metrics, step, self.number, metrics)
         if self.channel is not None:
             self.channel.emit("trained", step, metrics=metrics)
 
+    def _next_part(self) -> None:
+        """Before each micro-batch. Told before all ranks meet: one that hangs in the last one is behind the others."""
+        self._micro_batch += 1
+        self._tell("training", self.progress.step + 1, self._micro_batch)
+        if self.channel is not None:
+            self.channel.part()
+        self._agree()
+
     def phase(self, phase: Phase) -> None:
-        """Tell the orchestrator what is done."""
+        """Tell the orchestrator, and rank 0, what is done."""
+        self._micro_batch = 0
+        self._tell(phase, self.progress.step + (phase in _OF_NEXT_STEP), 0)
         if self.channel is not None:
             self.channel.phase(phase)
 

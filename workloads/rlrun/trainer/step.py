@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlrun.algorithms import Objective, Regularizers, mean_metrics, merge_metrics
+from rlrun.algorithms import Mixture, Objective, Regularizers
+from rlrun.algorithms.mixture import Divisors
 from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
@@ -26,13 +28,17 @@ from rlrun.trainer.group import Group
 from rlrun.trainer.model import counts_here, fsdp_modules, local_part
 from rlrun.trainer.signals import Signals
 
+_IDLE = ""
+"""Environment of a row without samples: none has this name."""
 
-def objective(config: AlgorithmConfig, seq_len: int) -> Objective:
+
+def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
     """What a step minimises: the preset's parts, unless the run replaces them.
 
     Args:
         config: the run's objective.
         seq_len: tokens that `constant_length` divides by, unless the run says otherwise.
+        where: the block that an error names.
 
     Raises:
         RoleError: the loss does not exist, does not take an option, or cannot be imported.
@@ -62,8 +68,20 @@ def objective(config: AlgorithmConfig, seq_len: int) -> Objective:
             policy_version=0,
         )
     except (ValueError, ImportError, AttributeError, TypeError) as error:
-        raise RoleError(f"algorithm.loss: {error}", exit_codes.CONFIGURATION) from error
+        raise RoleError(f"{where}.loss: {error}", exit_codes.CONFIGURATION) from error
     return result
+
+
+def environment_objectives(config: TrainerConfig) -> dict[str, Objective]:
+    """What a step minimises on the samples of environments that learn otherwise than the run, by the environment's name.
+
+    Raises:
+        RoleError: as of `objective`.
+    """
+    return {
+        name: objective(own.over(config.algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
+        for name, own in config.environment_algorithms.items()
+    }
 
 
 def train_step(
@@ -76,39 +94,44 @@ def train_step(
     loss: Objective,
     lr: float,
     max_grad_norm: float | None,
+    environments: Mapping[str, Objective] | None = None,
     signals: Sequence[Signals] | None = None,
     agree: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
+    `loss` is the objective of all samples but those of `environments`, which have their own (`rlrun.algorithms.mixture`).
     `signals` are what passes before the update found, one for each row. Before each row all ranks call `agree` together; when it raises,
     on all of them, the step is abandoned and nothing is updated.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
         (all of the batch), `loss_tokens`, `skipped` (1 when the gradient was not finite and nothing was updated), and the times
-        `time/forward_backward` and `time/optimizer` in seconds.
+        `time/forward_backward` and `time/optimizer` in seconds; as `objective/<environment>/<name>` those of one of `environments`.
     """
     started = time.perf_counter()
-    denominator = _denominator(batch, loss)
+    mixture = Mixture(loss, environments or {})
+    divisors = _divisors(batch, mixture)
     parts: list[dict[str, Tensor]] = []
     for index, row in enumerate(rows):
         agree()
         sync_gradients_after(model, last=index == len(rows) - 1)
         signal = signals[index] if signals is not None else Signals()
-        inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
-        statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
+        samples = [batch.samples[sample] for sample in row]
+        inputs = micro_batch(samples, group.device)
+        statistics = token_statistics(model, inputs, entropy_gradient=mixture.needs_entropy)
         # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
         finite = torch.isfinite(statistics.logprobs).all()
-        output = loss(
+        output = mixture(
             torch.where(finite, statistics.logprobs, 0),
+            environments=[sample.environment for sample in samples] or [_IDLE],
+            divisors=divisors,
             inference_logprobs=inputs.inference_logprobs,
             advantages=inputs.advantages if signal.advantages is None else signal.advantages,
             mask=inputs.mask & finite,
             sequence_lengths=inputs.packed.lengths,
             proximal_logprobs=signal.proximal_logprobs,
             reference_logprobs=signal.reference_logprobs,
-            denominator=denominator,
             entropy=torch.where(finite, statistics.entropy, 0),
             versions=inputs.versions,
             policy_version=batch.step - 1,
@@ -116,8 +139,9 @@ def train_step(
         torch.where(
             finite, output.loss, statistics.logprobs.sum()
         ).backward()  # chosen on the device: nobody waits for it
-        parts.append(output.metrics | {"entropy": statistics.entropy.detach().sum(), "loss": output.loss.detach()})
-    metrics = _over_ranks(merge_metrics(parts), group)
+        parts.append(output.metrics)
+    has_reference = signals is not None and signals[0].reference_logprobs is not None
+    metrics = mixture.means(_over_ranks(mixture.merged(parts, reference=has_reference), group), divisors)
     forward_backward = time.perf_counter()
     grad_norm, updated = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm)
     finished = time.perf_counter()
@@ -158,20 +182,17 @@ def apply_gradient(
     return grad_norm, updated
 
 
-def _denominator(batch: Batch, loss: Objective) -> float:
+def _divisors(batch: Batch, mixture: Mixture) -> Divisors:
     mask = torch.from_numpy(np.concatenate([sample.loss_mask for sample in batch.samples]))
-    return loss.denominator(mask, [len(sample) for sample in batch.samples])
+    lengths = [len(sample) for sample in batch.samples]
+    return mixture.divisors(mask, lengths, [sample.environment for sample in batch.samples])
 
 
 def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:
-    """Token sums of this rank -> means over the whole batch. `loss` is divided already, so it is only added up."""
+    """Token sums and maxima of this rank -> those of the whole batch."""
     values = {name: float(value) for name, value in merged.items()}
     sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
-    maxima = group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
-    loss = sums.pop("loss")
-    means = mean_metrics({name: torch.tensor(value, dtype=torch.float64) for name, value in (sums | maxima).items()})
-    means["loss_tokens"] = means.pop("tokens")
-    return means | {"loss": loss}
+    return sums | group.maxima({name: value for name, value in values.items() if name.endswith("_max")})
 
 
 def gradient_norm(model: nn.Module) -> float:

@@ -14,7 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rlrun.protocol import exit_codes
+
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_REQUEST = signal.SIGUSR1
+"""Wakes the thread that waits for signals, where one was not sent to this rank."""
 _LOOK_SECONDS = 0.2
 _SIGNALLED = 128
 
@@ -24,15 +28,15 @@ class StopAgreed(Exception):  # noqa: N818  an end, not an error
 
 
 class Stop:
-    """What signals ask of this rank.
+    """What signals ask of this rank, and what its peers and the orchestrator ask that were sent one.
 
     Until `allow_time` is called, nothing could be saved: the first signal ends the process. From then on the first signal is a request; a
     second one, the deadline after the first, or the loss of a peer on this machine end the process.
     """
 
     def __init__(self) -> None:
-        self.number: int = signal.SIGTERM
-        """The first signal."""
+        self.number: int | None = None
+        """The first signal of this rank, or of one that it agreed with."""
         self._asked = threading.Event()
         self._seconds = 0.0
         self._peers: Sequence[int] = ()
@@ -45,12 +49,17 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number."""
-        return _SIGNALLED + self.number
+        """128 + the signal's number; where the orchestrator asked, the usual one: it is not this role that was told to stop."""
+        return exit_codes.FAILURE if self.number is None else _SIGNALLED + self.number
+
+    @property
+    def why(self) -> str:
+        """What asked, for a person."""
+        return "the orchestrator, which was told to stop" if self.number is None else signal.Signals(self.number).name
 
     def listen(self) -> None:
         """Take the signals from now on; in the main thread, before others start."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, _REQUEST})
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
 
     def allow_time(self, seconds: float, peers: Sequence[int] = ()) -> None:
@@ -63,24 +72,42 @@ class Stop:
         self._peers = tuple(peers)
         self._seconds = seconds
 
-    def join(self) -> None:
-        """Another rank was asked to stop: the same as a signal here."""
+    def then(self, act: Callable[[], None]) -> None:
+        """Call `act` in a thread of its own once this rank is asked to stop."""
+
+        def wait() -> None:
+            self._asked.wait()
+            act()
+
+        threading.Thread(target=wait, name="stop", daemon=True).start()
+
+    def join(self, number: int | None = None) -> None:
+        """Stop as after a first signal; one that is sent here later is not the second.
+
+        Args:
+            number: the signal that another rank was sent; None: the orchestrator asks.
+        """
         if not self.asked:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self.number = number
+            os.kill(os.getpid(), _REQUEST)
             self._asked.wait()
 
     def _wait(self) -> None:
-        self.number = signal.sigwait(_SIGNALS)
-        name = signal.Signals(self.number).name
+        first = signal.sigwait({*_SIGNALS, _REQUEST})
+        if first != _REQUEST:
+            self.number = first
+        name = self.why
         if not self._seconds:
             self._leave(f"ended by {name}")
         self._asked.set()
-        deadline = time.monotonic() + self._seconds
+        deadline, sent = time.monotonic() + self._seconds, first != _REQUEST
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(
                 min(left, _LOOK_SECONDS)
             )  # sigtimedwait of CPython 3.11 returns rubbish when a frozen process goes on too late
-            if again := signal.sigpending() & _SIGNALS:
+            if (again := signal.sigpending() & _SIGNALS) and not sent:
+                self.number, sent = signal.sigwait(again), True
+            elif again:
                 self._leave(f"ended by a second signal, {signal.Signals(min(again)).name}")
             if any(not _lives(pid) for pid in self._peers):
                 self._leave(f"ended after {name}: another rank is gone already")

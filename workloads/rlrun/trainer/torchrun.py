@@ -10,11 +10,14 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from rlrun.protocol import stacks
+
 _SIGNALLED = 128
 
 
 def main(argv: Sequence[str]) -> int:
     """Run torchrun; returns the exit code: 128 + n when signal n ended a rank or this process."""
+    stacks.listen()
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run

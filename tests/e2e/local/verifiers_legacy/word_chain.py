@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.1, as its users write them: single-turn, and a conversation."""
+"""Environments of verifiers 0.1, as its users write them: single-turn, a conversation, and one with a tool."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ def exact(completion: list[Any], answer: str, **_: Any) -> float:
     return float(content.strip() == answer)
 
 
+def spell(number: int) -> str:
+    """The word of a number.
+
+    Args:
+        number: which.
+    """
+    return f"w{number}"
+
+
 class Chain(vf.MultiTurnEnv):
     """Asks for one more word until there were enough."""
 
@@ -24,6 +33,8 @@ class Chain(vf.MultiTurnEnv):
 def load_environment(turns: int = 1, count: int = 20) -> vf.Environment:
     rows = [{"question": f"word of {i}?", "answer": f"w{i}"} for i in range(count)]
     rubric = vf.Rubric(funcs=[exact], weights=[0.5])
+    if turns == 0:
+        return vf.ToolEnv(dataset=Dataset.from_list(rows), rubric=rubric, tools=[spell])
     if turns == 1:
         return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=rubric, system_prompt="One word.")
     return Chain(dataset=Dataset.from_list(rows), rubric=rubric, max_turns=turns)

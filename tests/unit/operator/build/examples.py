@@ -20,9 +20,11 @@ MANIFESTS = {
 ON_RECORD = {
     **MANIFESTS,
     "sft": ROOT / "examples" / "sft.yaml",
+    "eval": ROOT / "examples" / "eval.yaml",
     "shared-guest": ROOT / "examples" / "shared-guest.yaml",
+    "colocated": HERE / "runs" / "colocated.yaml",
 }
-"""Also one without engines, and one that uses another run's trainer."""
+"""Also one without engines, one without a trainer, one that uses another run's trainer, and one with engines in the trainer's pods."""
 HOSTS = {"shared-guest": ROOT / "examples" / "shared-host.yaml"}
 HOST_UID = "99999999-8888-7777-6666-555555555555"
 KEY = "the-key-of-the-run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,34 @@ def test_configuration_follows_the_number_of_engines_but_workloads_do_not() -> N
     assert one.orchestrator == three.orchestrator
     assert one.inference["spec"]["template"] == three.inference["spec"]["template"]
     assert three.inference["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize(
+    ("inference", "missing"),
+    [
+        ({"replicas": 4, "minAvailable": 2}, 2),
+        ({"replicas": 8, "minAvailable": 5}, 3),
+        ({"replicas": 4, "minAvailable": 4}, 1),
+        ({"replicas": 2}, 1),
+        ({"replicas": 1}, None),
+        ({"replicas": 4, "minAvailable": 0}, None),
+    ],
+)
+def test_a_drain_leaves_engines_but_is_never_blocked_by_a_run_with_all_of_them(
+    inference: dict[str, int], missing: int | None
+) -> None:
+    found = [
+        child for child in prerequisites(context({"inference": inference})).apply if child["apiVersion"] == "policy/v1"
+    ]
+    assert [budget["spec"]["maxUnavailable"] for budget in found] == ([] if missing is None else [missing])
+    for budget in found:
+        assert budget["spec"]["selector"]["matchLabels"] == {"rlrun.io/run": "run", "rlrun.io/role": "inference"}
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_engines_are_not_made_again_for_an_excluded_node() -> None:
+    plain, excluded = workloads(context()), workloads(replace(context(), excluded=("a",)))
+    assert excluded.inference == plain.inference
+    for made in (excluded.trainer, excluded.orchestrator):
+        assert made is not None
+        assert '"NotIn"' in json.dumps(made)

@@ -129,3 +129,16 @@ def test_a_volume_for_one_node_puts_all_pods_on_the_trainers_node() -> None:
     assert "inference" in terms["trainer"][0]["labelSelector"]["matchExpressions"][0]["values"]
     assert topology_spread(spec(storage), "run", "inference") == []
     assert near({"storage": {"claimTemplate": {}}}, REQUIRED)["trainer"] == []
+
+
+def test_excluded_nodes_are_left_out_of_each_of_the_users_own_terms() -> None:
+    terms = [{"matchExpressions": [{"key": "fabric", "operator": "Exists"}]}, {"matchFields": [{"key": "x"}]}]
+    blocks = spec({"trainer": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}}})
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("a", "b")]
+    found = affinity(blocks, "run", "trainer", excluded=("a", "b"))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert found == [
+        {"matchExpressions": terms[0]["matchExpressions"], "matchFields": away},
+        {"matchFields": [{"key": "x"}, *away]},
+    ]
+    alone = affinity(spec(), "run", "orchestrator", excluded=("a",))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert alone == [{"matchFields": away[:1]}]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlrun_operator.build import workloads
 from rlrun_operator.build.merge import merge
-from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION
+from rlrun_operator.names import RUN_LABEL, RUN_UID_ANNOTATION, SPEC_HASH_ANNOTATION, run_uid_of
 from tests.unit.operator.build.examples import container, context, everything, example, pods
 
 BASE: dict[str, Any] = {
@@ -101,6 +101,7 @@ def test_template_takes_no_label_owner_hash_or_restart_policy() -> None:
     ctx = example("pod-template")
     pod, orchestrator = pods(ctx)["trainer"], workloads(ctx).orchestrator
     assert pod["metadata"]["labels"][RUN_LABEL] == ctx.name
+    assert pod["metadata"]["annotations"][RUN_UID_ANNOTATION] == ctx.uid
     assert pod["spec"]["restartPolicy"] == "Always"
     assert orchestrator["metadata"]["annotations"][SPEC_HASH_ANNOTATION] == ctx.spec_hash
     assert orchestrator["metadata"]["ownerReferences"][0]["uid"] == ctx.uid
@@ -132,7 +133,7 @@ def test_a_spec_that_is_no_map_is_refused_by_its_name() -> None:
 
 WORDS = (
     "metadata spec labels annotations containers name env volumes restartPolicy securityContext "
-    "trainer $patch delete replace rlrun.io/run rlrun.io/role"
+    "trainer $patch delete replace rlrun.io/run rlrun.io/role rlrun.io/run-uid"
 )
 names = st.sampled_from(WORDS.split())
 values = st.recursive(
@@ -151,5 +152,6 @@ def test_no_template_breaks_the_builders_or_hides_a_pod(template: dict[str, Any]
         assert child["kind"] != "Pod" or child["apiVersion"] == "v1"
     for role, pod in pods(ctx).items():
         assert pod["metadata"]["labels"]["rlrun.io/role"] == role
+        assert run_uid_of(pod["metadata"]) == ctx.uid
         if isinstance(pod["spec"]["containers"], list):
             assert role in [one.get("name") for one in pod["spec"]["containers"] if isinstance(one, dict)]

@@ -136,3 +136,31 @@ def test_claim_asks_for_what_the_template_says() -> None:
         "resources": {"requests": {"storage": "5Gi"}},
         "storageClassName": "fast",
     }
+
+
+def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> None:
+    images = [
+        {"id": "reverse-text"},
+        {"id": "verifiers:word-chain", "image": "team/word-chain:3", "python": "/venv/bin/python"},
+        {"id": "arithmetic", "image": "team/sums:1"},
+    ]
+    ctx = context({"environments": images, "orchestrator": {"image": "mine:1"}})
+    spec = pods(ctx)["orchestrator"]["spec"]
+    code, chain, sums = spec["initContainers"]
+    assert (code["image"], code["command"]) == ("mine:1", ["rlrun-pod", "share-code", "/run/rlrun-environments/code"])
+    assert [(c["name"], c["image"], c["restartPolicy"]) for c in (chain, sums)] == [
+        ("environment-1", "team/word-chain:3", "Always"),
+        ("environment-2", "team/sums:1", "Always"),
+    ]
+    assert (chain["command"][0], sums["command"][0]) == ("/venv/bin/python", "python3")
+    assert chain["command"][-1] == "/run/rlrun-environments/1.sock"
+    main = container(ctx, "orchestrator")
+    assert {"name": "RLRUN_ENVIRONMENT_SOCKETS", "value": "/run/rlrun-environments"} in main["env"]
+    for sidecar in (code, chain, sums):
+        assert sidecar["securityContext"] == main["securityContext"]
+        assert not [v for v in sidecar.get("env", ()) if "valueFrom" in v]
+        assert {m["name"] for m in sidecar["volumeMounts"]} <= {"data", "environments", "tmp"}
+    assert [m.get("readOnly") for m in chain["volumeMounts"] if m["name"] == "data"] == [True]
+    plain = context({"environments": [{"id": "reverse-text"}]})
+    assert "initContainers" not in pods(plain)["orchestrator"]["spec"]
+    assert "RLRUN_ENVIRONMENT_SOCKETS" not in str(pods(plain))

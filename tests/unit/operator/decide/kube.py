@@ -7,12 +7,14 @@ Time passes only in `tick`. What the operator sees may lag behind (`lag`), and a
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlrun.protocol import annotations as keys
 from rlrun_operator.decide import decide
+from rlrun_operator.deletion import remembered
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
+from rlrun_operator.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Decision, Observed
@@ -62,6 +64,8 @@ class Kube:
         self._views: dict[Ref, Object] = {}
         """What the controllers saw last."""
         self.lease_changed_at: float | None = None
+        self.lease_moved_at: float | None = None
+        self.watching_since: float | None = EPOCH
         self.events: list[Object] = []
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
@@ -79,6 +83,8 @@ class Kube:
         self.rendered_again: list[Ref] = []
         """Those that existed already, of the same attempt."""
         self.bind_claims = self.schedule = self.make_ready = True
+        self.place: Callable[[Object], str | None] = lambda pod: "node-1"
+        """The scheduler: the node that a pod gets, if any."""
         self.lingering: set[str] = set()
         """Roles whose deleted pods do not end: a dead node, or a process that takes its grace period."""
         self.random = 0.5
@@ -109,20 +115,29 @@ class Kube:
         for part, names in kinds.items():
             if part not in lag:
                 self._seen[part] = {ref: o for ref, o in fresh.items() if ref.kind in names}
-        self._met |= {str(pod["metadata"]["uid"]): pod for pod in self._seen["pods"].values()}
+                if part == "pods":
+                    self._seen[part] = {ref: self._met_again(pod) for ref, pod in self._seen[part].items()}
         return Observed(
             run=copied(self.run),
             children=self._seen["workloads"] | self._claims_of_host(),
-            pods=tuple(slimmed(pod) for pod in self._seen["pods"].values()),
+            pods=tuple(self._seen["pods"].values()),
             gone=self._gone(),
             lease=next(iter(self._seen["lease"].values()), None),
             lease_changed_at=self.lease_changed_at,
+            lease_moved_at=self.lease_moved_at,
+            watching_since=self.watching_since,
             events=tuple(self.events),
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),
         )
+
+    def _met_again(self, pod: Object) -> Object:
+        """As the store keeps it."""
+        uid = str(pod["metadata"]["uid"])
+        self._met[uid] = dict(remembered(slimmed(pod), self._met.get(uid)))
+        return self._met[uid]
 
     def _gone(self) -> tuple[Object, ...]:
         there = {pod["metadata"]["uid"] for pod in self._seen["pods"].values()}
@@ -132,7 +147,7 @@ class Kube:
             if uid not in there and pod["metadata"]["labels"][ROLE_LABEL] != "inference"
         ]
         newest = max((attempt_of(pod["metadata"]) or 0 for pod in lost), default=0)
-        return tuple(slimmed(pod) for pod in lost if attempt_of(pod["metadata"]) == newest)  # type: ignore[misc]
+        return tuple(pod for pod in lost if attempt_of(pod["metadata"]) == newest)
 
     def new_operator(self) -> None:
         """Another process operates from now on; it fills its caches before it acts."""
@@ -164,9 +179,9 @@ class Kube:
         for apply in decision.apply:
             yield lambda apply=apply: self._apply(apply.manifest, apply.expect_absent)
         for scale in decision.scale:
-            yield lambda scale=scale: self._scale(scale.ref, scale.replicas)
+            yield lambda scale=scale: self._scale(scale.ref, scale.uid, scale.replicas)
         for delete in decision.delete:
-            yield lambda delete=delete: self._delete(delete.ref, delete.uid)
+            yield lambda delete=delete: self._delete(delete.ref, delete.uid, delete.grace_seconds)
         yield lambda: self._write_status(decision)
 
     def settle(self) -> None:
@@ -222,16 +237,37 @@ class Kube:
         self.objects[ref] = new
         self.writes.append(f"create {ref.kind} {ref.name}")
 
-    def _scale(self, ref: Ref, replicas: int) -> None:
+    def _scale(self, ref: Ref, uid: str, replicas: int) -> None:
+        if self.objects[ref]["metadata"]["uid"] != uid:
+            raise KeyError(ref)  # 422, which is another pass, too
         self.objects[ref]["spec"]["replicas"] = replicas
         self.objects[ref]["metadata"]["generation"] += 1
         self.writes.append(f"scale {ref.kind} {ref.name} {replicas}")
 
-    def _delete(self, ref: Ref, uid: str) -> None:
+    def _delete(self, ref: Ref, uid: str, grace_seconds: int | None = None) -> None:
         found = self.objects.get(ref)
-        if found is not None and found["metadata"]["uid"] == uid and "deletionTimestamp" not in found["metadata"]:
+        meta = found["metadata"] if found is not None else {}
+        if found is not None and meta["uid"] == uid and grace_seconds == 0:
+            del self.objects[ref]
+            self.writes.append(f"force {ref.kind} {ref.name}")
+        elif grace_seconds is not None and grace_seconds < meta.get("deletionGracePeriodSeconds", 0):
+            self.shorten(meta, grace_seconds)
+            self.writes.append(f"delete {ref.kind} {ref.name} within {grace_seconds} s")
+        elif found is not None and found["metadata"]["uid"] == uid and "deletionTimestamp" not in found["metadata"]:
             self.delete(ref)
             self.writes.append(f"delete {ref.kind} {ref.name}")
+
+    def shorten(self, meta: Object, grace_seconds: int) -> None:
+        """A later request with a shorter grace period writes over the time of the one before."""
+        ends = rfc3339(self.now + grace_seconds)
+        meta |= {"deletionTimestamp": ends, "deletionGracePeriodSeconds": grace_seconds}
+
+    def last_words(self, role: str, index: int = 0, code: int = 143) -> None:
+        """A pod that was told to end does; its kubelet asks that it be removed at once, and it is still there."""
+        pod = self.pod(role, index)
+        self.exit(role, code, index)
+        self.now += 1
+        self.shorten(pod["metadata"], 0)
 
     def _write_status(self, decision: Decision) -> None:
         if dict(decision.status) != self.status:
@@ -262,6 +298,9 @@ class Kube:
 
     def pod(self, role: str, index: int = 0) -> Object:
         return self.pods(role)[index]
+
+    def uid(self, ref: Ref) -> str:
+        return str(self.objects[ref]["metadata"]["uid"])
 
     def ref(self, role: str, index: int = 0) -> Ref:
         return Ref("Pod", self.pod(role, index)["metadata"]["name"])
@@ -320,7 +359,11 @@ class Kube:
         elif status["phase"] in ("Failed", "Succeeded") or not self.schedule:
             return
         elif "nodeName" not in pod["spec"]:
-            pod["spec"]["nodeName"] = "node-1"
+            if (node := self.place(pod)) is not None:
+                pod["spec"]["nodeName"] = node
+            else:
+                said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+                status["conditions"] = [said]
         elif "containerStatuses" not in status and self.make_ready:
             role = pod["metadata"]["labels"][ROLE_LABEL]
             status |= {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -331,8 +374,26 @@ class Kube:
         said = {keys.ATTEMPT: attempt or self.status["attempt"], keys.STEP: step, keys.RESUMED_FROM_STEP: resumed}
         said |= {f"rlrun.io/{k.replace('_', '-')}": v for k, v in more.items()}
         lease = self.objects[Ref("Lease", f"{self.run['metadata']['name']}-progress")]
+        known = copied(lease)
         lease["metadata"]["annotations"] = {k: str(v) for k, v in said.items() if v is not None}
-        self.lease_changed_at = self.now
+        lease["spec"] = {"renewTime": rfc3339(self.now), "holderIdentity": str(len(self.writes))}
+        before = None
+        if self.lease_changed_at is not None and self.lease_moved_at is not None:
+            before = Pulse(self.lease_changed_at, self.lease_moved_at)
+        pulse = beat(before, known, lease, self.now)
+        self.lease_changed_at, self.lease_moved_at = pulse.renewed_at, pulse.moved_at
+
+    def answers(self, role: str, *, ready: bool) -> None:
+        """Its kubelet asks the role's own container, and says so."""
+        status = self.pod(role)["status"]
+        status["containerStatuses"][0]["ready"] = ready
+        status["conditions"] = [{"type": "Ready", "status": str(ready)}]
+
+    def hang(self, seconds: int, step: int, resumed: int | None = None, **more: object) -> None:
+        """Time passes in which the orchestrator renews its Lease, but no step is done."""
+        for _ in range(0, seconds, 20):
+            self.tick(20)
+            self.report(step, resumed=resumed, **more)
 
     def exit(
         self, role: str, code: int, index: int = 0, message: str = "", reason: str = "", init: bool = False

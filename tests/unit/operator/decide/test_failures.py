@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rlrun.api.life import BackoffSpec
-from rlrun_operator.failures import backoff, next_number
+from rlrun_operator.failures import next_number
 from rlrun_operator.names import Ref
+from rlrun_operator.policy import backoff
 from rlrun_operator.state import Delete, Scale
 from tests.unit.operator.decide.kube import Kube
 
@@ -71,7 +72,7 @@ def die_and_be_removed(kube: Kube) -> None:
         (lambda k: k.exit("trainer", 1, 1), "trainer", "ExitCode", True),
         (lambda k: k.exit("trainer", 137), "trainer", "Killed", True),
         (lambda k: k.exit("trainer", 137, reason="OOMKilled"), "trainer", "OOMKilled", True),
-        (lambda k: k.exit("trainer", 10), "trainer", "StorageError", True),
+        (lambda k: k.exit("trainer", 10), "trainer", "StorageError", False),
         (lambda k: k.exit("trainer", 1, init=True), "trainer", "ExitCode", True),
         (lambda k: k.exit("orchestrator", 1), "orchestrator", "ExitCode", True),
         (unknown, "trainer", "NodeLost", False),
@@ -100,7 +101,7 @@ def test_a_failure_restarts_the_whole_run(
     assert (kube.status["phase"], kube.status["attempt"]) == ("Restarting", 1)
     kube.schedule = True
     kube.tick()
-    kube.tick()
+    kube.tick(4)  # pods of a StatefulSet that somebody has deleted may be seen late
     assert (kube.status["phase"], kube.status["attempt"], kube.attempts_of_trainers()) == ("Starting", 2, {"2"})
     assert (kube.status["restarts"], kube.status["restartsCountedTowardsMax"]) == (1, int(counted))
     assert [pod["metadata"]["name"] for pod in kube.pods("orchestrator")] == ["run-orchestrator-2"]
@@ -139,8 +140,18 @@ def test_the_cause_is_on_record_before_its_evidence_is_removed() -> None:
     assert "CUDA error" in first.status["lastFailure"]["message"]
     kube.do(first)
     second = kube.decide()
-    assert second.scale == (Scale(TRAINER, 0),)
+    assert second.scale == (Scale(TRAINER, kube.uid(TRAINER), 0),)
     assert [d.ref.name for d in second.delete] == ["run-orchestrator-1"]
+
+
+def test_a_pod_that_only_holds_is_given_no_time_to_save() -> None:
+    kube = Kube(SPEC).start()
+    kube.lingering = {"trainer"}
+    kube.exit("trainer", 1)
+    kube.tick()
+    kube.tick()
+    shorter = [write for write in kube.writes if write.endswith(" within 1 s")]
+    assert shorter == ["delete Pod run-trainer-0 within 1 s"], "once, and not the one that may be saving"
 
 
 def test_the_engines_stay_warm_through_a_restart() -> None:
@@ -252,7 +263,7 @@ def test_disruptions_never_count() -> None:
     for attempt in range(2, 8):
         kube.delete(kube.ref("trainer"))
         kube.tick()
-        kube.start()
+        kube.start(step=attempt + 2)
         assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (attempt, 0)
     assert (kube.status["restarts"], len(kube.status["failures"])) == (6, 5)
 
@@ -293,11 +304,13 @@ def test_an_engine_that_crashes_is_reported_and_the_run_goes_on() -> None:
     assert "CUDA out of memory" in condition["message"]
 
 
-def exits_in_order(first: tuple[str, int, int], then: tuple[str, int, int], apart: float) -> Callable[[Kube], None]:
+def exits_in_order(
+    first: tuple[str, int, int], then: tuple[str, int, int], apart: float, said: str = ""
+) -> Callable[[Kube], None]:
     def happens(kube: Kube) -> None:
         kube.exit(first[0], first[2], first[1])
         kube.now += apart
-        kube.exit(then[0], then[2], then[1])
+        kube.exit(then[0], then[2], then[1], said)
 
     return happens
 
@@ -309,7 +322,13 @@ def exits_in_order(first: tuple[str, int, int], then: tuple[str, int, int], apar
         (exits_in_order(("trainer", 0, 1), ("trainer", 1, 137), 0), "run-trainer-1", "Killed"),
         (exits_in_order(("trainer", 1, 1), ("orchestrator", 0, 1), 0), "run-trainer-1", "ExitCode"),
         (exits_in_order(("orchestrator", 0, 1), ("trainer", 0, 1), 3), "run-orchestrator-1", "ExitCode"),
-        (exits_in_order(("trainer", 1, 1), ("trainer", 0, 11), 0), "run-trainer-0", "AttemptNumberTaken"),
+        (
+            exits_in_order(("trainer", 1, 1), ("trainer", 0, 11), 0, "the next is 7"),
+            "run-trainer-0",
+            "AttemptNumberTaken",
+        ),
+        (lambda k: (k.exit("trainer", 1, 0, "NcclError: x"), k.exit("trainer", 1, 1)), "run-trainer-1", "ExitCode"),
+        (lambda k: (k.exit("trainer", 1, 0), k.exit("trainer", 1, 1, "CudaError: x")), "run-trainer-1", "CudaError"),
     ],
 )
 def test_the_first_cause_wins(happens: Callable[[Kube], None], pod: str, reason: str) -> None:
@@ -317,6 +336,27 @@ def test_the_first_cause_wins(happens: Callable[[Kube], None], pod: str, reason:
     happens(kube)
     kube.do(kube.decide())
     assert (kube.status["lastFailure"]["podName"], kube.status["lastFailure"]["reason"]) == (pod, reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "kubernetes", "message", "reason", "told"),
+    [
+        (1, "", "CudaOutOfMemory: ended with exit code 1: CUDA out of memory", "CudaOutOfMemory", "ended with exit code 1"),
+        (134, "", "NcclError: was ended by SIGABRT: timeout", "NcclError", "was ended by SIGABRT"),
+        (135, "", "StorageError: was ended by SIGBUS: full", "StorageError", "was ended by SIGBUS"),
+        (137, "OOMKilled", "CudaError: x", "OOMKilled", "the container was killed"),
+        (1, "", "ended with exit code 1; CudaError: x", "ExitCode", "ended with exit code 1; CudaError"),
+        (78, "", "CudaError: x", "ConfigurationError", "x"),
+    ],
+)  # fmt: skip
+def test_the_word_in_front_of_the_message_is_the_reason(
+    code: int, kubernetes: str, message: str, reason: str, told: str
+) -> None:
+    kube = Kube(SPEC).start()
+    kube.exit("trainer", code, message=message, reason=kubernetes)
+    kube.do(kube.decide())
+    failure = kube.status["lastFailure"]
+    assert (failure["reason"], failure["message"].startswith(told)) == (reason, True)
 
 
 def test_a_crash_before_the_deletion_is_the_cause_and_one_by_it_is_not() -> None:
@@ -417,4 +457,4 @@ def test_a_pod_of_an_older_attempt_that_appears_after_all_is_removed() -> None:
 def test_a_trainer_that_someone_scaled_returns_to_its_size() -> None:
     kube = Kube(SPEC).start()
     kube.objects[TRAINER]["spec"]["replicas"] = 3
-    assert kube.decide().scale == (Scale(TRAINER, 2),)
+    assert kube.decide().scale == (Scale(TRAINER, kube.uid(TRAINER), 2),)

@@ -13,6 +13,7 @@ from tests.unit.operator.decide.kube import EPOCH, NAME, Kube
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 3, "minAvailable": 2}}
 STATEFULSET, DEPLOYMENT = Ref("StatefulSet", "run-trainer"), Ref("Deployment", "run-inference")
+BUDGET = Ref("PodDisruptionBudget", "run-inference")
 
 
 def test_the_first_pass_dry_runs_and_makes_everything_at_once() -> None:
@@ -56,6 +57,17 @@ def test_from_creation_to_complete() -> None:
     assert not kube.pods("trainer")
     assert not kube.pods("inference")
     assert kube.pods("orchestrator"), "the orchestrator's pod stays for its log"
+
+
+def test_the_log_stays_while_environments_in_images_of_their_own_still_end() -> None:
+    """The kubelet asks sidecars after the orchestrator has ended; until they have, the pod's phase is Running."""
+    kube = Kube().start()
+    kube.report(100)
+    kube.exit("orchestrator", 0)
+    kube.pod("orchestrator")["status"]["phase"] = "Running"
+    kube.tick(3)
+    assert kube.status["phase"] == "Complete"
+    assert kube.pods("orchestrator")
 
 
 def test_from_creation_to_running_costs_few_writes_and_events() -> None:
@@ -105,18 +117,20 @@ def test_the_number_of_engines_follows_the_specification_and_nothing_else_is_tou
     before = copy.deepcopy(kube.objects)
     kube.edit(inference={"replicas": 5, "minAvailable": 2})
     decision = kube.decide()
-    assert (decision.scale, decision.apply, decision.delete) == ((Scale(DEPLOYMENT, 5),), (), ())
+    assert (decision.scale, decision.delete) == ((Scale(DEPLOYMENT, kube.uid(DEPLOYMENT), 5),), ())
+    assert [apply.manifest["kind"] for apply in decision.apply] == ["PodDisruptionBudget"]
     kube.tick()
     assert (kube.status["inferenceReady"], kube.status["phase"], len(kube.pods("inference"))) == ("5/5", "Running", 5)
     assert ("Normal", "InferenceScaled") in kube.told
-    assert all(kube.objects[ref] == before[ref] for ref in before if ref != DEPLOYMENT)
+    assert all(kube.objects[ref] == before[ref] for ref in before if ref not in (DEPLOYMENT, BUDGET))
 
 
-def test_min_available_is_a_matter_of_the_status_alone() -> None:
+def test_min_available_is_a_matter_of_the_status_and_of_drains_alone() -> None:
     kube = Kube(SPEC).start()
     kube.edit(inference={"replicas": 3, "minAvailable": 3})
     decision = kube.decide()
-    assert (decision.scale, decision.apply, decision.delete, decision.urgency) == ((), (), (), "now")
+    assert (decision.scale, decision.delete, decision.urgency) == ((), (), "now")
+    assert [apply.manifest["kind"] for apply in decision.apply] == ["PodDisruptionBudget"]
     assert kube.status["observedGeneration"] == 1
     kube.tick()
     assert kube.status["observedGeneration"] == 2
@@ -205,7 +219,7 @@ def test_a_terminal_state_absorbs(end: Callable[[Kube], None], phase: str) -> No
     kube.tick()
     kube.tick()
     assert (kube.status["phase"], STATEFULSET in kube.objects, DEPLOYMENT in kube.objects) == (phase, False, False)
-    kube.edit(maxSteps=200)
+    kube.edit(seed=7)
     kube.delete(kube.ref("orchestrator"))
     kube.tick(100)
     assert (kube.status["phase"], kube.pods("trainer")) == (phase, [])

@@ -6,7 +6,8 @@ import pytest
 
 from rlrun_operator import reasons
 from rlrun_operator.client import ApiError
-from rlrun_operator.names import Names, Ref
+from rlrun_operator.names import RUN_UID_ANNOTATION, Names, Ref
+from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube
 
 CLAIM = Ref("PersistentVolumeClaim", "run-data")
@@ -28,6 +29,57 @@ def test_nothing_begins_on_a_claim_that_is_being_deleted() -> None:
     assert "PersistentVolumeClaim run-data" in kube.condition("Scheduled")["message"]
     del kube.objects[CLAIM]
     assert kube.decide().apply
+
+
+def remade(old: Kube) -> Kube:
+    """The run, deleted and made again in this very second; of the old one only the pods are left."""
+    kube = Kube(uid="uid-of-another")
+    kube.now = old.now
+    kube.run["metadata"]["creationTimestamp"] = old.pod("trainer")["metadata"]["creationTimestamp"]
+    kube.objects = {ref: found for ref, found in old.objects.items() if ref.kind == "Pod"}
+    return kube
+
+
+def without_uid(kube: Kube) -> Kube:
+    """As an operator had made it that did not write whose its pods are: a StatefulSet's and a Deployment's pods say nothing of it."""
+    templates = [
+        found["spec"]["template"] for ref, found in kube.objects.items() if ref.kind in ("StatefulSet", "Deployment")
+    ]
+    for found in (*kube.pods("trainer"), *kube.pods("inference"), *kube.pods("orchestrator"), *templates):
+        del found["metadata"]["annotations"][RUN_UID_ANNOTATION]
+    return kube
+
+
+@pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
+def test_a_pod_is_not_taken_over_because_it_is_as_young_as_the_run(role: str) -> None:
+    kube = remade(Kube().start())
+    kube.objects = {ref: found for ref, found in kube.objects.items() if ref == kube.ref(role)}
+    kube.tick(0)
+    assert (kube.status["phase"], kube.status.get("attempt", 0)) == ("Pending", 0)
+    assert f"Pod {kube.ref(role).name}" in kube.condition("Scheduled")["message"]
+    kube.objects.clear()
+    kube.tick()
+    assert (kube.status["phase"], kube.attempts_of_trainers()) == ("Starting", {"1"})
+
+
+def test_an_orchestrator_that_says_nothing_else_is_its_owners() -> None:
+    kube = remade(without_uid(Kube().start()))
+    assert "Pod run-orchestrator-1" in kube.decide().status["message"]
+
+
+def test_pods_of_before_an_upgrade_are_told_by_their_age_and_left_alone() -> None:
+    kube = without_uid(Kube().start())
+    before = {ref: found["metadata"]["uid"] for ref, found in kube.objects.items()}
+    kube.tick()
+    assert {ref: found["metadata"]["uid"] for ref, found in kube.objects.items()} == before
+    assert (kube.status["phase"], kube.status["attempt"], kube.rendered_again) == ("Running", 1, [])
+    kube.exit("trainer", 1)
+    for _ in range(3):
+        kube.tick()
+    assert (kube.status["attempt"], kube.attempts_of_trainers()) == (2, {"2"})
+    later = remade(without_uid(Kube().start()))
+    later.run["metadata"]["creationTimestamp"] = rfc3339(later.now + 60)
+    assert "Pod run-trainer-0" in later.decide().status["message"]
 
 
 def test_the_key_of_the_old_run_is_not_taken_for_the_new_ones() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlrun_operator.names import ATTEMPT_LABEL, Ref, attempt_of
+from rlrun_operator.names import ATTEMPT_LABEL, RESTART_ANNOTATION, Ref, attempt_of
 from tests.unit.operator.decide.kube import Kube
 
 MAX_RESTARTS = 2
@@ -18,6 +18,8 @@ SPEC = {
     "trainer": {"replicas": 2},
     "inference": {"replicas": 1},
     "maxSteps": 50,
+    "nodeLoss": {"forceDeleteSeconds": 5},
+    "progress": {"deadlineSeconds": 40, "startupDeadlineSeconds": 120},
     "failurePolicy": {"maxRestarts": MAX_RESTARTS, "backoff": {"initialSeconds": 2, "maxSeconds": 4}},
 }
 PARTS = ("workloads", "pods", "lease")
@@ -25,6 +27,7 @@ CODES = st.sampled_from([0, 1, 10, 137, 143, 255])
 EDITS: list[dict[str, object]] = [
     {"seed": 1},
     {"maxSteps": 60},
+    {"activeDeadlineSeconds": 60},
     {"inference": {"replicas": 2}},
     {"trainer": {"replicas": 0}},
 ]
@@ -39,6 +42,8 @@ class Life(RuleBasedStateMachine):
         self.attempt = 0
         self.step = 0
         self.ended: str | None = None
+        self.suspending: int | None = None
+        self.applied: list[tuple[str, int]] = []
 
     # ---- the operator
 
@@ -50,6 +55,7 @@ class Life(RuleBasedStateMachine):
     def dies(self, lag: set[str], stop_after: int) -> None:
         self.kube.do(self.kube.decide(frozenset(lag)), stop_after=stop_after)
         self.kube.new_operator()
+        self.kube.watching_since = self.kube.now
 
     # ---- the cluster
 
@@ -74,6 +80,14 @@ class Life(RuleBasedStateMachine):
         self.step += 1
         if Ref("Lease", "run-progress") in self.kube.objects:
             self.kube.report(self.step, resumed=max(0, self.step - 3))
+
+    @rule()
+    @precondition(lambda self: self._trains())
+    def hangs(self) -> None:
+        for _ in range(3):
+            self.kube.now += 15
+            if Ref("Lease", "run-progress") in self.kube.objects:
+                self.kube.report(self.step, resumed=max(0, self.step - 3))
 
     @rule()
     @precondition(lambda self: self._trains() and self.step > 1)
@@ -107,6 +121,11 @@ class Life(RuleBasedStateMachine):
     def pods_end_slowly(self, roles: set[str]) -> None:
         self.kube.lingering = roles
 
+    @rule(ready=st.sampled_from(["True", "Unknown"]))
+    def the_node_answers_or_not(self, ready: str) -> None:
+        conditions = [{"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+        self.kube.nodes = [{"metadata": {"name": "node-1"}, "status": {"conditions": conditions}}]
+
     @rule(kind=st.sampled_from(["StatefulSet run-trainer", "Deployment run-inference"]))
     def a_workload_is_deleted(self, kind: str) -> None:
         ref = Ref(*kind.split())
@@ -123,6 +142,14 @@ class Life(RuleBasedStateMachine):
     @rule(edit=st.sampled_from(EDITS))
     def somebody_edits(self, edit: dict[str, object]) -> None:
         self.kube.edit(**{"trainer": {"replicas": 2}, **edit})
+
+    @rule(suspend=st.booleans())
+    def somebody_suspends_or_resumes(self, suspend: bool) -> None:
+        self.kube.edit(suspend=suspend)
+
+    @rule(value=st.sampled_from(["2023-11-14T22:13:20Z", "2023-11-14T22:13:21Z", "now"]))
+    def somebody_asks_for_a_restart(self, value: str) -> None:
+        self.kube.run["metadata"]["annotations"] = {RESTART_ANNOTATION: value}
 
     # ---- what must hold
 
@@ -158,10 +185,25 @@ class Life(RuleBasedStateMachine):
         assert made == sorted(made), made
 
     @invariant()
+    def no_attempt_begins_while_it_is_being_suspended(self) -> None:
+        status = self.kube.status
+        suspending = status.get("phase") == "Suspending"
+        if suspending and self.suspending is not None:
+            assert status["attempt"] == self.suspending, self.kube.writes[-20:]
+            assert self.kube.applied == self.applied, "nothing is made on the way"
+        self.suspending = status["attempt"] if suspending else None
+        self.applied = list(self.kube.applied)
+
+    @invariant()
     def the_end_is_the_end(self) -> None:
         phase, reason = self.kube.status.get("phase"), self.kube.condition("Failed").get("reason")
-        if self.ended is not None:
-            assert phase == self.ended
+        if self.ended is not None and phase != self.ended:
+            begun = (
+                self.ended,
+                self.kube.run["spec"]["maxSteps"] > 50,
+                bool(self.kube.status.get("restartRequestedAt")),
+            )
+            assert begun[:2] == ("Complete", True) or (begun[0], begun[2]) == ("Failed", True)
         over = phase == "Complete" or (
             phase == "Failed" and reason != "InvalidConfiguration"
         )  # that may still be mended
@@ -169,11 +211,13 @@ class Life(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The faults stop: the run must come to rest, by itself, in one of the states that are good or final."""
+        suspends = self.kube.run["spec"].get("suspend", False)
         self.kube.edit(trainer={"replicas": 2})
         self.kube.lingering = set()
         for _ in range(12):
             self.kube.tick(3)
-        assert self.kube.status["phase"] in ("Starting", "Running", "Complete", "Failed"), self.kube.status["message"]
+        phases = ("Suspended",) if suspends else ("Starting", "Running")
+        assert self.kube.status["phase"] in (*phases, "Complete", "Failed"), self.kube.status["message"]
         if self.kube.status["phase"] in ("Starting", "Running"):
             assert len(self.kube.pods("trainer")) == 2, self.kube.status
             assert self.kube.attempts_of_trainers() == {str(self.kube.status["attempt"])}

@@ -150,6 +150,32 @@ def test_checkpoints(spec: dict[str, Any], step: int, saved: int | None, status:
     assert kube.status["checkpoint"].get("latestCompleteStep") == saved
 
 
+FULL = "StorageFull: the volume is full: 12 MiB free of 10 GiB; cannot save a checkpoint since 10:00:00 UTC"
+
+
+def test_a_volume_that_is_of_no_use_is_told_with_what_a_restart_would_lose_and_forgotten_when_it_is_well() -> None:
+    kube = Kube().start(step=1)
+    kube.report(47, checkpoint_step=40, storage=FULL)
+    kube.tick()
+    ready, healthy = kube.condition("StorageReady"), kube.condition("CheckpointHealthy")
+    assert [(c["status"], c["reason"]) for c in (ready, healthy)] == [("False", "StorageFull")] * 2
+    assert ready["message"].startswith(
+        "claim run-data: the volume is full: 12 MiB free of 10 GiB; cannot save a checkp"
+    )
+    assert "make space on it, or enlarge the claim: the run goes on by itself" in ready["message"]
+    assert healthy["message"].endswith("a restart now would lose 7 steps, those since step 40")
+    assert (kube.status["phase"], kube.status["reason"], kube.status["attempt"]) == ("Running", "StorageFull", 1)
+    assert kube.told.count(("Warning", "StorageFull")) == 1
+    assert kube.decide().look_up == frozenset(), "events of Kubernetes do not explain it"
+    kube.report(48, checkpoint_step=48)
+    kube.tick()
+    assert kube.condition("StorageReady")["reason"] == "ClaimBound"
+    assert kube.condition("CheckpointHealthy")["reason"] == "CheckpointsComplete"
+    kube.report(49, checkpoint_step=48, storage="Nonsense: of a role that knows more")
+    kube.tick()
+    assert kube.condition("StorageReady")["reason"] == "ClaimBound"
+
+
 def test_progress_is_read_from_the_lease_and_nonsense_is_not() -> None:
     kube = Kube().start(step=1)
     kube.report(

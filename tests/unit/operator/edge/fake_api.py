@@ -12,6 +12,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from rlrun_operator.client import Client
+from tests.sim.api import merged
 
 Json = dict[str, Any]
 Hook = Callable[[str, str, Json], tuple[int, str, str] | None]
@@ -26,6 +27,8 @@ class FakeApi:
         self.objects: dict[str, Json] = {}
         self.requests: list[tuple[str, str]] = []
         """(verb, path) of each request; verb as in RBAC, `dry-run` for a dry run."""
+        self.grace: list[object] = []
+        """Grace periods of deletions; None: the object's own."""
         self.hook: Hook = lambda verb, path, body: None
         self.version = 100
 
@@ -89,11 +92,11 @@ class FakeApi:
             return web.json_response(self._store(main, found | body))
         if found is None:
             return self._refuse(404, "NotFound", f"{main} not found")
-        for name in ("uid", "resourceVersion"):
+        for name, refusal in (("resourceVersion", (409, "Conflict")), ("uid", (422, "Invalid"))):
             wanted = body.get("metadata", {}).get(name)
             if wanted and wanted != found["metadata"][name]:
-                return self._refuse(409, "Conflict", f"{name} does not match")
-        return web.json_response(self._store(main, _merged(found, body)))
+                return self._refuse(*refusal, f"{name} does not match")
+        return web.json_response(self._store(main, merged(found, body)))
 
     def _delete(self, request: web.Request, path: str, body: Json) -> web.Response:
         found = self.objects.get(path)
@@ -101,22 +104,11 @@ class FakeApi:
             return self._refuse(404, "NotFound", f"{path} not found")
         if body["preconditions"]["uid"] != found["metadata"]["uid"]:
             return self._refuse(409, "Conflict", "uid does not match")
+        self.grace.append(body.get("gracePeriodSeconds"))
         return web.json_response(self.objects.pop(path) | {"kind": "Status"})
 
     def _refuse(self, status: int, reason: str, message: str) -> web.Response:
         return web.json_response({"kind": "Status", "reason": reason, "message": message}, status=status)
-
-
-def _merged(old: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(old) if isinstance(old, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = _merged(result.get(name), value)
-    return result
 
 
 @asynccontextmanager

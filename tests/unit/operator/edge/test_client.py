@@ -109,7 +109,7 @@ async def test_without_leadership_nothing_is_written_but_reading_works() -> None
         for attempt in (
             client.apply(pod()),
             client.create(pod("q")),
-            client.scale(STATEFUL_SET, "ns", "p", 0),
+            client.scale(STATEFUL_SET, "ns", "p", 0, uid=uid),
             client.merge(RLRUN, "ns", "p", {}, subresource="status"),
             client.delete(POD, "ns", "p", uid=uid),
         ):

@@ -20,6 +20,7 @@ from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_store import make
 
 GOOD = {
+    "RLRUN_OPERATOR_NAME": "team-a",
     "RLRUN_WATCH_NAMESPACES": "team-b, team-a,",
     "RLRUN_TRAINER_IMAGE": "reg/t:1",
     "RLRUN_ORCHESTRATOR_IMAGE": "reg/o:1",
@@ -37,7 +38,7 @@ GOOD = {
 
 def test_every_variable_is_read() -> None:
     settings = from_environment(GOOD)
-    assert settings.namespaces == ("team-a", "team-b")
+    assert (settings.name, settings.namespaces) == ("team-a", ("team-a", "team-b"))
     assert settings.render.images == {"trainer": "reg/t:1", "orchestrator": "reg/o:1", "inference": "reg/i:1"}
     assert (settings.render.image_pull_policy, settings.render.cluster_domain) == ("IfNotPresent", "k8s.example")
     assert (settings.read_nodes, settings.log_level, settings.log_format, settings.http_port) == (
@@ -61,6 +62,7 @@ def test_an_empty_environment_is_a_good_one() -> None:
     ("name", "value", "fix"),
     [
         ("RLRUN_WATCH_NAMESPACES", "team_a,b", "'team_a' is not a namespace"),
+        ("RLRUN_OPERATOR_NAME", "Team A", "lower-case letters"),
         ("RLRUN_TRAINER_IMAGE", "reg/t 1", "holds no blanks"),
         ("RLRUN_IMAGE_PULL_POLICY", "Sometimes", "Always, IfNotPresent, Never"),
         ("RLRUN_CLUSTER_DOMAIN", "http://x", "cluster.local"),

@@ -35,7 +35,15 @@ def child(kind: str = "StatefulSet", name: str = "a-trainer", owner: str | None 
 class Bench:
     """A reconciler with a scripted brain over an API server."""
 
-    def __init__(self, api: FakeApi, client: Client, brain: Callable[[Observed], Decision]) -> None:
+    def __init__(
+        self,
+        api: FakeApi,
+        client: Client,
+        brain: Callable[[Observed], Decision],
+        *,
+        spec: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.spec = spec or {}
         self.api, self.client = api, client
         self.seen: list[Observed] = []
         self.again: list[float] = []
@@ -57,6 +65,7 @@ class Bench:
             poster=Poster(client, "operator-0", clock=clock),
             metrics=self.metrics,
             settings=RenderSettings(),
+            name="team-a",
             again=self._again,
             now=clock,
             clock=clock,
@@ -69,7 +78,8 @@ class Bench:
         self.woken.append(key)
 
     def seed_run(self, **metadata: Any) -> str:
-        run = self.api.seed(RUN, {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": {}})
+        document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": self.spec}
+        run = self.api.seed(RUN, document)
         self.store.put(run, self.time)
         return str(run["metadata"]["uid"])
 
@@ -83,7 +93,7 @@ class Bench:
 
 async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_at_once() -> None:
     api = FakeApi()
-    api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
+    engines = api.seed("/apis/apps/v1/namespaces/ns/deployments/a-inference", child("Deployment", "a-inference"))
     old = api.seed("/api/v1/namespaces/ns/pods/old", child("Pod", "old"))
 
     def brain(observed: Observed) -> Decision:
@@ -92,8 +102,8 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
             dry_run=(child(),),
             create=(child("Secret", "a-rlrun"),),
             apply=(Apply(child()),),
-            scale=(Scale(Ref("Deployment", "a-inference"), 3),),
-            delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"]),),
+            scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
+            delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"], grace_seconds=0),),
             events=(EventRecord("Normal", "Started", "go"),),
         )
 
@@ -109,6 +119,7 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
         ("patch", "a"),
         ("create", "ns"),
     ]
+    assert api.grace == [0]
     assert bench.status == {"phase": "Starting"}
     assert bench.store.get("StatefulSet", "ns", "a-trainer") is not None
     inference = bench.store.get("Deployment", "ns", "a-inference")
@@ -223,6 +234,26 @@ async def test_a_child_that_is_absent_is_made() -> None:
     assert [verb for verb, _ in api.requests] == ["get", "patch"]
 
 
+async def test_a_workload_of_the_same_name_that_somebody_made_anew_is_not_scaled() -> None:
+    api, seen = FakeApi(), []
+
+    def brain(observed: Observed) -> Decision:
+        known = observed.children[Ref("StatefulSet", "a-trainer")]
+        seen.append(known["metadata"]["uid"])
+        mine = known["metadata"]["uid"] == "before"
+        return Decision(status={}, scale=(Scale(Ref("StatefulSet", "a-trainer"), "before", 0),) if mine else ())
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        before = child(spec={"replicas": 2})
+        before["metadata"] |= {"uid": "before", "resourceVersion": "1"}
+        bench.store.put(before, bench.time)
+        after = api.seed("/apis/apps/v1/namespaces/ns/statefulsets/a-trainer", child(spec={"replicas": 2}))
+        await bench.go()
+    assert seen == ["before", after["metadata"]["uid"]], "it is decided anew, about what there is"
+    assert api.objects["/apis/apps/v1/namespaces/ns/statefulsets/a-trainer"]["spec"] == {"replicas": 2}
+
+
 async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_spec() -> None:
     api = FakeApi()
     message = "StatefulSet.apps is invalid: spec.template.spec.containers[0].image: Required value"
@@ -287,7 +318,12 @@ async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        status = {"phase": "Starting", "attempt": 1, "message": told}
+        said = [("Scheduled", "False"), ("Reconciling", "True")]
+        conditions = [
+            {"type": kind, "status": truth, "reason": "Waiting", "message": told, "lastTransitionTime": STAMP}
+            for kind, truth in said
+        ]
+        status = {"phase": "Starting", "attempt": 1, "message": told, "conditions": conditions}
         return Decision(status=status, create=(child("Secret", "a-rlrun"),), apply=(Apply(child()),))
 
     async with serving(api) as client:
@@ -340,6 +376,16 @@ async def test_a_run_under_deletion_is_left_to_the_garbage_collector() -> None:
         bench.seed_run(deletionTimestamp=STAMP)
         await bench.go()
     assert bench.seen == []
+
+
+@pytest.mark.parametrize(("managed_by", "seen"), [("team-b", 0), ("team-a", 1)])
+async def test_a_run_of_another_operator_is_left_alone(managed_by: str, seen: int) -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        brain = lambda observed: Decision(status={"phase": "Starting"})  # noqa: E731
+        bench = Bench(api, client, brain, spec={"managedBy": managed_by})
+        await bench.go()
+    assert (len(bench.seen), bool(bench.status)) == (seen, bool(seen))
 
 
 async def test_an_outage_is_left_to_the_queue_and_changes_nothing() -> None:

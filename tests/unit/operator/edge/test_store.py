@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from rlrun_operator.deletion import first_asked_at
 from rlrun_operator.observe import observe
 from rlrun_operator.slim import slimmed
 from rlrun_operator.store import Store
+from rlrun_operator.times import seconds_of
 
 
 def make(kind: str, name: str, version: int, *, run: str | None = None, uid: str = "", **more: Any) -> dict[str, Any]:
@@ -87,6 +91,18 @@ def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone
     assert store.gone(("ns", "a")) == []
 
 
+@pytest.mark.parametrize(("uid", "known"), [("uid-RLRun-a", 1), ("of-before", 0)])
+def test_a_pod_that_says_whose_it_is_needs_no_statefulset_to_be_remembered(uid: str, known: int) -> None:
+    """The StatefulSet was deleted, and its pods with it: of both only the news of the end come."""
+    store = Store()
+    store.put(make("RLRun", "a", 1), 0.0)
+    said = pod("trainer", 1, "group")
+    said["metadata"]["annotations"] = {"rlrun.io/run-uid": uid}
+    store.put(said, 0.0)
+    store.remove("Pod", "ns", "a-trainer", "trainer-1")
+    assert len(store.gone(("ns", "a"))) == known
+
+
 def test_pods_of_a_run_that_was_deleted_are_not_its_successors() -> None:
     """Their names, labels and attempts are the same, and within a second their times are, too."""
     store = Store()
@@ -141,6 +157,29 @@ def test_freshness_is_judged_by_renewals_that_were_seen() -> None:
     assert store.lease_changed_at("ns", "a-progress") == 160.0
     store.rebase_leases(300.0)
     assert store.lease_changed_at("ns", "a-progress") == 300.0
+
+
+def test_progress_is_what_the_lease_tells_while_it_is_seen() -> None:
+    store, version = Store(), 0
+
+    def renew(at: float, **told: str) -> float | None:
+        nonlocal version
+        version += 1
+        lease = make("Lease", "a-progress", version, run="a", spec={"holderIdentity": "o", "renewTime": str(at)})
+        lease["metadata"]["annotations"] = {f"rlrun.io/{name}": value for name, value in told.items()}
+        store.put(lease, at)
+        return store.lease_moved_at("ns", "a-progress")
+
+    assert renew(100.0, step="3", attempt="1") == 100.0
+    assert renew(110.0, step="3", attempt="1", reward="0.5") == 100.0
+    assert renew(120.0, step="4", attempt="1") == 120.0
+    assert renew(130.0, step="4", attempt="1", activity="7") == 130.0
+    assert renew(190.0, step="4", attempt="1", activity="7") == 130.0
+    assert renew(251.0, step="4", attempt="1", activity="7") == 251.0, "nothing was seen for a while"
+    assert renew(260.0, step="4", attempt="2", activity="7") == 260.0
+    assert store.watching_since is None
+    store.rebase_leases(300.0)
+    assert (store.lease_moved_at("ns", "a-progress"), store.watching_since) == (300.0, 300.0)
 
 
 def test_a_complete_list_buries_what_it_lacks_but_not_what_is_younger_than_it() -> None:
@@ -235,3 +274,20 @@ def test_a_guest_is_observed_with_its_host_the_hosts_claim_and_all_guests() -> N
     assert host.host is None
     for seen in (guest, host):
         assert [run["metadata"]["name"] for run in seen.guests] == ["one", "two"]
+
+
+def test_when_a_pod_was_asked_to_end_first_is_kept_though_kubernetes_writes_over_it() -> None:
+    store = Store()
+    asked = [(40, "2026-11-22T06:40:06Z"), (1, "2026-11-22T06:39:28Z"), (0, "2026-11-22T06:39:28Z")]
+    for version, (grace, ends) in enumerate(asked, start=1):
+        pod = make("Pod", "p", version, run="a", status={"phase": "Running"})
+        pod["metadata"] |= {"deletionTimestamp": ends, "deletionGracePeriodSeconds": grace}
+        store.put(pod, 0.0)
+        found = store.get("Pod", "ns", "p")
+        assert found is not None
+        assert first_asked_at(found["metadata"]) == seconds_of("2026-11-22T06:39:26Z")
+    successor = make("Pod", "p", 9, run="a", uid="another")
+    store.put(successor, 0.0)
+    found = store.get("Pod", "ns", "p")
+    assert found is not None
+    assert first_asked_at(found["metadata"]) is None

@@ -67,6 +67,29 @@ class FakeEngine:
     running: int = 0
     """Requests in flight."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
+    asleep: bool = False
+    """Whether it has given its memory up; it wakes with the next hand-over."""
+    slept: int = 0
+    gpus_taken: Callable[[], bool] = lambda: False
+    """Whether the trainer has the GPUs at the moment."""
+    insomnia: int = 0
+    """Requests to sleep that fail before one is heeded."""
+
+    wrong: list[str] = field(default_factory=list)
+    """What was asked of it that must not be."""
+
+    def _expect(self, right: bool, otherwise: str) -> None:
+        if not right:
+            self.wrong.append(otherwise)
+            raise AssertionError(otherwise)
+
+    async def sleep(self) -> None:
+        if self.insomnia:
+            self.insomnia -= 1
+            raise EngineUnavailableError("connection reset")
+        self._expect(not self.running, "it was put to sleep with requests in flight")
+        self.asleep = True
+        self.slept += 1
 
     async def generate(
         self, token_ids: Sequence[int], *, n: int, max_tokens: int, cache_salt: str | None, **_: Any
@@ -74,6 +97,7 @@ class FakeEngine:
         if self.down:
             raise EngineUnavailableError("connection refused")
         assert self.version is not None, "a request came before any weights"
+        self._expect(not self.asleep, "a request came to an engine that sleeps")
         self.requests.append((time.monotonic(), cache_salt, self.version, n))
         self.running += 1
         try:
@@ -106,7 +130,8 @@ class FakeEngine:
         if self.version is not None and version < self.version and not force:
             raise EngineError("older than what is served", 409)
         await asyncio.sleep(self.update_seconds)
-        self.version = version
+        self._expect(not self.gpus_taken(), "it was given weights in the trainer's turn")
+        self.version, self.asleep = version, False
         self.held.append(version)
         return {"total": self.update_seconds}
 
@@ -137,6 +162,12 @@ class FakeTrainer:
     hold_checkpoints: bool = False
     """Never complete a checkpoint."""
     silent: bool = False
+    look_seconds: float = 0.001
+    """Between two looks for a batch."""
+    beside: Sequence[FakeEngine] = ()
+    """Engines that have the same GPUs, in turn."""
+    has_gpus: bool = True
+    """Whether it has them: from the start on, until it has published its first version."""
 
     async def __aenter__(self) -> FakeTrainer:
         write_attempt(self.paths, self.attempt)
@@ -147,12 +178,12 @@ class FakeTrainer:
         self.url = f"http://127.0.0.1:{self.channel.port}"
         self.agreed: queue.Queue[int] = queue.Queue()
         self.channel.agreed = self._complete
-        self._task = asyncio.create_task(self._train())
+        self.task = asyncio.create_task(self._train())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
         if not self.silent:
             # In the background: the server waits a second for long polls that nobody waits for any more.
             threading.Thread(target=self.channel.close, daemon=True).start()
@@ -178,18 +209,27 @@ class FakeTrainer:
             try:
                 return Path(self.channel.batches.get_nowait().path)
             except queue.Empty:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(self.look_seconds)
+
+    async def _release(self, version: int) -> None:
+        if self.beside:
+            await asyncio.sleep(self.step_seconds())  # published long before it has given its memory up
+            self.has_gpus = False
+            self.channel.emit("released", version)
 
     async def _train(self) -> None:
         base = self.attempt.base_step
         self.channel.begin(base)
         self.channel.phase("publishing")
         self._publish(base)
+        await self._release(base)
         for step in range(base + 1, self.max_steps + 1):
             self.channel.phase("waiting_for_batch")
             batch = await asyncio.to_thread(read_batch, await self._next())
             assert (batch.step, batch.attempt) == (step, self.attempt.attempt)
             self.channel.phase("training")
+            assert all(engine.asleep for engine in self.beside), "it was told to train while an engine was awake"
+            self.has_gpus = True
             await asyncio.sleep(self.step_seconds())
             self.batches.append(batch)
             self._publish(step)
@@ -198,6 +238,7 @@ class FakeTrainer:
                 folder = self.paths.checkpoint(step, self.attempt.attempt)
                 (folder / "trainer").mkdir(parents=True)
                 self.channel.emit("checkpoint_saved", step, path=folder)
+            await self._release(step)
         self.channel.emit("finished", self.max_steps)
 
 
@@ -269,6 +310,7 @@ async def simulate(
     hold_checkpoints: bool = False,
     stop: Stop | None = None,
     open_environments: OpenEnvironments = in_process,
+    loaded: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """One attempt, to its end or until `until` is true, when the orchestrator is killed and the trainer with it.
 
@@ -284,6 +326,11 @@ async def simulate(
         step_seconds,
         hold_checkpoints=hold_checkpoints,
     )
+    if config.colocated:
+        trainer.beside = engines
+        for engine in engines:
+            engine.gpus_taken = lambda: trainer.has_gpus
+            engine.asleep = True
     async with trainer:
         urls = [f"http://engine-{i}" for i in range(len(engines))]
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
@@ -296,6 +343,7 @@ async def simulate(
                 connect=by_url.__getitem__,
                 stop=stop,
                 open_environments=open_environments,
+                loaded=loaded,
             )
         )
         world = asyncio.create_task(during(trainer)) if during is not None else None
@@ -306,6 +354,10 @@ async def simulate(
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
                     return Outcome(None, trainer, engines, paths)
+                await asyncio.wait({work, trainer.task}, return_when=asyncio.FIRST_COMPLETED)
+                wrong = trainer.task.exception() if trainer.task.done() and not trainer.task.cancelled() else None
+                if isinstance(wrong, AssertionError):  # it was told what it must not be told
+                    raise wrong
                 code = await work
         finally:
             work.cancel()

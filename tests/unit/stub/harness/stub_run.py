@@ -43,6 +43,8 @@ class StubRun:
         self.paths.root.mkdir(parents=True)
         self.trainer_port, self.engine_port = free_port(), free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.prefix: list[str] = []
+        """Before each command: what starts it elsewhere."""
         self.max_steps = int(changes.pop("max_steps", 30))
         self.config = self._config(changes)
         self.file = self.paths.run_json
@@ -90,9 +92,9 @@ class StubRun:
         (self.paths.root / "stub.json").write_text(json.dumps(script))
 
     def start(
-        self, role: str, attempt: int = 1, *, name: str | None = None, **environment: str
+        self, role: str, attempt: int = 1, *, name: str | None = None, file: Path | None = None, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start one process; its log is `<name>.<attempt>.log`."""
+        """Start one process; its log is `<name>.<attempt>.log`, its configuration the run's or `file`."""
         variables = os.environ | {
             "RLRUN_ATTEMPT": str(attempt),
             "RLRUN_API_KEY": API_KEY,
@@ -100,7 +102,7 @@ class StubRun:
             "PYTHONUNBUFFERED": "1",
         }
         package = "rlrun" if role == "orchestrator" else "rlrun.stub"
-        command = [sys.executable, "-m", f"{package}.{role}", "--config", str(self.file)]
+        command = [*self.prefix, sys.executable, "-m", f"{package}.{role}", "--config", str(file or self.file)]
         with self.log(name or role, attempt).open("ab") as log:
             process = subprocess.Popen(command, env=variables | environment, stderr=log, stdout=log)
         self.processes.append(process)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from loguru import logger
 
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.process.life import Command, Death, Life, Limits, Ready, StartError
+from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
+from rlrun.environments.process.remote import Remote
+from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.protocol import ModelClient, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
 from rlrun.protocol import exit_codes
@@ -30,11 +33,12 @@ class IsolatedEnvironment:
         command: what to start.
         limits: what the process may take.
         log: gets what it prints.
+        host: socket of the container that starts the process there (see `host`); None: it is started here.
     """
 
-    def __init__(self, label: str, command: Command, limits: Limits, log: Log) -> None:
-        self._label, self._command, self._limits, self._log = label, command, limits, log
-        self._life = Life(command, limits, log)
+    def __init__(self, label: str, command: Command, limits: Limits, log: Log, host: Path | None = None) -> None:
+        self._label, self._command, self._limits, self._log, self._host = label, command, limits, log, host
+        self._life = self._new_life(1)
         self._up = asyncio.Event()
         self._ready: Ready | None = None
         self._deaths = 0
@@ -81,7 +85,7 @@ class IsolatedEnvironment:
             self._died(death, in_row)
             while True:
                 await asyncio.sleep(min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (in_row - 1)))
-                self._life = Life(self._command, self._limits, self._log, number=self._deaths + 1)
+                self._life = self._new_life(self._deaths + 1)
                 try:
                     self._check_same(await self._life.start())
                     break
@@ -107,15 +111,16 @@ class IsolatedEnvironment:
 
     def metrics(self) -> dict[str, float]:
         """`restarts`; of the present process the highest memory and the longest stand-still of its event loop so far."""
-        return {
-            "restarts": float(self._deaths),
-            "memory_gib": self._life.peak_memory_bytes / 1024**3,
-            "stall_seconds": self._life.worst_lag_seconds,
-        }
+        return {"restarts": float(self._deaths), **self._life.metrics()}
 
     def close(self) -> None:
         """End the process and everything it started."""
         self._life.end()
+
+    def _new_life(self, number: int) -> Talk:
+        if self._host is None:
+            return Life(self._command, self._limits, self._log, number)
+        return Remote(self._host, self._command, self._limits, number)
 
     def _died(self, death: Death, in_row: int) -> None:
         self._deaths += 1

@@ -13,26 +13,21 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
-from rlrun.environments.episode import EpisodeError, ErrorKind
 from rlrun.environments.process import worker
-from rlrun.environments.process.bootstrap import python_command
 from rlrun.environments.process.kill import MARK_VARIABLE, kill_all, usage
 from rlrun.environments.process.log import Log
-from rlrun.environments.process.wire import Document, Lines, WireError
-from rlrun.environments.protocol import Episode, ModelClient, Score
-from rlrun.environments.stage import Played, TaskRef
+from rlrun.environments.process.talk import Death, DeathKind, Ready, StartError, Talk
+from rlrun.environments.process.wire import Document, WireError
+from rlrun.protocol.bootstrap import python_command
 
 MAX_PROCESSES = 256
 """More processes than this are taken for a fork bomb."""
 SECRETS = ("RLRUN_API_KEY",)
 """Environment variables that are none of an environment's business."""
-GRACE_SECONDS = 10.0
-"""The process ends an episode at its deadline; this much later it is given up from here."""
 CLOSE_SECONDS = 5.0
 """Between the end of the connection and that of the process."""
-DeathKind = Literal["crash", "hang", "memory"]
 
 
 @dataclass(frozen=True)
@@ -64,48 +59,7 @@ class Command:
     python: str | None = None
 
 
-@dataclass(frozen=True)
-class Death:
-    """Why a process ended."""
-
-    kind: DeathKind
-    message: str
-
-
-class StartError(Exception):
-    """The process did not become ready.
-
-    Args:
-        message: why.
-        permanent: whether the environment said so itself, so that trying again cannot help.
-    """
-
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
-        super().__init__(message)
-        self.permanent = permanent
-
-
-@dataclass
-class _Rollout:
-    task: TaskRef
-    model: ModelClient
-    result: asyncio.Future[Played]
-    asking: asyncio.Task[None] | None = None
-    call: int = 0
-    model_error: Exception | None = None
-
-
-@dataclass
-class Ready:
-    """What a loaded environment says of itself."""
-
-    id: str
-    single_turn: bool
-    train: int
-    eval: int
-
-
-class Life:
+class Life(Talk):
     """A process that is started once. Everything happens in the event loop that made it.
 
     Args:
@@ -116,22 +70,15 @@ class Life:
     """
 
     def __init__(self, command: Command, limits: Limits, log: Log, number: int = 1) -> None:
-        self.command, self.limits, self.log, self.number = command, limits, log, number
+        super().__init__(command.id, number)
+        self.command, self.limits, self.log = command, limits, log
         self.peak_memory_bytes = 0
         self.worst_lag_seconds = 0.0
-        self.played = 0
-        """Episodes that went well."""
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[Death] = loop.create_future()
-        """Done when nothing of the process is left."""
-        self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._wire = Lines(self._receive, self._lost)
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._mark = uuid.uuid4().hex
         self._verdict: Death | None = None
-        self._rollouts: dict[int, _Rollout] = {}
-        self._numbers, self._pings, self._pong = itertools.count(1), itertools.count(1), 0
+        self._pings, self._pong = itertools.count(1), 0
         self._watching: asyncio.Task[None] | None = None
         self._closing: asyncio.TimerHandle | None = None
         self._burying: asyncio.Task[None] | None = None
@@ -195,90 +142,11 @@ class Life:
         self._reader = self.log.follow(reading)
         return process
 
-    # ---- episodes
+    def metrics(self) -> dict[str, float]:
+        return {"memory_gib": self.peak_memory_bytes / 1024**3, "stall_seconds": self.worst_lag_seconds}
 
-    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        """Play one episode in the process; see `Stage.play`. Raises `EpisodeError`."""
-        number = next(self._numbers)
-        rollout = _Rollout(task, model, asyncio.get_running_loop().create_future())
-        self._rollouts[number] = rollout
-        deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
-        self._wire.send({"op": "play", "rollout": number, "split": task.split, "index": task.index, **deadlines})
-        try:
-            async with asyncio.timeout(timeout_seconds + GRACE_SECONDS):
-                return await rollout.result
-        except TimeoutError as error:
-            raise self._error("timeout", task, f"the episode's {timeout_seconds:g} seconds were over") from error
-        finally:
-            del self._rollouts[number]
-            if rollout.asking is not None:
-                rollout.asking.cancel()
-            if not rollout.result.done() or rollout.result.cancelled():
-                self._wire.send({"op": "cancel", "rollout": number})
-
-    def _error(self, kind: ErrorKind, task: TaskRef, message: str, death: int = 0) -> EpisodeError:
-        return EpisodeError(kind, self.command.id, str(task), message, death=death)
-
-    async def _ask(self, number: int, rollout: _Rollout, document: Document) -> None:
-        answer: Document = {"rollout": number, "call": document["call"]}
-        try:
-            reply = await rollout.model.complete(
-                document["messages"],
-                max_tokens=document["max_tokens"],
-                stop=document["stop"],
-                **({} if document["tools"] is None else {"tools": document["tools"]}),
-            )
-        except Exception as error:
-            rollout.model_error = error
-            self._wire.send({"op": "refused", **answer, "message": str(error)})
-            return
-        self._wire.send({"op": "reply", **answer, **vars(reply)})
-
-    # ---- what the process says
-
-    def _receive(self, document: Document) -> None:
-        try:
-            self._handle(document)
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"its message {document.get('op')!r} is malformed ({error})") from error
-
-    def _handle(self, document: Document) -> None:
-        if document["op"] == "pong":
-            self._pong = max(self._pong, int(document["number"]))
-            return
-        if document["op"] in ("ready", "unusable"):
-            if not self._ready.done():
-                self._loaded(document)
-            return
-        rollout = self._rollouts.get(int(document["rollout"]))
-        if rollout is None or rollout.result.done():
-            return  # it was given up meanwhile
-        match document["op"]:
-            case "complete":
-                rollout.call = int(document["call"])
-                rollout.asking = asyncio.ensure_future(self._ask(int(document["rollout"]), rollout, document))
-            case "abandon":
-                if rollout.asking is not None and rollout.call == document["call"]:
-                    rollout.asking.cancel()
-            case "played":
-                self.played += 1
-                rollout.result.set_result(_played(document))
-            case "failed":
-                error = EpisodeError(
-                    cast(ErrorKind, str(document["kind"])), self.command.id, document["task_id"], document["message"]
-                )
-                if error.kind == "model":
-                    error.__cause__ = rollout.model_error
-                rollout.result.set_exception(error)
-            case unknown:
-                raise WireError(f"{unknown!r} is none of its messages")
-
-    def _loaded(self, document: Document) -> None:
-        if document["op"] == "unusable":
-            self._ready.set_exception(StartError(document["message"], permanent=True))
-            return
-        sizes = int(document["train"]), int(document["eval"])
-        self._ready.set_result(Ready(str(document["id"]), bool(document["single_turn"]), *sizes))
+    def _answered(self, document: Document) -> None:
+        self._pong = max(self._pong, int(document["number"]))
 
     def _lost(self, error: WireError | None) -> None:
         if error is not None:
@@ -347,21 +215,15 @@ class Life:
         """The process is a zombie now: kill what it left, then collect it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
-        self._burying = loop.create_task(self._bury())
+        self._burying = loop.create_task(self._collect())
 
-    async def _bury(self) -> None:
+    async def _collect(self) -> None:
         assert self._process is not None
         await asyncio.to_thread(kill_all, self.pid, self._mark)
         code = self._process.wait()
         await asyncio.to_thread(self._reader.join, 1.0)
         self._close()
-        death = self._verdict or Death("crash", _how(code) + self._last_words())
-        for rollout in list(self._rollouts.values()):
-            if not rollout.result.done():
-                error = self._error(death.kind, rollout.task, f"its process {death.message}", self.number)
-                rollout.result.set_exception(error)
-        if not self.ended.done():
-            self.ended.set_result(death)
+        self._bury(self._verdict or Death("crash", _how(code) + self._last_words()))
 
     def _last_words(self) -> str:
         if at := self._current_frame():  # Python's fault handler had the last word
@@ -388,12 +250,6 @@ class Life:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-
-
-def _played(document: Document) -> Played:
-    episode = Episode(list(document["messages"]), int(document["replies"]), dict(document["info"]))
-    score = Score(float(document["reward"]), {str(k): float(v) for k, v in document["metrics"].items()})
-    return Played(str(document["task_id"]), episode, score)
 
 
 def _how(code: int) -> str:

@@ -23,7 +23,8 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.wire import Document, Lines, WireError, encode
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load
-from rlrun.environments.stage import InProcessStage, Played, TaskRef
+from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
+from rlrun.protocol import heap, stacks
 
 _PR_SET_PDEATHSIG = 1
 STACKS = signal.SIGUSR1
@@ -84,7 +85,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.wire = Lines(self._receive, self._lost)
-        self._stage: InProcessStage | None = None
+        self._stage: Stage | None = None
         self._playing: dict[int, tuple[asyncio.Task[None], _Model]] = {}
 
     def _lost(self, error: WireError | None) -> None:
@@ -103,9 +104,15 @@ class Worker:
                 if playing := self._playing.get(document["rollout"]):
                     playing[0].cancel()
             case "ping":
-                self.wire.send({"op": "pong", "number": document["number"]})
+                self.wire.send(self._pong(document))
             case "load":
-                self.wire.send(self._load(document))
+                self._begin(document)
+
+    def _begin(self, document: Document) -> None:
+        self.wire.send(self._load(document))
+
+    def _pong(self, document: Document) -> Document:
+        return {"op": "pong", "number": document["number"]}
 
     def _load(self, document: Document) -> Document:
         try:
@@ -115,6 +122,7 @@ class Worker:
         except Exception as error:
             return {"op": "unusable", "message": f"its tasks cannot be read: {type(error).__name__}: {error}"}
         sizes = {"train": len(stage.tasks("train")), "eval": len(stage.tasks("eval"))}
+        heap.spare()
         return {"op": "ready", "id": stage.id, "single_turn": stage.single_turn, **sizes}
 
     async def _play(self, document: Document, model: _Model) -> None:
@@ -182,6 +190,7 @@ def _limit(parent: int, memory_bytes: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable()
     faulthandler.register(STACKS, all_threads=True)
+    stacks.listen()
 
 
 async def _serve(connection: socket.socket) -> None:

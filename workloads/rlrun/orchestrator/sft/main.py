@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.rows import Rows
 from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.lease import lease_from_environment
-from rlrun.orchestrator.progress import Progress, ProgressServer
+from rlrun.orchestrator.progress import Progress, ProgressServer, starting
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.orchestrator.sft.pipeline import DataPipeline
@@ -26,12 +24,16 @@ from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.tokens import TemplateError
 from rlrun.orchestrator.trainer_client import TrainerClient
+from rlrun.orchestrator.volume import in_thread
+from rlrun.orchestrator.waiting import Since
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.batch import Sample
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.failures import FULL_BYTES, RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
+from rlrun.protocol.storage import Volume, watched
 
 
 def load_chat(config: OrchestratorConfig) -> ChatEncoder:
@@ -85,6 +87,7 @@ def make_pipeline(
     validation: Rows | None,
     trainer: TrainerClient,
     signal: Signal,
+    volume: Volume,
 ) -> DataPipeline:
     """Everything that an attempt needs, from what is on the disk.
 
@@ -114,6 +117,7 @@ def make_pipeline(
         validation=held,
         trainer=trainer,
         signal=signal,
+        volume=volume,
     )
 
 
@@ -139,40 +143,49 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
     """
     data = config.data
     assert data is not None
-    began, pipeline = time.monotonic(), None
+    since, pipeline = Since(), None
 
     connection = Connection(config, api_key, attempt=attempt)
+    volume = Volume(Path(config.output_dir), say=logger.warning)
+    volume.least = MIN_FREE_BYTES  # with less the trainer does not begin
 
     def look() -> Progress:
         if pipeline is not None:
             return pipeline.progress()
-        waiting = f"{connection.waiting} since {time.monotonic() - began:.1f} s"
-        return Progress(None, config.max_steps, None, None, None, None, {}, None, None, waiting, None, 0, 0)
+        return starting(connection.waits(since), config.max_steps, volume)
 
     lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
+        stack.enter_context(watched(volume))
         await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
         background = await stack.enter_async_context(background_tasks())
         if lease is not None:
             background(lease.run())
-        sources = await asyncio.to_thread(open_sources, data)
+        sources = await in_thread(partial(open_sources, data))
         validation = None
         if data.validation is not None:
-            validation = await asyncio.to_thread(Rows, data.validation, "data.validation")
+            validation = await in_thread(partial(Rows, data.validation, "data.validation"))
         trainer = await stack.enter_async_context(connection)
-        pipeline = await asyncio.to_thread(
-            make_pipeline,
-            config,
-            read_attempt(RunPaths(Path(config.output_dir)).attempt_file(attempt)),
-            sources=sources,
-            validation=validation,
-            trainer=trainer,
-            signal=Signal(),
+        volume.least = FULL_BYTES
+        begun = await in_thread(partial(read_attempt, RunPaths(Path(config.output_dir)).attempt_file(attempt)))
+        pipeline = await in_thread(
+            partial(
+                make_pipeline,
+                config,
+                begun,
+                sources=sources,
+                validation=validation,
+                trainer=trainer,
+                signal=Signal(),
+                volume=volume,
+            )
         )
         if stop is not None:
             stop.act = partial(_stop, pipeline, connection)
         if not await pipeline.run():
             logger.info("stopped by a signal")
+            if lease is not None:
+                await lease.farewell()  # whoever sees this end knows of the checkpoint that it was completed for
             return TERMINATED
         if lease is not None:
             await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step

@@ -8,26 +8,32 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.activity import Activity
 from rlrun.orchestrator.checkpoint import remove_batches
-from rlrun.orchestrator.progress import Progress, StepClock
+from rlrun.orchestrator.checkpoint_part import PartWriter
+from rlrun.orchestrator.courtesy import Courtesy
+from rlrun.orchestrator.progress import Progress, StepClock, told
 from rlrun.orchestrator.records import MetricsFile
 from rlrun.orchestrator.sft.samples import Position, Reader, summary
 from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
+from rlrun.orchestrator.volume import in_thread, insist, worst
+from rlrun.orchestrator.waiting import Since, Waiting, of_trainer
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, write_batch
 from rlrun.protocol.channel import Event
-from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
 
 STEPS_AHEAD = 4
 """Batches that may wait for the trainer."""
@@ -47,6 +53,7 @@ class DataPipeline:
         validation: the held-out samples; none when nothing is held out.
         trainer: the channel to the trainer, which is up.
         signal: notified of every change.
+        volume: that the run's folder is on. What the run cannot go on without waits while it refuses.
     """
 
     def __init__(
@@ -60,10 +67,13 @@ class DataPipeline:
         validation: tuple[Sample, ...],
         trainer: TrainerClient,
         signal: Signal,
+        volume: Volume,
     ) -> None:
         assert config.data is not None
         self.config, self.data, self.attempt, self.trainer = config, config.data, attempt, trainer
         self._paths = RunPaths(Path(config.output_dir))
+        self._volume, self._courtesy = volume, Courtesy()
+        self._parts = PartWriter(volume, trainer.checkpoint_saved)
         self._reader, self._fingerprints, self._signal = reader, fingerprints, signal
         self._expected_steps = None if expected_steps is None else min(expected_steps, config.max_steps)
         self._validation = validation
@@ -77,10 +87,11 @@ class DataPipeline:
             base_step=attempt.base_step,
             unwritten=(),
             evaluated=lambda version: version == 0 and bool(validation),
+            courtesy=self._courtesy,
         )
         self._finished = False
         self._checkpoint_step = attempt.base_step if attempt.base_attempt is not None else None
-        self._clock = StepClock()
+        self._clock, self._since, self._activity = StepClock(), Since(), Activity()
 
     async def run(self) -> bool:
         """Everything up to the last checkpoint, or until `stop`.
@@ -91,22 +102,30 @@ class DataPipeline:
         Raises:
             RoleError: why the run cannot go on; possibly inside an exception group.
         """
-        if self._last_step is None and await asyncio.to_thread(lambda: self._reader.exhausted):
+        if self._last_step is None and await in_thread(lambda: self._reader.exhausted):
             logger.info(f"the data is exhausted at step {self.attempt.base_step}: nothing is left to be learned")
             return True
-        async with asyncio.TaskGroup() as tasks:
-            following, making = tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())
-            await self._signal.until(lambda: self._done() or self.trainer.ending)
-            making.cancel()
-            if self.trainer.ending:
-                await asyncio.wait([following], timeout=self.config.checkpoint.grace_period_seconds)
-            following.cancel()
+        try:
+            await self._run()
+        finally:
+            await in_thread(self._courtesy.close)
         if self._done():
             logger.info("all steps are trained and saved")
         return self._done()
 
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            following, making = tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())
+            saving = tasks.create_task(self._parts.run())
+            await self._signal.until(lambda: self._done() or self.trainer.ending)
+            making.cancel()
+            if self.trainer.ending:
+                await self.trainer.see_off(following, self.config.checkpoint.grace_period_seconds)
+            following.cancel()
+            saving.cancel()
+
     def stop(self) -> None:
-        """Make no more batches; only help the trainer, which is told to stop too, to complete its last checkpoint."""
+        """Make no more batches; only help the trainer, which is to stop too, to complete its last checkpoint."""
         self.trainer.ending = True
         self._signal.notify()
 
@@ -134,36 +153,35 @@ class DataPipeline:
                 metrics = {name: value for name, value in event.metrics.items() if name not in _OF_SAMPLING}
                 self._metrics.add(event.step, "trained", metrics)
                 if not self.config.record_rollouts:
-                    await asyncio.to_thread(remove_batches, self._paths, through=event.step)
+                    await in_thread(partial(remove_batches, self._paths, through=event.step))
                 if not self.config.checkpoint.enabled:
                     self._snapshots.pop(event.step, None)
             case "checkpoint_saved":
-                await self._save(event)
+                self._save(event)
             case "checkpoint_complete":
                 self._checkpoint_step = event.step
             case "finished":
                 self._finished = True
 
-    async def _save(self, event: Event) -> None:
+    def _save(self, event: Event) -> None:
         position = self._snapshots.get(event.step)
         if position is None or event.path is None:
             logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
             return
         snapshot = Snapshot(event.step, position, self._fingerprints)
-        with storage_errors(Path(event.path)):
-            await asyncio.to_thread(write_snapshot, Path(event.path), snapshot)
-        await self.trainer.checkpoint_saved(event.step)
+        self._parts.put(event.step, partial(write_snapshot, Path(event.path), snapshot))
         self._snapshots = {step: position for step, position in self._snapshots.items() if step > event.step}
 
     # ---- batches
 
     async def _make_batches(self) -> None:
         if self._validation:
-            await asyncio.to_thread(self._write_validation)
+            await self._write_validation()
         while self._last_step is None:
             await self._signal.until(lambda: self._made - self._trained < STEPS_AHEAD)
             began, step = time.monotonic(), self._made + 1
-            batch = await asyncio.to_thread(self._make_batch, step)
+            batch = await in_thread(partial(self._make_batch, step))
+            await self._write(f"write the batch of step {step}", self._paths.batch(step, batch.attempt), batch)
             self._made = step
             self._snapshots[step] = self._reader.position
             if batch.last:
@@ -178,7 +196,7 @@ class DataPipeline:
     def _make_batch(self, step: int) -> Batch:
         samples = self._reader.batch()
         last = step >= self.config.max_steps or self._reader.exhausted
-        batch = Batch(
+        return Batch(
             step,
             self.attempt.attempt,
             samples,
@@ -186,8 +204,6 @@ class DataPipeline:
             last=last,
             validation=self._around(step, last=last),
         )
-        self._write(lambda: write_batch(self._paths.batch(step, self.attempt.attempt), batch))
-        return batch
 
     def _around(self, step: int, *, last: bool) -> Validation | None:
         if not self._validation or self.data.validation is None:
@@ -197,17 +213,19 @@ class DataPipeline:
         path = str(self._paths.validation(self.attempt.attempt))
         return Validation(path, before=before, after=after) if before or after else None
 
-    def _write_validation(self) -> None:
+    async def _write_validation(self) -> None:
+        await in_thread(self._remove_old_validation)
+        batch = Batch(0, self.attempt.attempt, self._validation)
+        await self._write("write the held-out samples", self._paths.validation(self.attempt.attempt), batch)
+
+    def _remove_old_validation(self) -> None:
         for old in self._paths.rollouts.glob("validation.a*"):
             if old.name < self._paths.validation(self.attempt.attempt).name:
                 shutil.rmtree(old, ignore_errors=True)
-        batch = Batch(0, self.attempt.attempt, self._validation)
-        self._write(lambda: write_batch(self._paths.validation(self.attempt.attempt), batch))
 
-    def _write(self, write: Callable[[], None]) -> None:
+    async def _write(self, doing: str, path: Path, batch: Batch) -> None:
         try:
-            with storage_errors(self._paths.rollouts):
-                write()
+            await insist(self._volume, doing, partial(write_batch, path, batch))
         except BatchError as error:
             raise RoleError(str(error), exit_codes.DATA) from error
 
@@ -216,6 +234,8 @@ class DataPipeline:
     def progress(self) -> Progress:
         """What the run does at the moment."""
         total = self._last_step or self._expected_steps or self.config.max_steps
+        waiting, state = self._waiting(), self.trainer.state
+        trouble = worst(self._volume.trouble(), state.trouble() if state is not None else None)
         return Progress(
             step=self._trained,
             max_steps=total,
@@ -226,15 +246,26 @@ class DataPipeline:
             eval={},
             tokens_per_second=self._metrics.last.get("perf/throughput"),
             staleness_mean=None,
-            waiting_on=self._waiting_on(),
+            waiting_on=told(waiting, trouble),
+            storage=trouble,
             eta_seconds=self._clock.remaining_seconds(total),
             in_flight=0,
             errors=0,
+            waiting_role=waiting.role,
+            waiting_phase=waiting.phase,
+            waiting_since=waiting.since,
+            activity=self._activity.saw(
+                self._trained,
+                made=self._made,
+                checkpoint=self._checkpoint_step,
+                **({f"trainer/{state.phase}": state.part} if state is not None else {}),
+            ),
         )
 
-    def _waiting_on(self) -> str:
+    def _waiting(self) -> Waiting:
         state = self.trainer.state
         if self._trained < self._made and state is not None:
-            since = max(0.0, time.time() - state.phase_since)
-            return f"trainer {state.phase.replace('_', ' ')} step {self._trained + 1} since {since:.1f} s"
-        return "the last checkpoint" if self._last_step is not None else f"the data of step {self._made + 1}"
+            return of_trainer(state, self._trained + 1, time.time())
+        if self._last_step is not None:
+            return self._since.waiting("trainer", "last checkpoint")
+        return self._since.waiting("orchestrator", f"data for step {self._made + 1}")

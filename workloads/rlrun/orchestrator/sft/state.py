@@ -11,6 +11,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
 from rlrun.protocol.manifest import ORCHESTRATOR_PART
 from rlrun.protocol.paths import RunPaths
 
@@ -30,7 +31,10 @@ class Snapshot:
 
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
     """Make the pipeline's part of `checkpoint` durable."""
-    write_json(checkpoint / ORCHESTRATOR_PART / STATE_FILE, asdict(snapshot) | {"format_version": FORMAT_VERSION})
+    document = asdict(snapshot) | {"format_version": FORMAT_VERSION}
+    state = checkpoint / ORCHESTRATOR_PART / STATE_FILE
+    write_json(state, document, before_rename="checkpoint.orchestrator.before_rename")
+    reach("checkpoint.orchestrator.written")
 
 
 def base_position(paths: RunPaths, attempt: Attempt, fingerprints: tuple[str, ...]) -> Position:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rlrun
 
-_START = """
+START = """
 import importlib, importlib.util, sys
 folder, module, *rest = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("rlrun", folder + "/__init__.py", submodule_search_locations=[folder])
@@ -16,6 +16,17 @@ sys.modules["rlrun"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 importlib.import_module(module).main(rest)
 """
+
+
+HOST_MODULE = "rlrun.environments.process.host"
+"""The first process of an environment's own container."""
+SOCKETS_VARIABLE = "RLRUN_ENVIRONMENT_SOCKETS"
+"""Environment variable of the orchestrator's container: the folder of the sockets of environments that have containers of their own."""
+
+
+def socket_of(folder: str, index: int) -> str:
+    """Where the host of `environments[index]` listens."""
+    return f"{folder}/{index}.sock"
 
 
 def python_command(module: str, arguments: Sequence[str], *, python: str | None = None) -> list[str]:
@@ -26,4 +37,4 @@ def python_command(module: str, arguments: Sequence[str], *, python: str | None 
         arguments: for its `main`.
         python: the interpreter; None: this one.
     """
-    return [python or sys.executable, "-c", _START, str(Path(rlrun.__file__).parent), module, *arguments]
+    return [python or sys.executable, "-c", START, str(Path(rlrun.__file__).parent), module, *arguments]

@@ -1,0 +1,221 @@
+"""Side by side with verifiers' own runner, on the same task and engine: `python -m benchmarks.beside_verifiers [--write]`.
+
+The task is `reverse-text`: as an environment of our own protocol, and as a taskset of verifiers 0.4. The engine answers at once, over
+HTTP, in a process of its own (`instant_engine`). What is measured is the CPU of all other processes, and rollouts per second:
+
+- ours: the whole orchestrator with the environment in a process of its own, as in a run;
+- verifiers' runner with its cheapest own agent (`null`): one program per rollout;
+- verifiers' runner with the cheapest agent that there can be (`tasksets/agent_in_process.py`): a loop in the runner's process, which
+  saves the program and keeps verifiers' interception server and client.
+
+Each kind is measured in rounds in turn, in a process of its own, so that a disturbance meets all; the figures are medians of the rounds.
+What the orchestrator adds to a taskset of verifiers is in `taskset_overhead`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from loguru import logger
+
+from benchmarks.costs import Cost, cpu
+from benchmarks.instant_engine import instant_engine
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"), str(ROOT / "benchmarks" / "tasksets")]
+
+from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
+
+from rlrun.orchestrator.main import run  # noqa: E402
+from rlrun.protocol import heap  # noqa: E402
+from rlrun.protocol.paths import RunPaths  # noqa: E402
+from rlrun.trainer.tiny_model import make_tokenizer  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "beside_verifiers.md"
+TASKSET = "vf_reverse"
+GROUP = 8
+STEPS = 4
+"""Batches of a run; the first warms up and is not measured."""
+LOOK_SECONDS = 0.02
+"""Between two looks of the trainer for a batch: each costs as much as a tenth of a rollout."""
+GOAL_TIMES = 10.0
+Play = Callable[[int], Awaitable[None]]
+"""Plays the rollout of this number."""
+
+
+async def orchestrated(url: str, batch: int) -> Cost:
+    """The real orchestrator and a trainer that trains at once: from its first batch to its last."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Path(folder) / "tokenizer"
+        make_tokenizer().save_pretrained(tokenizer)
+        root = Path(folder) / "run"
+        config = make_config(
+            root,
+            tokenizer,
+            max_steps=STEPS,
+            seq_len=256,
+            batch_size=batch,
+            max_concurrency=batch,
+            environments=[{"id": "reverse-text", "group_size": GROUP}],
+            # So that nothing of a next step is under way where the measuring begins and ends.
+            algorithm={"max_async_level": 0, "max_off_policy_steps": 0},
+            checkpoint={"interval": STEPS},
+        )
+        paths, used = RunPaths(root), list[float]()
+
+        def takes_batch() -> float:
+            used.append(cpu())
+            return 0.0
+
+        trainer = FakeTrainer(paths, begin(paths, 1), STEPS, STEPS, takes_batch, look_seconds=LOOK_SECONDS)
+        async with trainer:
+            resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": [url]})
+            assert await run(resolved, attempt=1, api_key=API_KEY, loaded=heap.spare) == 0
+        # A child's CPU is known once it has ended, so of that of all of them the measured steps have their share.
+        children = (cpu() - time.process_time()) * (STEPS - 1) / STEPS
+        seconds = trainer.published[STEPS] - trainer.published[1]  # it publishes as soon as it has a batch
+        return Cost((STEPS - 1) * batch, seconds, used[STEPS - 1] - used[0] + children)
+
+
+@asynccontextmanager
+async def open_verifiers(
+    agent: str, connections: aiohttp.ClientSession, url: str, gate: asyncio.Semaphore
+) -> AsyncIterator[Play]:
+    """verifiers' own runner and client."""
+    import verifiers.v1 as vf
+    from agent_in_process import AgentInProcess
+    from verifiers.v1.clients import EvalClientConfig, ModelContext
+    from verifiers.v1.utils.loaders import env_config_type, load_environment
+
+    seat = {"harness": {"id": agent}, "runtime": {"type": "subprocess"}}
+    config = env_config_type(TASKSET, "").model_validate({"taskset": {"id": TASKSET}, "agent": seat})
+    env: vf.Env[Any] = load_environment(config)
+    context = ModelContext("policy", EvalClientConfig(base_url=f"{url}/v1", api_key_var="PATH"))
+    tasks = [*env.taskset]
+    AgentInProcess.connections = connections
+
+    async def play(index: int) -> None:
+        episode = await env.run_slot(env.slots(tasks[index // GROUP])[0], context, gate)
+        errors = [*episode.errors, *[error for trace in episode.traces for error in trace.errors]]
+        assert episode.ok, errors
+
+    async with env.serving():
+        yield play
+
+
+async def by_verifiers(agent: str, url: str, rollouts: int, concurrent: int) -> Cost:
+    """`open_verifiers`: all of the rollouts, after a few that prepare what all need."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as connections,
+        open_verifiers(agent, connections, url, asyncio.Semaphore(concurrent)) as play,
+    ):
+        await asyncio.gather(*map(play, range(concurrent)))
+        began, used = time.monotonic(), cpu()
+        await asyncio.gather(*map(play, range(rollouts)))
+        return Cost(rollouts, time.monotonic() - began, cpu() - used)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One line of the table."""
+
+    what: str
+    concurrent: int
+    measure: Callable[[str], Awaitable[Cost]]
+    """Of the engine's URL."""
+
+
+KINDS = {
+    "ours": Kind("our protocol, our orchestrator", 1000, lambda url: orchestrated(url, 1000)),
+    "program": Kind(
+        "verifiers' runner, its cheapest agent (a program)", 4, lambda url: by_verifiers("null", url, 8, 4)
+    ),
+    "theirs": Kind(
+        "verifiers' runner, an agent in its process", 160, lambda url: by_verifiers("agent_in_process", url, 480, 160)
+    ),
+}
+
+
+def in_own_process(name: str, url: str) -> Cost:
+    """One round of a kind."""
+    command = [sys.executable, "-m", "benchmarks.beside_verifiers", "--measure", name, "--engine", url]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env=dict(os.environ))
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Cost)
+
+
+def report(rounds: dict[str, list[Cost]]) -> str:
+    """Medians and what follows from them, as Markdown."""
+    rate = {name: statistics.median(cost.per_second for cost in costs) for name, costs in rounds.items()}
+    used = {name: statistics.median(cost.cpu_ms for cost in costs) for name, costs in rounds.items()}
+    lines = [
+        "| what | in flight | rollouts/s | CPU per rollout, ms | least to most |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, costs in rounds.items():
+        kind, each = KINDS[name], [cost.cpu_ms for cost in costs]
+        lines.append(
+            f"| {kind.what} | {kind.concurrent} | {rate[name]:.1f} | {used[name]:.2f} | {min(each):.2f} to {max(each):.2f} |"
+        )
+    lines += [
+        "",
+        f"Our protocol against verifiers' runner, rollouts per second: {rate['ours'] / rate['program']:.0f} times its cheapest own agent,"
+        f" {rate['ours'] / rate['theirs']:.1f} times the agent in its process (goal {GOAL_TIMES:.0f}).",
+    ]
+    return "\n".join(lines)
+
+
+def write(text: str, rounds: int) -> None:
+    """Keep the report."""
+    head = [
+        "# Side by side with verifiers' own runner",
+        "",
+        f"`python -m benchmarks.beside_verifiers --rounds {rounds} --write`; {os.cpu_count()} cores ({platform.machine()}), medians",
+        f"of {rounds} rounds that take turns, each in a process of its own. The engine answers at once, over HTTP, in another process",
+        "whose CPU is not counted. See the benchmark's own words for what each line is.",
+        "",
+    ]
+    RESULTS.write_text("\n".join([*head, text, ""]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
+    parser.add_argument("--measure", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    logger.remove()
+    if options.measure:
+        print(msgspec.json.encode(asyncio.run(KINDS[options.measure].measure(options.engine))).decode())
+        return 0
+    with instant_engine() as url:
+        rounds: dict[str, list[Cost]] = {name: [] for name in KINDS}
+        for number in range(options.rounds):
+            for name, costs in rounds.items():
+                if name != "program" or number < 2:  # a minute each, and no two figures to tell apart
+                    costs.append(in_own_process(name, url))
+    text_ = report(rounds)
+    print(text_)
+    if options.write:
+        write(text_, options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""From what the watches and lists bring to the store, and from the store's changes to the queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rlrun_operator.client import Client
+from rlrun_operator.names import RUN_LABEL
+from rlrun_operator.reconcile import SETTLE_SECONDS
+from rlrun_operator.resources import CLAIM, LEASE, RLRUN
+from rlrun_operator.store import Key, Store
+from rlrun_operator.watches import Stream
+
+PROGRESS_SETTLE_SECONDS = 5.0
+"""Of a run that is Running, a mere renewal of its Lease is looked at after this long; its status is written less often anyway."""
+SELECTOR = RUN_LABEL
+"""Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
+
+
+class Feed:
+    """Takes in objects and queues the runs that they concern.
+
+    Args:
+        add: `add(key, seconds)` queues a run.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self, store: Store, client: Client, add: Callable[[Key, float], None], now: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._client = client
+        self._add = add
+        self._now = now
+
+    def on_object(self, event: str | None, found: Mapping[str, Any]) -> None:
+        """One event of a watch; type None: from a list."""
+        kind, metadata = str(found["kind"]), found["metadata"]
+        if event == "DELETED":
+            keys = self._store.remove(kind, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
+        else:
+            keys = self._store.put(found, self._now())
+        self._queue(kind, keys)
+
+    async def compare(self, stream: Stream) -> None:
+        """List everything: what the list lacks is gone."""
+        kind, namespace = stream.resource.kind, stream.namespace
+        selector = "" if stream.resource in (RLRUN, CLAIM) else SELECTOR
+        before = self._store.idents(kind, namespace)
+        listed = set()
+        async for found in self._client.list(stream.resource, namespace, labels=selector):
+            metadata = found["metadata"]
+            listed.add((kind, metadata["namespace"], metadata["name"]))
+            self._queue(kind, self._store.put(found, self._now()))
+        self._queue(kind, self._store.prune(kind, namespace, before, listed))
+
+    def _queue(self, kind: str, keys: Iterable[Key]) -> None:
+        for key in keys:
+            delay = 0.0 if kind == RLRUN.kind else SETTLE_SECONDS
+            if kind == LEASE.kind:
+                run = self._store.get(RLRUN.kind, *key)
+                if run is not None and (run.get("status") or {}).get("phase") == "Running":
+                    delay = PROGRESS_SETTLE_SECONDS
+            self._add(key, delay)

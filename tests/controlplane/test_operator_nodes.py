@@ -1,0 +1,57 @@
+"""The operator and the nodes of a real control plane: what the API server and the scheduler make of its affinities and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import CORE, World
+
+SIGSEGV = 139
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Two, so that three failures hit one of them twice."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="nodes")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def test_a_node_that_failed_twice_gets_no_trainer_and_a_drain_leaves_an_engine(
+    world: World, nodes: tuple[str, ...]
+) -> None:
+    policy = {"maxRestarts": 5, "backoff": {"initialSeconds": 0.1, "maxSeconds": 0.1}}
+    world.create("a", inference={"replicas": 2}, failurePolicy=policy)
+    attempt, excluded = 1, ""
+    while not excluded:
+        world.wait_phase("a", "Starting", attempt=attempt, timeout=120)
+        world.wait_pods_ready("a", 3, timeout=120)
+        world.end_container("a-trainer-0", SIGSEGV)
+        attempt += 1
+        status = wait_for(
+            lambda wanted=attempt: world.status("a"),  # type: ignore[misc]
+            lambda s, wanted=attempt: s["attempt"] == wanted,  # type: ignore[misc]
+            f"attempt {attempt}",
+            timeout=120,
+        )
+        excluded = next((node["name"] for node in status.get("excludedNodes", ())), "")
+        assert attempt <= 4, status["failures"]
+    (other,) = {*nodes} - {excluded}
+    world.wait_pods_ready("a", 3, timeout=120)
+    placed = {
+        pod["metadata"]["name"]: pod["spec"]["nodeName"]
+        for pod in world.kube.items(world.path(CORE, "pods"))
+        if "-inference-" not in pod["metadata"]["name"]
+    }
+    assert placed == {"a-trainer-0": other, f"a-orchestrator-{attempt}": other}
+    budget = world.kube("GET", world.path("/apis/policy/v1", "poddisruptionbudgets", "a-inference"))
+    assert budget["spec"]["maxUnavailable"] == 1
+    wait_for(
+        lambda: world.kube("GET", world.path("/apis/policy/v1", "poddisruptionbudgets", "a-inference"))["status"],
+        lambda seen: (seen.get("expectedPods"), seen.get("disruptionsAllowed")) == (2, 1),
+        "one of two engines may be evicted",
+    )

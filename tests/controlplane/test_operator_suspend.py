@@ -1,0 +1,71 @@
+"""Suspension on a real control plane: pods, quota and engines go in their order, an edit comes in, and the run goes on uncounted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import APPS, CORE, World
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes without GPUs."""
+    names = cluster.add_fake_nodes(2, prefix="suspend")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def no_pods(world: World) -> bool:
+    return world.kube.items(world.path(CORE, "pods")) == []
+
+
+def test_a_run_is_suspended_edited_and_resumed_with_nothing_lost(world: World) -> None:
+    world.start("a", step=7)
+    world.renew("a", 7, checkpoint_step=7)
+    world.edit("a", {"suspend": True})
+    status = world.wait_phase("a", "Suspended")
+    assert no_pods(world)
+    assert world.kube.items(world.path(APPS, "deployments")) == []
+    assert len(world.kube.items(world.path(CORE, "persistentvolumeclaims"))) == 1
+    assert re.search("goes on from the checkpoint of step 7, when", status["message"]), status["message"]
+    assert world.condition("a", "Reconciling")["status"] == "False"
+
+    world.edit("a", {"suspend": False, "trainer": {"replicas": 2}})
+    world.wait_phase("a", "Starting", attempt=2)
+    wait_for(lambda: world.status("a"), lambda s: s["trainerReady"] == "2/2", "the edited trainer")
+    world.renew("a", 8, attempt=2, resumed_from_step=7, checkpoint_step=7)
+    status = world.wait_phase("a", "Running", attempt=2)
+    assert (status["restarts"], status["checkpoint"]["stepsLostTotal"]) == (0, 0)
+
+
+def test_a_run_that_is_created_suspended_waits_without_a_pod_and_one_that_is_restarted_by_hand_restarts_once(
+    world: World, cluster: Cluster
+) -> None:
+    world.create("a", suspend=True)
+    world.wait_phase("a", "Suspended")
+    assert no_pods(world)
+    world.edit("a", {"suspend": False})
+    world.wait_phase("a", "Starting", attempt=1)
+    world.wait_pods_ready("a", 2)
+    world.renew("a", 3)
+    world.wait_phase("a", "Running")
+    asks = "rlrun.io/restart-requested-at=2026-01-02T03:04:05Z"
+    cluster.kubectl("annotate", "rlr", "a", "-n", world.namespace, asks)
+    status = world.wait_phase("a", "Starting", attempt=2)
+    assert (status["restarts"], status["restartsCountedTowardsMax"]) == (1, 0)
+    assert status["restartRequestedAt"] == "2026-01-02T03:04:05Z"
+
+
+def test_a_complete_run_trains_more_steps_and_leaves_what_its_policy_says(world: World) -> None:
+    world.start("a", step=100, cleanupPolicy={"onComplete": "All"})
+    world.end_pod("a-orchestrator-1", 0)
+    world.wait_phase("a", "Complete")
+    wait_for(lambda: no_pods(world), bool, "every pod is gone")
+    world.edit("a", {"maxSteps": 200})
+    status = world.wait_phase("a", "Starting", attempt=2)
+    assert (status["steps"], status["maxSteps"], status["restarts"]) == ("100/200", 200, 0)

@@ -1,0 +1,58 @@
+"""A run that is watched without kubectl, which takes a third of a second of CPU a call: several are watched at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import ClusterError
+from tests.cluster.native.apiclient import ApiClient, ApiError
+from tests.cluster.native.cluster import NativeCluster
+from tests.e2e.cluster.kube_run import KubeRun
+
+
+class ChaosRun(KubeRun):
+    """A run of the matrix."""
+
+    def __init__(self, cluster: NativeCluster, document: dict[str, Any], namespace: str) -> None:
+        super().__init__(cluster, document, namespace)
+        self.native = cluster
+        self._client = ApiClient(cluster.kubeconfig)
+        self.own_volume: Path | None = None
+        """Of a small volume; None: one of the cluster's."""
+
+    def read(self, path: str) -> dict[str, Any]:
+        """An object or a list of its namespace.
+
+        Raises:
+            ClusterError: it is not there, or nobody answers.
+        """
+        group, _, rest = path.partition("|")
+        try:
+            return self._client.get(f"{group}/namespaces/{self.namespace}/{rest}")
+        except ApiError as error:
+            raise ClusterError(str(error)) from None
+
+    def get(self) -> dict[str, Any]:
+        """The whole object."""
+        return self.read(f"/apis/rlrun.io/v1alpha1|rlruns/{self.name}")
+
+    def pods(self, role: str | None = None) -> list[dict[str, Any]]:
+        """Its pods, ending ones included."""
+        selector = f"rlrun.io/run={self.name}" + (f",rlrun.io/role={role}" if role else "")
+        found: list[dict[str, Any]] = self.read(f"/api/v1|pods?labelSelector={selector}")["items"]
+        return found
+
+    def folder(self) -> Path:
+        """Its folder on its volume, as this machine sees it."""
+        if self.own_volume is not None:
+            return self.own_volume / self.name
+        volume = json.loads(self.cluster.kubectl("get", "pv", self.volume() or "", "-o", "json"))
+        return self.native.state.volumes / Path(volume["spec"]["hostPath"]["path"]).name / self.name
+
+    def volume(self) -> str | None:
+        """Name of its volume; None before it is bound."""
+        claim = self.read(f"/api/v1|persistentvolumeclaims/{self.name}-data")
+        name: str | None = claim["spec"].get("volumeName") if claim.get("status", {}).get("phase") == "Bound" else None
+        return name

@@ -1,0 +1,152 @@
+"""What can be done to a run on a cluster whose machines are ours: to processes, pods, nodes, the network and the control plane."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlrun_operator.names import RESTART_ANNOTATION
+from rlrun_operator.times import rfc3339
+from tests.cluster import deploy
+from tests.e2e.chaos.chaos_run import ChaosRun
+
+CONTROL_PLANE = "cp"
+WORDS = {
+    "trainer-0": "rlrun.stub.trainer",
+    "trainer-1": "rlrun.stub.trainer",
+    "orchestrator": "-m rlrun.orchestrator",
+    "inference": "rlrun.stub.inference",
+}
+"""In the command line of each role's own process, which is not its container's first."""
+_SIGNAL = """
+import os, pathlib, signal, sys, time
+uid, words, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+found = []
+for folder in pathlib.Path('/proc').iterdir():
+    if folder.name.isdigit() and int(folder.name) != os.getpid():
+        try:
+            line = (folder / 'cmdline').read_bytes().decode().replace(chr(0), ' ')
+            group = (folder / 'cgroup').read_text()
+        except OSError:
+            continue
+        if words in line and uid in group.replace('_', '-'):
+            found.append(int(folder.name))
+now = time.time()
+for pid in found:
+    os.kill(pid, number)
+print(now if found else 0)
+"""
+_STARVE = """
+import os, pathlib, subprocess, sys, time
+uid, words = sys.argv[1], sys.argv[2]
+for folder in pathlib.Path('/proc').iterdir():
+    if not folder.name.isdigit() or int(folder.name) == os.getpid():
+        continue
+    try:
+        line = (folder / 'cmdline').read_bytes().decode().replace(chr(0), ' ')
+        groups = dict(line.split(':')[1:3] for line in (folder / 'cgroup').read_text().splitlines())
+    except OSError:
+        continue
+    if words in line and uid in groups['memory'].replace('_', '-'):
+        break
+else:
+    print(0)
+    raise SystemExit
+group = pathlib.Path('/sys/fs/cgroup/memory') / groups['memory'].lstrip('/')
+usage = int((group / 'memory.usage_in_bytes').read_text())
+(group / 'memory.limit_in_bytes').write_text(str(usage + (8 << 20)))
+now = time.time()
+# Something small that asks for more than is left: the kernel ends what is largest, the role.
+hog = (
+    'import os, pathlib, time; pathlib.Path(%r).write_text(str(os.getpid())); '
+    'pathlib.Path("/proc/self/oom_score_adj").write_text("0"); '
+    'b = [bytearray(b"x" * (1 << 20)) for _ in range(24)]; time.sleep(2)'
+)
+subprocess.run([sys.executable, '-S', '-c', hog % str(group / 'cgroup.procs')], capture_output=True)
+print(now)
+"""
+
+
+class Faults:
+    """Breaks one run, or the cluster around it. Each method returns when it happened, in seconds since the epoch."""
+
+    def __init__(self, run: ChaosRun) -> None:
+        self.cluster, self.run = run.native, run
+
+    def pod(self, who: str) -> dict[str, Any]:
+        """The pod of `trainer-0`, `trainer-1`, `orchestrator`, `inference` (the first of them), or `operator`."""
+        if who == "operator":
+            listed = self.cluster.kubectl("-n", deploy.SYSTEM, "get", "pods", "-o", "json")
+            return next(p for p in json.loads(listed)["items"] if "deletionTimestamp" not in p["metadata"])
+        role, _, ordinal = who.partition("-")
+        pods = sorted(self.run.pods(role), key=lambda pod: str(pod["metadata"]["name"]))
+        return next(
+            pod
+            for pod in pods
+            if "deletionTimestamp" not in pod["metadata"]
+            and (not ordinal or pod["metadata"]["name"].endswith(f"-{ordinal}"))
+        )
+
+    def signal(self, who: str, number: int) -> float:
+        """Send a signal to a role's own process, from outside its container."""
+        pod = self.pod(who)
+        words = WORDS.get(who, "rlrun")
+        return self._inside(pod, _SIGNAL, words, str(int(number)))
+
+    def starve(self, who: str) -> float:
+        """Leave a role's container so little memory that the kernel ends its largest process."""
+        return self._inside(self.pod(who), _STARVE, WORDS[who])
+
+    def _inside(self, pod: dict[str, Any], script: str, *arguments: str) -> float:
+        uid = str(pod["metadata"]["uid"])
+        output = self.cluster.sh(str(pod["spec"]["nodeName"]), "python3", "-c", script, uid, *arguments)
+        at = float(output.strip() or 0)
+        assert at, f"no process of {pod['metadata']['name']} has {arguments[0]!r} in its command line"
+        return at
+
+    def delete_pod(self, who: str, *, force: bool = False) -> float:
+        """`kubectl delete pod`, with its grace period or without."""
+        name = str(self.pod(who)["metadata"]["name"])
+        now = time.time()
+        at_once = ("--grace-period=0", "--force") if force else ()
+        self.run.kubectl("delete", "pod", name, "--wait=false", *at_once)
+        return now
+
+    def edit(self, **spec: Any) -> None:
+        """Edit the run."""
+        patch = json.dumps({"spec": spec})
+        self.run.kubectl("patch", "rlrun", self.run.name, "--type=merge", "-p", patch)
+
+    def restart(self) -> float:
+        """Ask for a restart, as a person does."""
+        now = time.time()
+        self.run.kubectl("annotate", "rlrun", self.run.name, f"{RESTART_ANNOTATION}={rfc3339(now)}")
+        return now
+
+    def node_of(self, who: str) -> str:
+        """Where its pod runs."""
+        return str(self.pod(who)["spec"]["nodeName"])
+
+    @contextmanager
+    def without(self, machine: str, daemon: str) -> Iterator[float]:
+        """A machine whose daemon (kubelet, etcd, ...) is killed and does not come back before the end of the block."""
+        stopped = self.cluster.state.machine(machine).control / "stopped"
+        now = time.time()
+        stopped.write_text(f"{daemon}\n")
+        try:
+            yield now
+        finally:
+            stopped.unlink(missing_ok=True)
+
+    @contextmanager
+    def during(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[float]:
+        """Something that has a beginning and an end."""
+        now = time.time()
+        begin()
+        try:
+            yield now
+        finally:
+            end()

@@ -1,0 +1,49 @@
+"""Some cells of the matrix of `tests/e2e/chaos`; `make test-full` plays all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.cluster.api import Cluster
+from tests.cluster.images import BuiltImage
+from tests.cluster.native.cluster import NativeCluster
+from tests.e2e.chaos.cells import CELLS, Cell
+from tests.e2e.chaos.play import Outcome, play
+from tests.e2e.cluster.conftest import NAMESPACE
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def _cell(name: str) -> Cell:
+    return next(cell for cell in CELLS if cell.name == name)
+
+
+def _play(cluster: Cluster, images: Mapping[str, BuiltImage], *names: str) -> list[Outcome]:
+    """At a time: most of each is waiting."""
+    assert isinstance(cluster, NativeCluster), "its machines are broken: python -m tests.cluster up --provider native"
+    image = images["stub"].reference
+    with ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(lambda name: play(cluster, NAMESPACE, _cell(name), image), names))
+
+
+def test_runs_that_die_at_a_manifest_are_asked_to_stop_or_lose_their_operator_meanwhile(
+    cluster: Cluster, images: Mapping[str, BuiltImage]
+) -> None:
+    died, asked, unwatched = _play(
+        cluster,
+        images,
+        "at-checkpoint-manifest-before-rename",
+        "trainer-1-sigterm",
+        "operator-sigkill-while-it-restarts-the",
+    )
+    assert died.lost > 0
+    assert asked.lost == 0
+    assert unwatched.happened.startswith("attempt 2")
+
+
+def test_a_run_goes_on_while_etcd_is_away(cluster: Cluster, images: Mapping[str, BuiltImage]) -> None:
+    (outcome,) = _play(cluster, images, "etcd-away-for-5-s")
+    assert outcome.happened == "went on"

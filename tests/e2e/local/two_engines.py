@@ -1,0 +1,130 @@
+"""A whole run of processes with two engines, of which the second is somebody's to break."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import read_attempt
+from rlrun.protocol.batch import Batch, read_batch
+from rlrun.stub.policy import Policy
+from rlrun.stub.script import PolicyScript
+from tests.unit.stub.harness.stub_run import StubRun, free_port, stub_run
+
+ASYNC_LEVEL, OFF_POLICY = 2, 8
+POLICY = {"half_life_steps": 200.0}
+"""It learns slowly, so that the log-probs of neighbouring versions differ to the end of a long run."""
+EVERYTHING = 1e-4
+"""Least difference that counts between log-probs; those of neighbouring versions differ by more for the first hundreds of steps."""
+
+
+class TwoEngines:
+    """One attempt of a run whose engines sample a token in 20 ms each."""
+
+    def __init__(self, run: StubRun) -> None:
+        self.run = run
+        port = free_port()
+        urls = [f"http://127.0.0.1:{run.engine_port}", f"http://127.0.0.1:{port}"]
+        orchestrator = run.config.orchestrator.model_copy(update={"inference_urls": urls})
+        run.config = run.config.model_copy(update={"orchestrator": orchestrator})
+        run.file.write_text(run.config.model_dump_json())
+        assert run.config.inference is not None
+        self._second = run.root / "second.json"
+        inference = run.config.inference.model_copy(update={"port": port})
+        self._second.write_text(run.config.model_copy(update={"inference": inference}).model_dump_json())
+
+    def begin(self, *faults: dict[str, Any]) -> None:
+        """Start all processes.
+
+        Args:
+            faults: of the second engine, as a script has them.
+        """
+        script = {"trainer": {"stepSeconds": 0.05}, "inference": {"tokenSeconds": 0.02}, "policy": POLICY}
+        self.run.script(**script)
+        assert self.run.wait(self.run.start("model")) == exit_codes.OK
+        self.first = self.run.start("inference")
+        self._broken = json.dumps(script | {"inference": {"tokenSeconds": 0.02, "faults": list(faults)}})
+        self.start_second()
+        self.trainer = self.run.start("trainer")
+        self.run.until(self.run.paths.attempt_file(1).exists, "the attempt has begun")
+        self.orchestrator = self.run.start("orchestrator")
+
+    def start_second(self) -> None:
+        """Start the second engine, again too: it knows nothing of the run's weights then."""
+        self.second: subprocess.Popen[bytes] = self.run.start(
+            "inference", name="second", file=self._second, STUB_SCRIPT=self._broken
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps whose metrics are written."""
+        return len(self.run.metrics()) if self.run.paths.metrics.exists() else 0
+
+    def until(self, steps: int) -> None:
+        """Wait for a number of steps, or for the end."""
+        self.run.until(lambda: self.steps >= steps or self.orchestrator.poll() is not None, f"{steps} steps", 240)
+
+    def finish(self) -> None:
+        """Wait for the last step."""
+        assert self.run.wait(self.orchestrator, 240) == exit_codes.OK, self.run.state()
+        assert self.run.wait(self.trainer, 60) == exit_codes.OK, self.run.state()
+
+    def end(self) -> None:
+        """End the run from outside."""
+        self.orchestrator.send_signal(signal.SIGTERM)
+        assert self.run.wait(self.orchestrator) == 128 + signal.SIGTERM, self.run.state()
+
+    def batches(self) -> list[Batch]:
+        """All that was made to be trained on."""
+        attempt = read_attempt(self.run.paths.attempt_file(1))
+        return [read_batch(a.path) for a in attempt.owned(self.run.paths.batches_on_disk())]
+
+    @cached_property
+    def _accuracies(self) -> list[float]:
+        script = PolicyScript(**POLICY)
+        policy, found = Policy(0, float(np.float32(script.first))), []
+        for _ in range(self.run.max_steps + 1):
+            found.append(policy.accuracy)
+            policy = policy.trained(script)
+        return found
+
+    def wrong_tokens(self) -> int:
+        """Tokens to train on whose log-prob is not that of the version that they are labelled with, or that are too old or too new."""
+        wrong = 0
+        for batch in self.batches():
+            for sample in batch.samples:
+                for version, logprob in zip(
+                    sample.versions[sample.loss_mask], sample.logprobs[sample.loss_mask], strict=True
+                ):
+                    accuracy = self._accuracies[version]
+                    possible = (0.0, math.log(accuracy), math.log((1 - accuracy) / 25))
+                    known = any(math.isclose(logprob, one, rel_tol=0, abs_tol=EVERYTHING) for one in possible)
+                    wrong += not known or not sample.dispatch_version <= version < batch.step
+                wrong += sample.dispatch_version < batch.step - 1 - OFF_POLICY
+        return wrong
+
+
+@contextmanager
+def two_engines(root: Path, max_steps: int) -> Iterator[TwoEngines]:
+    """Processes end with the block."""
+    common = {
+        "algorithm": {"max_async_level": ASYNC_LEVEL, "max_off_policy_steps": OFF_POLICY},
+        "checkpoint": {"enabled": False},
+    }
+    orchestrator = common | {
+        "environments": [{"id": "reverse-text", "group_size": 8, "args": {"length": 16}}],
+        "sampling": {"max_tokens": 20},
+        "record_rollouts": True,
+    }
+    with stub_run(root, max_steps=max_steps, trainer=common, orchestrator=orchestrator) as run:
+        yield TwoEngines(run)

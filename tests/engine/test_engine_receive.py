@@ -1,0 +1,103 @@
+"""Versions from the trainer's memory: a real server, the trainer's real channel and outbox in this process, gloo between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from rlrun.inference.client import EngineClient, EngineError
+from rlrun.trainer.channel import Channel
+from rlrun.trainer.transfer import Outbox
+from tests.engine.conftest import API_KEY, Server, random_model, sampled_logprobs
+
+PROMPT = [5, 9, 12, 40, 7]
+GROUP = "receive weights from"
+"""What the server says of a group with a trainer."""
+
+
+@pytest.fixture
+def outbox() -> Iterator[Outbox]:
+    box = Outbox(torch.device("cpu"))
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def trainer(outbox: Outbox) -> Iterator[str]:
+    """Where the trainer's channel listens."""
+    channel = Channel.listen(attempt=1, api_key=API_KEY, host="127.0.0.1", port=0, batch_path=lambda step: Path())
+    channel.offer = outbox.offer
+    yield f"http://127.0.0.1:{channel.port}"
+    channel.close()
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[EngineClient]:
+    async with EngineClient(server.url, API_KEY, generate_timeout=60, update_timeout=60) as opened:
+        yield opened
+
+
+def published(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+async def assert_serves(client: EngineClient, model: LlamaForCausalLM, version: int) -> None:
+    (answer,) = await client.generate(
+        PROMPT, n=1, max_tokens=8, temperature=1.0, top_p=1.0, stop_token_ids=[], cache_salt=str(version), seed=1
+    )
+    assert set(answer.versions) == {version}
+    expected = sampled_logprobs(model, PROMPT, answer.token_ids, 1.0)
+    assert torch.allclose(expected, torch.tensor(answer.logprobs), atol=1e-4)
+
+
+async def test_versions_come_from_the_trainers_memory(
+    client: EngineClient, outbox: Outbox, trainer: str, server: Server
+) -> None:
+    first, second = random_model(101), random_model(102)
+    old, new = next(server.versions), next(server.versions)
+    before = server.log.read_text().count(GROUP)
+    outbox.hold(old, published(first))
+    assert (await client.receive_weights(trainer, old))["total"] > 0
+    await assert_serves(client, first, old)
+    assert await client.receive_weights(trainer, old) == {}, "it is there"
+
+    outbox.hold(new, published(second))
+    running = asyncio.gather(*(generate_long(client) for _ in range(4)))
+    await client.receive_weights(trainer, new)
+    await assert_serves(client, second, new)
+    assert {version for versions in await running for version in versions} <= {old, new}
+    assert server.log.read_text().count(GROUP) == before + 1, "the group is kept"
+
+
+async def generate_long(client: EngineClient) -> list[int]:
+    (answer,) = await client.generate(
+        PROMPT, n=1, max_tokens=256, temperature=1.0, top_p=1.0, stop_token_ids=[], cache_salt="1", ignore_eos=True
+    )
+    return answer.versions
+
+
+async def test_what_cannot_be_sent_leaves_the_engine_as_it_is(
+    client: EngineClient, outbox: Outbox, trainer: str, server: Server
+) -> None:
+    model = random_model(103)
+    good, bad, last = (next(server.versions) for _ in range(3))
+    outbox.hold(good, published(model))
+    await client.receive_weights(trainer, good)  # of another trainer than the test before: the old group is left
+    told = f"version {bad} is not in the trainer's memory; the newest is {good}"
+    with pytest.raises(EngineError, match=told) as caught:
+        await client.receive_weights(trainer, bad)
+    assert caught.value.status == 404
+    outbox.hold(bad, published(model) | {"model.norm.weight": torch.zeros(7)})
+    with pytest.raises(EngineError, match=r"model\.norm\.weight has shape \(7,\)"):
+        await client.receive_weights(trainer, bad)
+    with pytest.raises(EngineError, match="does not answer"):
+        await client.receive_weights("http://127.0.0.1:9", bad)
+    await assert_serves(client, model, good)
+    outbox.hold(last, published(model))
+    await client.receive_weights(trainer, last)
+    await assert_serves(client, model, last)

@@ -1,0 +1,128 @@
+"""Beyond what CI runs.
+
+python -m tests.sim --histories 100000 --seed 10000 --jobs 2   random histories
+python -m tests.sim --planted                                  how soon each planted bug is found
+python -m tests.sim --fuzz 10000                               hostile resources, statuses and children
+python -m tests.sim --day                                      24 simulated hours with a fault a minute
+
+With --write the figures go into benchmarks/results/simulation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from tests.sim.day import live_through
+from tests.sim.fuzz import fuzz
+from tests.sim.history import Failure, live
+from tests.sim.planted import HIDDEN, PLANTED, WITHIN, hunt
+from tests.sim.results import keep
+
+CHUNK = 5000
+"""Histories between two lines."""
+SHOWN = 5
+"""Failures that are cut down and printed."""
+
+
+def run(histories: int, seed: int, jobs: int) -> list[Failure]:
+    """Live `histories` histories of the seeds from `seed` on."""
+    seeds = range(seed, seed + histories)
+    one = partial(live, shrink=False)
+    if jobs == 1:
+        found = [failure for failure in map(one, seeds) if failure is not None]
+    else:
+        with ProcessPoolExecutor(jobs) as pool:
+            found = [failure for failure in pool.map(one, seeds, chunksize=20) if failure is not None]
+    shown = [live(failure.seed) or failure for failure in found[:SHOWN]]
+    return [*shown, *found[SHOWN:]]
+
+
+class Outcome(NamedTuple):
+    """Of one part.
+
+    Attributes:
+        wrong: how often something went wrong that should not.
+        text: the figures, in Markdown.
+    """
+
+    wrong: int
+    text: str
+
+
+def planted(seed: int) -> Outcome:
+    """How soon each planted bug is found."""
+    missed, late, lines = 0, 0, ["| planted bug | histories until found | what it broke |", "|---|---|---|"]
+    for bug in PLANTED:
+        found = hunt(bug, seed)
+        missed += found is None and bug not in HIDDEN
+        late += found is None and bug in HIDDEN
+        count, problem = (str(found[0]), found[1].problem.split(":")[0]) if found else (f"not in {WITHIN}", "")
+        lines.append(f"| {bug.__name__.replace('_', ' ')} | {count} | {problem.replace('_', ' ')} |")
+    hidden = f"{late} that a second defence hides, or that need a rare history, are not"
+    told = f"{len(PLANTED)} bugs: {len(PLANTED) - missed - late} are found within {WITHIN:,} histories; {hidden}; {missed} are missed."
+    return Outcome(missed, "\n".join([told, "", *lines]))
+
+
+def fuzzed(count: int, seed: int, jobs: int) -> Outcome:
+    """What goes wrong with hostile input."""
+    with ProcessPoolExecutor(jobs) as pool:
+        wrong = [problem for problem in pool.map(fuzz, range(seed, seed + count), chunksize=50) if problem is not None]
+    for problem in wrong[:SHOWN]:
+        print(problem)
+    text = f"{count:,} hostile resources, statuses and children from seed {seed}: {len(wrong)} went wrong."
+    return Outcome(len(wrong), text)
+
+
+def lived(histories: int, seed: int, jobs: int) -> Iterator[Outcome]:
+    """What goes wrong in random histories; told again and again, so that who interrupts it knows of those that were lived."""
+    began, failures, done = time.perf_counter(), list[Failure](), 0
+    while done < histories:
+        some = min(CHUNK, histories - done)
+        found = run(some, seed + done, jobs)
+        for failure in found[: max(0, SHOWN - len(failures))]:
+            print(failure)
+        failures, done = [*failures, *found], done + some
+        text = f"{done:,} histories from seed {seed}: {len(failures)} went wrong"
+        if failures:
+            text += f" (seeds {', '.join(str(failure.seed) for failure in failures)})"
+        yield Outcome(len(failures), f"{text}, in {time.perf_counter() - began:.0f} s with {jobs} processes.")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--histories", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--fuzz", type=int, metavar="N")
+    parser.add_argument("--day", action="store_true")
+    parser.add_argument("--write", action="store_true", help="keep the figures")
+    args = parser.parse_args(argv)
+    logging.disable(logging.CRITICAL)  # inherited by the processes of the pool
+    if args.planted:
+        title, outcomes = "Planted bugs", iter([planted(args.seed)])
+    elif args.fuzz:
+        title, outcomes = "Hostile input", iter([fuzzed(args.fuzz, args.seed, args.jobs)])
+    elif args.day:
+        title, outcomes = "A day with a fault a minute", iter([Outcome(0, live_through(seed=args.seed).table())])
+    else:
+        title, outcomes = "Random histories", lived(args.histories, args.seed, args.jobs)
+    outcome = Outcome(0, "")
+    for outcome in outcomes:  # the last one is of all
+        print(outcome.text, flush=True)
+        if args.write:
+            keep(title, outcome.text)
+    return 1 if outcome.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

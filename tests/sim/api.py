@@ -1,0 +1,224 @@
+"""An API server in memory: uids, generations, resourceVersions, preconditions, apply and merge patches, graceful deletion.
+
+Objects are values here: nobody changes one, a change makes a new one. So nothing is copied, and what a watch has brought stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlrun_operator.names import RUN_LABEL
+from rlrun_operator.resources import BY_KIND, CLAIM, EVENT, RLRUN, WATCHED
+from rlrun_operator.times import rfc3339, seconds_of
+
+NAMESPACE = "team-a"
+GRACE_SECONDS = 30
+Json = dict[str, Any]
+Ident = tuple[str, str]
+"""Kind and name: there is one namespace."""
+_KINDS = {resource.plural: resource.kind for resource in BY_KIND.values()}
+_WATCHED = {resource.kind for resource in WATCHED}
+_UNSELECTED = {RLRUN.kind, CLAIM.kind}
+_STATUS_APART = {RLRUN.kind}
+"""Kinds whose status only the subresource changes. Of others nobody but their controllers writes one."""
+
+
+class RefusedError(Exception):
+    """The answer is an error."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Api:
+    """Objects, and the news of them that watches are owed.
+
+    Args:
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.kinds: dict[str, dict[str, Json]] = {kind: {} for kind in BY_KIND}
+        self.news: list[tuple[str, Json]] = []
+        """(type, object) of every change of a watched object, in order; whoever watches takes them away."""
+        self.writes = 0
+        self.version = 100
+
+    # ---- state
+
+    def get(self, kind: str, name: str) -> Json | None:
+        return self.kinds[kind].get(name)
+
+    def all(self, kind: str) -> list[Json]:
+        return list(self.kinds[kind].values())
+
+    def put(self, found: Json, **changes: Any) -> Json:
+        """A new state of `found`, whose top-level parts `changes` replace; the very object if nothing changes."""
+        kind, name = found["kind"], found["metadata"]["name"]
+        if all(found.get(part) == value for part, value in changes.items()):
+            return found
+        self.version += 1
+        metadata = changes.get("metadata", found["metadata"]) | {"resourceVersion": str(self.version)}
+        if "spec" in changes and changes["spec"] != found.get("spec"):
+            metadata["generation"] = metadata.get("generation", 1) + 1
+        new = {**found, **changes, "metadata": metadata}
+        self.kinds[kind][name] = new
+        self._tell("MODIFIED", new)
+        return new
+
+    def add(self, manifest: Mapping[str, Any]) -> Json:
+        """A new object."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self.version += 1
+        metadata = {
+            **manifest["metadata"],
+            "namespace": NAMESPACE,
+            "uid": f"uid-{name}-{self.version}",
+            "resourceVersion": str(self.version),
+            "generation": 1,
+            "creationTimestamp": rfc3339(self._now()),
+        }
+        new = {**manifest, "metadata": metadata}
+        if kind in ("Pod", CLAIM.kind):
+            new["status"] = {"phase": "Pending"}
+        self.kinds[kind][name] = new
+        self._tell("ADDED", new)
+        return new
+
+    def drop(self, kind: str, name: str) -> Json:
+        """It is gone from now on; what it owned is left to the garbage collector."""
+        found = self.kinds[kind].pop(name)
+        self.version += 1
+        self._tell("DELETED", {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}})
+        return found
+
+    def end(self, kind: str, name: str, grace: int = GRACE_SECONDS) -> Json:
+        """Delete: a pod with a node ends first."""
+        found = self.kinds[kind][name]
+        if kind != "Pod" or not grace or "nodeName" not in found["spec"]:
+            return self.drop(kind, name)
+        ends, given = self._now() + grace, found["metadata"].get("deletionGracePeriodSeconds")
+        if given is not None:
+            if grace >= given:
+                return found
+            asked = (seconds_of(found["metadata"]["deletionTimestamp"]) or 0.0) - given
+            ends = max(asked + grace, self._now())  # a shorter one counts from the first request, and ends in no past
+        times = {"deletionTimestamp": rfc3339(ends), "deletionGracePeriodSeconds": grace}
+        return self.put(found, metadata=found["metadata"] | times)
+
+    def _tell(self, event: str, found: Json) -> None:
+        kind = found["kind"]
+        if kind in _WATCHED and (kind in _UNSELECTED or RUN_LABEL in (found["metadata"].get("labels") or ())):
+            self.news.append((event, found))
+
+    # ---- requests
+
+    def answer(self, method: str, path: str, query: Mapping[str, str], body: Any, content: str) -> Json:
+        """One request.
+
+        Raises:
+            RefusedError: with a status of 400 and more.
+        """
+        kind, name, subresource = _target(path)
+        if method == "GET":
+            if name is None:
+                return {"metadata": {}, "items": self._selected(kind, query)}
+            found = self.get(kind, name)
+            if found is None:
+                raise RefusedError(404, "NotFound", f"{path} not found")
+            return found
+        if method == "PATCH" and query.get("dryRun"):
+            return dict(body)
+        self.writes += 1
+        if method == "POST":
+            return self._create(kind, body)
+        if method == "DELETE":
+            return self._delete(kind, str(name), body)
+        if content.startswith("application/apply"):
+            return self._apply(kind, str(name), body)
+        return self._merge(kind, str(name), subresource, body)
+
+    def _selected(self, kind: str, query: Mapping[str, str]) -> list[Json]:
+        selector = query.get("labelSelector")
+        found = self.all(kind)
+        if selector:
+            found = [o for o in found if selector in (o["metadata"].get("labels") or ())]
+        return found
+
+    def _create(self, kind: str, body: Json) -> Json:
+        name = body["metadata"]["name"]
+        if kind == EVENT.kind:
+            return body
+        if name in self.kinds[kind]:
+            raise RefusedError(409, "AlreadyExists", f"{kind} {name} already exists")
+        return self.add(body)
+
+    def _apply(self, kind: str, name: str, body: Json) -> Json:
+        found = self.get(kind, name)
+        if found is None:
+            return self.add(body)
+        if kind == "Pod" and any(found["spec"].get(k) != v for k, v in body["spec"].items()):
+            raise RefusedError(
+                422, "Invalid", f'Pod "{name}" is invalid: spec: Forbidden: pod updates may not change fields'
+            )
+        metadata = dict(found["metadata"])
+        for part, value in body["metadata"].items():
+            merges = isinstance(value, dict) and isinstance(metadata.get(part), dict)
+            metadata[part] = metadata[part] | value if merges else value
+        rest = {part: value for part, value in body.items() if part not in ("metadata", "status")}
+        return self.put(found, **rest, metadata=metadata)
+
+    def _merge(self, kind: str, name: str, subresource: str | None, patch: Json) -> Json:
+        if kind == EVENT.kind:
+            return patch
+        found = self.get(kind, name)
+        if found is None:
+            raise RefusedError(404, "NotFound", f"{kind} {name} not found")
+        metadata = patch.get("metadata", {})
+        if (
+            metadata.get("resourceVersion", found["metadata"]["resourceVersion"])
+            != found["metadata"]["resourceVersion"]
+        ):
+            raise RefusedError(409, "Conflict", "resourceVersion does not match")
+        if metadata.get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            raise RefusedError(422, "Invalid", "metadata.uid: field is immutable")
+        if subresource == "status":
+            return self.put(found, status=merged(found.get("status"), patch.get("status", {})))
+        kept = {"metadata", "status"} if kind in _STATUS_APART else {"metadata"}
+        return self.put(
+            found, **{part: merged(found.get(part), value) for part, value in patch.items() if part not in kept}
+        )
+
+    def _delete(self, kind: str, name: str, options: Json) -> Json:
+        found = self.get(kind, name)
+        if found is None:
+            raise RefusedError(404, "NotFound", f"{kind} {name} not found")
+        uid = (options.get("preconditions") or {}).get("uid")
+        if uid is not None and uid != found["metadata"]["uid"]:
+            raise RefusedError(409, "Conflict", "the UID in the precondition does not match")
+        self.end(kind, name, options.get("gracePeriodSeconds", GRACE_SECONDS))
+        return self.get(kind, name) or {"kind": "Status"}
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """JSON merge patch (RFC 7386); a new value."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(old) if isinstance(old, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def _target(path: str) -> tuple[str, str | None, str | None]:
+    parts = path.split("/")[3 if path.startswith("/api/") else 4 :]
+    if parts[0] == "namespaces":
+        parts = parts[2:]
+    kind, *rest = parts
+    return _KINDS[kind], rest[0] if rest else None, rest[1] if len(rest) > 1 else None

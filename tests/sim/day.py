@@ -1,0 +1,122 @@
+"""A simulated day with a fault a minute: what the operator keeps in memory, what waits in its queue, and what it asks of the API server."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.sim.actions import ACTIONS
+from tests.sim.process import Process
+from tests.sim.world import World
+
+SECONDS = 24 * 3600
+RENEWAL_SECONDS = 15
+FAULTS = (
+    "API fault",
+    "API fault later",
+    "events lost",
+    "events twice",
+    "process ends",
+    "pod goes",
+    "pods forced away",
+    "workload deleted",
+    "lease deleted",
+    "workload scaled",
+    "annotated",
+    "node stops",
+    "node tainted",
+    "node starts",
+    "operator dies",
+)
+NO_END = {
+    "maxSteps": 10**6,
+    "failurePolicy": {"maxRestarts": 10_000, "backoff": {"initialSeconds": 4, "maxSeconds": 20}},
+}
+
+
+@dataclass
+class Hour:
+    """Figures at the end of an hour."""
+
+    number: int
+    faults: int
+    attempts: int
+    steps: int
+    writes: int
+    """Requests that changed something or meant to, in this hour."""
+    passes: int
+    longest_queue: int
+    kilobytes: float
+    """That the operator and the cluster in memory hold."""
+
+
+@dataclass
+class Day:
+    """Its hours."""
+
+    hours: list[Hour] = field(default_factory=list)
+
+    def table(self) -> str:
+        """Markdown."""
+        head = "| hour | faults | attempts | steps | API writes | passes | longest queue | memory kB |\n|" + "---|" * 8
+        rows = [
+            f"| {h.number} | {h.faults} | {h.attempts} | {h.steps} | {h.writes} | {h.passes} | {h.longest_queue} | {h.kilobytes:.0f} |"
+            for h in self.hours
+        ]
+        return "\n".join([head, *rows])
+
+
+def live_through(hours: int = 24, seed: int = 1, *, kinds: tuple[str, ...] = FAULTS) -> Day:
+    """One run and its operator through a day.
+
+    Raises:
+        ViolationError: an invariant broke on the way.
+    """
+    random, day = Random(seed), Day()
+    world = World(NO_END, seed)
+    faults = passes = longest = steps_before = writes_before = 0
+    operator: Process = world.operator
+    seen = 0
+    tracemalloc.start()
+    for second in range(1, hours * 3600 + 1):
+        if second % 60 == 0:
+            name = random.choice(kinds)
+            ACTIONS[name].do(world, random.randrange(12), random.randrange(12))
+            faults += 1
+        if operator is not world.operator:
+            operator, seen = world.operator, 0
+        world.memory.actions = faults
+        if second % RENEWAL_SECONDS == 0:
+            world.cluster.train(1, 10**6)
+        if world.news or world.api.news or world.operator.queue.depth(world.clock.steady()) or second % 5 == 0:
+            world.hear()
+            longest = max(longest, world.operator.queue.depth(world.clock.steady()))
+            world.operate()
+            world.cluster.round()
+            world.check()
+        world.pass_time(1.0)
+        passes, seen = passes + world.operator.passes - seen, world.operator.passes
+        if second % 3600 == 0:
+            gc.collect()
+            steps = max(world.cluster.volume.step.values(), default=0)
+            kilobytes = tracemalloc.get_traced_memory()[0] / 1000
+            attempts = world.status.get("attempt", 0)
+            writes = world.api.writes
+            day.hours.append(
+                Hour(
+                    second // 3600,
+                    faults,
+                    attempts,
+                    steps - steps_before,
+                    writes - writes_before,
+                    passes,
+                    longest,
+                    kilobytes,
+                )
+            )
+            passes, longest, steps_before, writes_before = 0, 0, steps, writes
+    tracemalloc.stop()
+    world.rest()
+    return day

@@ -1,0 +1,90 @@
+"""Random histories: made from a seed, lived, and cut down to what is needed where one goes wrong."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+from tests.sim.actions import ACTIONS
+from tests.sim.world import World
+
+LENGTH = (25, 55)
+Step = tuple[str, int, int]
+"""Name of an action and its two numbers."""
+
+
+class Failure(NamedTuple):
+    """A history in which something that must hold did not."""
+
+    seed: int
+    problem: str
+    steps: list[Step]
+
+    def __str__(self) -> str:
+        lines = ",\n".join(f"    {step!r}" for step in self.steps)
+        return f"seed {self.seed}: {self.problem}\nreplay(\n  [\n{lines},\n  ],\n  seed={self.seed},\n)"
+
+
+def generate(seed: int) -> list[Step]:
+    """A history. Each has kinds of faults of its own: where all are possible, those that need quiet between them never meet."""
+    random = Random(seed)
+    chosen = {name: action.weight for name, action in ACTIONS.items() if action.always or random.random() < 0.5}
+    names = random.choices(list(chosen), list(chosen.values()), k=random.randint(*LENGTH))
+    return [(name, random.randrange(12), random.randrange(12)) for name in names]
+
+
+def replay(steps: Sequence[Step], seed: int) -> World:
+    """Live a history, then let the run come to rest.
+
+    Raises:
+        Exception: something that must hold did not.
+    """
+    world = World(seed=seed)
+    for name, a, b in steps:
+        world.memory.actions += 1
+        ACTIONS[name].do(world, a, b)
+        world.check()
+    world.rest()
+    return world
+
+
+def problem_of(steps: Sequence[Step], seed: int) -> str | None:
+    """What goes wrong in a history; None: nothing."""
+    try:
+        replay(steps, seed)
+    except AssertionError as error:
+        return str(error)
+    except Exception as error:
+        return f"the simulation itself: {type(error).__name__}: {error}: {traceback.format_exc()[-800:]}"
+    return None
+
+
+def live(seed: int, *, shrink: bool = True) -> Failure | None:
+    """One random history; None: all held."""
+    steps = generate(seed)
+    problem = problem_of(steps, seed)
+    if problem is None:
+        return None
+    if shrink:
+        kind = problem.split(":")[0]
+        steps = smallest(steps, lambda some: (problem_of(some, seed) or "").split(":")[0] == kind)
+        problem = problem_of(steps, seed) or problem
+    return Failure(seed, problem, steps)
+
+
+def smallest(steps: list[Step], fails: Callable[[list[Step]], bool]) -> list[Step]:
+    """A part of `steps` that still fails and of which nothing can be left out (delta debugging, Zeller and Hildebrandt 2002)."""
+    chunk = max(1, len(steps) // 2)
+    while True:
+        kept, at = steps, 0
+        while at < len(kept):
+            less = kept[:at] + kept[at + chunk :]
+            if fails(less):
+                kept = less
+            else:
+                at += chunk
+        if chunk == 1 and len(kept) == len(steps):
+            return kept
+        chunk, steps = max(1, chunk // 2), kept

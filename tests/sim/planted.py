@@ -1,0 +1,208 @@
+"""Bugs planted on purpose, one at a time: what the simulation is worth is how soon it finds them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from rlrun_operator import attempts, case, decide, follow, hindsight, pods, policy, store
+from rlrun_operator.apply import Applier, OverQuotaError, StaleViewError
+from rlrun_operator.client import Client
+from rlrun_operator.deletion import asked_at
+from rlrun_operator.pods import Pod
+from rlrun_operator.reconcile import Reconciler
+from rlrun_operator.state import Apply, Decision
+from rlrun_operator.store import Store
+from tests.sim.history import Failure, live
+
+WITHIN = 1000
+"""Histories."""
+Plant = Callable[[contextlib.ExitStack], None]
+
+
+def _put(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+    stack.enter_context(mock.patch.object(owner, name, new))
+
+
+def ending_pods_are_taken_for_gone(stack: contextlib.ExitStack) -> None:
+    real = case.Case.group.func
+    group = property(lambda self: [pod for pod in real(self) if pod.deleted_at is None])
+    _put(stack, case.Case, "group", group)
+
+
+def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
+    _put(stack, attempts, "has_let_go", lambda statefulset: True)
+
+
+def disruptions_count(stack: contextlib.ExitStack) -> None:
+    real = policy.verdict
+    _put(stack, policy, "verdict", lambda cause, **how: replace(real(cause, **how), counted=True))
+
+
+def the_limit_is_one_too_high(stack: contextlib.ExitStack) -> None:
+    real = policy.verdict
+
+    def verdict(cause: Any, *, budget: policy.Budget, **how: Any) -> policy.Verdict:
+        return real(cause, budget=replace(budget, counted=max(0, budget.counted - 1)), **how)
+
+    _put(stack, policy, "verdict", verdict)
+
+
+def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -> None:
+    real = Applier._apply
+    _put(
+        stack,
+        Applier,
+        "_apply",
+        lambda self, item: real(self, Apply(item.manifest, expect_absent=False, replaces=None)),
+    )
+
+
+def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
+    """Where the cluster has the new attempt already and the status does not, as after a crash, another one is begun."""
+    real = decide.launch
+
+    def launch(found: case.Case, spec: Any, attempt: int) -> Decision:
+        ahead = found.past.attempt and found.statefulset is not None and found.attempt > found.past.attempt
+        return real(found, spec, attempt + 1 if ahead else attempt)
+
+    _put(stack, decide, "launch", launch)
+
+
+def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> None:
+    act, report = Applier.act, Reconciler._report
+
+    async def nothing(self: Applier, namespace: str, decision: Decision) -> None:
+        return None
+
+    async def first(self: Reconciler, key: Any, run: Any, decision: Decision, memory: Any) -> None:
+        await report(self, key, run, decision, memory)
+        with contextlib.suppress(OverQuotaError, StaleViewError):
+            await act(self._applier, key[0], decision)
+
+    _put(stack, Applier, "act", nothing)
+    _put(stack, Reconciler, "_report", first)
+
+
+def a_refused_status_is_taken_for_written(stack: contextlib.ExitStack) -> None:
+    report, meant = Reconciler._report, {}
+
+    async def reports(self: Reconciler, key: Any, run: Any, decision: Decision, memory: Any) -> None:
+        meant[key] = {**run, "status": decision.status}
+        await report(self, key, run, decision, memory)
+
+    async def refreshes(self: Reconciler, key: Any) -> None:
+        run = meant[key]
+        newer = str(int(run["metadata"]["resourceVersion"]) + 1)
+        self._store.put({**run, "metadata": {**run["metadata"], "resourceVersion": newer}}, self._now())
+
+    _put(stack, Reconciler, "_report", reports)
+    _put(stack, Reconciler, "_refresh", refreshes)
+
+
+def the_status_is_written_without_preconditions(stack: contextlib.ExitStack) -> None:
+    real = Client.merge
+
+    async def merge(self: Client, resource: Any, namespace: str, name: str, patch: Any, **how: Any) -> Any:
+        return await real(self, resource, namespace, name, {k: v for k, v in patch.items() if k != "metadata"}, **how)
+
+    _put(stack, Client, "merge", merge)
+
+
+def what_has_ended_begins_again(stack: contextlib.ExitStack) -> None:
+    real = decide._mended
+    edited = lambda found: found.generation != found.past.observed_generation  # noqa: E731
+    _put(stack, decide, "_mended", lambda found: real(found) or (found.past.phase == "Failed" and edited(found)))
+
+
+def an_older_state_replaces_a_newer_one(stack: contextlib.ExitStack) -> None:
+    _put(stack, store, "_newer", lambda new, old: new["metadata"] != old["metadata"])
+
+
+def a_late_event_brings_back_what_is_gone(stack: contextlib.ExitStack) -> None:
+    _put(stack, store, "TOMBSTONES", 0)
+
+
+def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
+    _put(stack, Store, "prune", lambda self, *what: set())
+
+
+def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
+    for module in (attempts, follow, decide):
+        real = module.finish
+        _put(stack, module, "finish", lambda *a, real=real, **how: real(*a, **how | {"wake_in": None}))
+
+
+def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
+    """Counted where the attempt restarts, and once more where its pods are found gone."""
+    real = attempts.restarting
+
+    def restarting(found: case.Case, message: str, reason: str, **more: Any) -> Decision:
+        if "restarts" not in more and found.past.restarts and not found.group:
+            more["restarts"] = found.past.restarts + 1
+        return real(found, message, reason, **more)
+
+    _put(stack, attempts, "restarting", restarting)
+
+
+def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> None:
+    phase = property(lambda self: self.deleted_at is None and self.phase not in ("Succeeded", "Failed"))
+    _put(stack, Pod, "works", phase)
+
+
+def the_last_request_to_delete_is_taken_for_the_first(stack: contextlib.ExitStack) -> None:
+    _put(stack, pods, "first_asked_at", asked_at)
+    _put(stack, hindsight, "TERMINATED", None)
+
+
+PLANTED: tuple[Plant, ...] = (
+    ending_pods_are_taken_for_gone,
+    the_controller_is_not_waited_for,
+    disruptions_count,
+    the_limit_is_one_too_high,
+    the_cache_is_believed_when_it_lacks_something,
+    attempts_rise_twice,
+    the_status_is_written_before_the_children,
+    a_refused_status_is_taken_for_written,
+    the_status_is_written_without_preconditions,
+    what_has_ended_begins_again,
+    an_older_state_replaces_a_newer_one,
+    a_late_event_brings_back_what_is_gone,
+    a_comparison_forgets_nothing,
+    a_backoff_wakes_nobody,
+    a_step_is_taken_for_every_failure,
+    a_pod_works_until_its_sidecars_have_ended,
+    the_last_request_to_delete_is_taken_for_the_first,
+)
+
+
+HIDDEN: frozenset[Plant] = frozenset(
+    {
+        the_cache_is_believed_when_it_lacks_something,
+        what_has_ended_begins_again,
+        an_older_state_replaces_a_newer_one,
+        a_late_event_brings_back_what_is_gone,
+    }
+)
+"""Those that a second defence mostly hides, or that need a rare history: they may take more than `WITHIN` histories."""
+
+
+@contextlib.contextmanager
+def planted(bug: Plant) -> Iterator[None]:
+    """The operator with a bug."""
+    with contextlib.ExitStack() as stack:
+        bug(stack)
+        yield
+
+
+def hunt(bug: Plant, seed: int, histories: int = WITHIN) -> tuple[int, Failure] | None:
+    """How many histories it takes to find a bug, and the one that did; None: too many."""
+    with planted(bug):
+        for count in range(1, histories + 1):
+            failure = live(seed + count - 1, shrink=False)
+            if failure is not None:
+                return count, failure
+    return None

@@ -1,0 +1,239 @@
+"""One life of the operator, one request at a time: its own store, feed, queue and reconciler over the API in memory.
+
+Nothing runs by itself: `advance` carries out the next request of the pass under way and lets the pass go on to the one after it. So
+anything may happen between two requests, and the process may end there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
+
+from rlrun_operator import client as transport
+from rlrun_operator.client import ApiError, Client, UnavailableError
+from rlrun_operator.decide import decide
+from rlrun_operator.events import Poster
+from rlrun_operator.feed import Feed
+from rlrun_operator.metrics import Metrics
+from rlrun_operator.observe import LookUps
+from rlrun_operator.queue import WorkQueue
+from rlrun_operator.reconcile import Reconciler
+from rlrun_operator.resources import WATCHED
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import Decision, Observed
+from rlrun_operator.store import Key, Store
+from rlrun_operator.watches import Stream
+from tests.sim.api import NAMESPACE, Api, Json, RefusedError
+
+STREAMS = [Stream(resource, NAMESPACE) for resource in WATCHED]
+
+
+class Request(NamedTuple):
+    """What the operator asks of the API server."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Any
+    content: str
+    what: str
+    """Verb and path."""
+
+    def __await__(self) -> Generator[Request, Any, Json]:
+        return (yield self)
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET" and "dryRun" not in self.query
+
+
+class Wire(Client):
+    """The operator's client, whose requests end up with whoever drives the coroutine."""
+
+    def __init__(self) -> None:
+        super().__init__(session=None, server="")  # type: ignore[arg-type]
+
+    async def request(  # type: ignore[override]
+        self, method: str, verb: str, resource: str, path: str, **how: Any
+    ) -> Json:
+        query, body, content = how.get("query") or {}, how.get("body"), how.get("content", "application/json")
+        return await Request(method, path, query, body, content, f"{verb} {path}")
+
+
+class Clock:
+    """The cluster's time, and the operator's: its wall clock may be set, its other one only advances."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._ahead = 0.0
+        self._steady = 1000.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now + self._ahead
+
+    def steady(self) -> float:
+        return self._steady
+
+    def pass_(self, seconds: float) -> None:
+        self._now += seconds
+        self._steady += seconds
+
+    def set_forward(self, seconds: float) -> None:
+        """Somebody sets the operator's wall clock."""
+        self._ahead += seconds
+
+
+class Process:
+    """The operator from its start to its end.
+
+    Args:
+        api: the API server.
+        clock: the time.
+        seed: of the jitter.
+        unexpected: told of what must never be raised.
+    """
+
+    def __init__(self, api: Api, clock: Clock, seed: int, unexpected: Callable[[Exception], None]) -> None:
+        self._api, self._clock, self._unexpected = api, clock, unexpected
+        self.store = Store()
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self._client = Wire()
+        self._feed = Feed(self.store, self._client, self._add, now=clock.wall)
+        self._reconciler = Reconciler(
+            decide=self._decide,
+            client=self._client,
+            store=self.store,
+            look_ups=LookUps(self._client, read_nodes=False, clock=clock.steady),
+            poster=Poster(self._client, "operator-0", clock=clock.steady),
+            metrics=_metrics(self.store),
+            settings=RenderSettings(),
+            again=self._add,
+            now=clock.wall,
+            clock=clock.steady,
+            random=Random(seed),
+        )
+        self.decided_on: Json = {}
+        """The run as the pass under way knew it."""
+        self._key: Key | None = None
+        self._work: Coroutine[Request, Any, None] | None = None
+        self.asked: Request | None = None
+        """The request that the pass under way waits for."""
+        self.passes = 0
+        self.requests = 0
+        self.relist()
+        for run in self.store.runs():
+            self._add((NAMESPACE, run["metadata"]["name"]), 0.0)
+
+    def _decide(self, observed: Observed, now: float, **how: Any) -> Decision:
+        self.decided_on = observed.run
+        return decide(observed, now, **how)
+
+    def _add(self, key: Key, seconds: float) -> None:
+        self.queue.add(key, self._clock.steady(), seconds)
+
+    # ---- the watches
+
+    def see(self, event: str, found: Json) -> None:
+        """A watch brings one event."""
+        self._feed.on_object(event, found)
+
+    def relist(self) -> None:
+        """Compare the store with the cluster."""
+        for stream in STREAMS:
+            work = self._feed.compare(stream)
+            try:
+                asked = work.send(None)
+                while True:
+                    asked = work.send(self._api.answer(*asked[:5]))
+            except StopIteration:
+                pass
+
+    # ---- the worker
+
+    def advance(self, fault: str = "") -> bool:
+        """Begin a pass, or carry out its next request; `fault`: what becomes of that. Returns whether there was anything to do."""
+        if self._work is None:
+            self._key = self.queue.pop(self._clock.steady())
+            if self._key is None:
+                return False
+            self.passes += 1
+            self._work = self._reconciler.reconcile(self._key)  # type: ignore[assignment]
+            self._go_on(None, None)
+            return True
+        assert self.asked is not None
+        asked, self.asked = self.asked, None
+        self.requests += 1
+        try:
+            answer = self._asked(asked, fault)
+        except (ApiError, UnavailableError) as error:
+            self._go_on(None, error)
+        else:
+            self._go_on(answer, None)
+        return True
+
+    def _asked(self, asked: Request, fault: str) -> Json:
+        if fault == "lost":  # the answer, not the request
+            with contextlib.suppress(RefusedError):
+                self._api.answer(*asked[:5])
+            raise UnavailableError(f"{asked.what}: no answer within 10 s")
+        try:
+            if fault and (asked.writes or fault in READS_TOO):
+                raise RefusedError(*FAULTS[fault])
+            return self._api.answer(*asked[:5])
+        except RefusedError as refused:
+            document = {"reason": refused.reason, "message": refused.message}
+            return transport._answer(refused.status, to_json(document), asked.what)
+
+    def _go_on(self, answer: Json | None, error: Exception | None) -> None:
+        assert self._work is not None
+        assert self._key is not None
+        try:
+            self.asked = self._work.throw(error) if error is not None else self._work.send(answer)
+            return
+        except StopIteration:
+            self.queue.done(self._key, self._clock.steady())
+        except (ApiError, UnavailableError):
+            self.queue.failed(self._key, self._clock.steady())
+        except Exception as unexpected:
+            self.queue.failed(self._key, self._clock.steady())
+            self._unexpected(unexpected)
+        self._work = None
+
+    def work(self, most: int = 200) -> int:
+        """Advance until there is nothing to do; returns the requests made."""
+        before = self.requests
+        while self.requests - before < most and self.advance():
+            pass
+        return self.requests - before
+
+    def die(self) -> None:
+        """End here, between two requests."""
+        if self._work is not None:
+            self._work.close()
+        self._work = self.asked = None
+
+
+FAULTS = {
+    "conflict": (409, "Conflict", "the object has been modified; please apply your changes to the latest version"),
+    "throttled": (429, "TooManyRequests", "too many requests"),
+    "broken": (500, "InternalError", "etcdserver: request timed out"),
+    "away": (503, "ServiceUnavailable", "the API server is away"),
+    "quota": (403, "Forbidden", "exceeded quota: team, requested: pods=1, used: pods=8, limited: pods=8"),
+}
+"""What may become of a request, beside `lost`: it is done and nobody hears of it."""
+READS_TOO = ("throttled", "broken", "away")
+_kept: list[Metrics] = []
+
+
+def _metrics(store: Store) -> Metrics:
+    """Made once: what a scrape would show is not looked at, and a registry costs as much as ten passes."""
+    if not _kept:
+        _kept.append(Metrics(store))
+    return _kept[0]

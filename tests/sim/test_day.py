@@ -1,0 +1,17 @@
+"""Two simulated hours with a fault a minute: nothing grows."""
+
+from __future__ import annotations
+
+from tests.sim.day import live_through
+
+WRITES_OF_A_FAULT = 60
+"""A fault costs an attempt at most, which is some twenty requests and as many events and statuses."""
+
+
+def test_memory_queue_and_writes_stay_bounded() -> None:
+    day = live_through(2)
+    first, last = day.hours
+    assert last.kilobytes < first.kilobytes * 1.5 + 300
+    assert max(hour.longest_queue for hour in day.hours) <= 1, "one run is in the queue at most once"
+    assert all(hour.writes <= 60 * WRITES_OF_A_FAULT for hour in day.hours)
+    assert last.attempts > first.attempts > 5, "faults ended attempts, and the run went on"

@@ -1,0 +1,32 @@
+"""2,000 random histories in blocks, always the same ones: `python -m tests.sim` lives others, and more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.history import generate, live, problem_of, smallest
+
+BLOCKS, BLOCK = 20, 100
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_whatever_happens_what_must_hold_holds(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        failure = live(seed)
+        assert failure is None, str(failure)
+
+
+def test_a_history_is_its_seed() -> None:
+    assert generate(7) == generate(7) != generate(8)
+
+
+def test_a_history_that_fails_is_cut_down_to_what_it_needs() -> None:
+    steps = generate(3)
+    needed = [steps[5], steps[11]]
+    assert smallest(steps, lambda some: all(step in some for step in needed)) == needed
+
+
+def test_an_error_of_the_simulation_is_not_taken_for_success() -> None:
+    problem = problem_of([("no such action", 0, 0)], seed=1)
+    assert problem is not None
+    assert problem.startswith("the simulation itself: KeyError")

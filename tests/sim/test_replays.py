@@ -1,0 +1,190 @@
+"""Histories that went wrong once, cut down to what they need."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun_operator.names import ROLE_LABEL
+from tests.sim.history import replay
+from tests.sim.world import World
+
+
+def test_a_lost_lease_is_made_again() -> None:
+    """The orchestrator may only renew it: nothing would ever be heard of the run again."""
+    world = replay([("operate", 3, 11), ("lease deleted", 0, 7)], seed=11)
+    assert world.api.get("Lease", "run-progress") is not None
+
+
+def test_a_quota_that_keeps_an_attempt_out_does_not_end_the_one_before_twice() -> None:
+    world = replay([("calm", 9, 9), ("pod goes", 1, 7), ("calm", 9, 5), ("API fault", 10, 4), ("calm", 5, 5)], seed=240)
+    assert (world.status["restarts"], world.status["attempt"]) == (1, 2)
+    assert {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.api.all("Pod")} == {
+        "trainer",
+        "orchestrator",
+        "inference",
+    }
+
+
+@pytest.mark.parametrize("clock", range(4))
+def test_an_operator_whose_clock_is_wrong_takes_no_pod_for_a_replaced_one(clock: int) -> None:
+    world = replay([("wall clock set", clock, 0), *[("calm", 3, 1)] * 3], seed=1)
+    assert (world.status["phase"], world.status["restarts"]) == ("Running", 0)
+
+
+def test_a_backoff_ends_although_the_clock_is_set_back() -> None:
+    world = World(seed=1)
+    world.calm(8)
+    for rounds in (10, 2):
+        pod = world.cluster.pod("trainer", 0)
+        assert pod is not None
+        world.cluster.exit(pod, 1)
+        world.calm(rounds)
+    assert world.status["nextRetryTime"]
+    world.clock.set_forward(-3600)
+    world.calm(30)
+    assert (world.status["phase"], world.status["attempt"]) == ("Running", 3)
+
+
+def test_what_had_happened_before_an_attempt_was_whole_on_record_is_acted_on() -> None:
+    """The first pass made the children, the second put them on record: nobody had asked yet what had become of them."""
+    steps = [
+        ("calm", 9, 9),
+        ("API fault later", 2, 5),
+        ("pods forced away", 1, 7),
+        ("time", 8, 5),
+        ("calm", 6, 9),
+        ("controllers", 4, 10),
+        ("pods forced away", 7, 11),
+        ("API fault later", 10, 1),
+        ("calm", 6, 2),
+    ]
+    world = replay(steps, seed=14554)
+    assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 3, 2)
+
+
+def test_a_clock_that_was_set_back_does_not_lengthen_a_suspension() -> None:
+    steps = [
+        ("calm", 10, 1),
+        ("suspended", 10, 6),
+        ("operate", 9, 7),
+        ("wall clock set", 4, 8),
+        ("workload deleted", 2, 2),
+    ]
+    world = replay(steps, seed=12250)
+    assert (world.status["phase"], world.status["attempt"]) == ("Suspended", 1)
+
+
+def test_an_attempt_that_is_made_again_before_it_is_on_record_does_not_inherit_where_the_one_before_began() -> None:
+    steps = [
+        ("calm", 10, 4),
+        ("API fault later", 11, 9),
+        ("calm", 4, 10),
+        ("calm", 9, 8),
+        ("calm", 7, 6),
+        ("pod goes", 9, 11),
+        ("calm", 7, 5),
+        ("controllers", 4, 9),
+        ("spec edited", 0, 4),
+    ]
+    world = replay(steps, seed=13153)
+    assert (world.status["attempt"], world.status["checkpoint"]["resumedFromStep"]) == (3, 5)
+
+
+def test_a_workload_whose_making_was_not_answered_is_not_rendered_again_over_an_old_view() -> None:
+    steps = [
+        ("calm", 11, 5),
+        ("process ends", 6, 0),
+        ("calm", 0, 7),
+        ("API fault later", 5, 6),
+        ("calm", 10, 6),
+        ("events lost", 11, 5),
+    ]
+    world = replay(steps, seed=10117)
+    assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 2, 1)
+
+
+def test_a_pod_of_a_deleted_run_is_not_taken_over_however_young_it_is() -> None:
+    """It was made in the second in which the next run was: by its time it could be of either."""
+    world = World(seed=1)
+    world.calm(8)
+    for role in ("trainer", "orchestrator"):
+        for pod in world.cluster.pods(role):
+            world.api.drop("Pod", pod["metadata"]["name"])
+    world.cluster.round()
+    world.cluster.round()
+    world.hear()
+    world.recreate()
+    world.cluster.lingering.add("trainer")
+    world.calm(3)
+    assert world.reason("Scheduled") == "PreviousRunEnding"
+    world.rest()
+    assert (world.status["phase"], world.status["attempt"]) == ("Running", 2), "the volume knows attempt 1"
+    assert world.status["restartsCountedTowardsMax"] == 0
+
+
+def test_a_statefulset_that_goes_before_its_attempt_is_whole_on_record_is_not_made_again_beside_its_pods() -> None:
+    """Pods of the one before live on, on nodes that answer no more: those of another one of the same attempt would work beside them."""
+    steps = [
+        ("node stops", 0, 9),
+        ("API fault later", 9, 11),
+        ("API fault", 10, 5),
+        ("calm", 7, 1),
+        ("node stops", 10, 3),
+        ("calm", 7, 9),
+        ("calm", 2, 7),
+        ("workload deleted", 2, 6),
+        ("time", 9, 8),
+        ("controllers", 8, 11),
+        ("calm", 8, 11),
+    ]
+    world = replay(steps, seed=18294)
+    assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 2, 0)
+
+
+def test_an_attempt_does_not_begin_beside_pods_that_a_deleted_statefulset_had_made_unseen() -> None:
+    """The StatefulSet made them anew, then somebody deleted it: the operator heard that it was gone before it heard of the pods."""
+    steps = [
+        ("calm", 9, 8),
+        ("pods forced away", 10, 4),
+        ("calm", 8, 11),
+        ("workload deleted", 4, 2),
+        ("operate", 4, 9),
+    ]
+    world = replay(steps, seed=26342)
+    assert (world.status["phase"], world.status["attempt"], world.status["restarts"]) == ("Running", 2, 1)
+
+
+def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_began() -> None:
+    steps = [
+        ("calm", 0, 9),
+        ("operate", 1, 5),
+        *[("calm", a, b) for a, b in ((3, 5), (7, 8), (5, 5), (2, 3), (0, 1), (1, 11), (10, 4))],
+        ("API fault later", 2, 10),
+        *[("calm", a, b) for a, b in ((8, 7), (3, 9), (1, 5))],
+        ("API fault", 1, 2),
+        ("process ends", 3, 2),
+        *[("calm", a, b) for a, b in ((5, 6), (8, 6), (5, 1), (10, 2), (1, 10), (10, 0))],
+    ]
+    world = replay(steps, seed=37697)
+    assert (world.status["phase"], world.status["attempt"], world.status["checkpoint"]["resumedFromStep"]) == (
+        "Complete",
+        2,
+        30,
+    )
+
+
+def test_an_attempt_that_is_given_up_is_asked_for_the_orchestrator_that_nobody_has_seen() -> None:
+    """Its making was not answered, its event was lost, and then somebody deleted the StatefulSet."""
+    steps = [
+        ("cluster full", 3, 4),
+        ("calm", 10, 10),
+        ("API fault later", 5, 7),
+        ("workload deleted", 6, 7),
+        ("pods forced away", 0, 11),
+        ("calm", 11, 5),
+        ("events lost", 6, 2),
+        ("workload deleted", 10, 0),
+        ("calm", 3, 10),
+    ]
+    world = replay(steps, seed=23724)
+    assert (world.status["phase"], world.status["attempt"]) == ("Running", 3)

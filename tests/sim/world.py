@@ -1,0 +1,282 @@
+"""A run, its operator, and everything around them. What happens, and in which order, is up to a history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun_operator.case import read_status
+from rlrun_operator.conditions import find
+from rlrun_operator.process import PRUNE_SECONDS
+from rlrun_operator.resources import RLRUN
+from tests.sim import invariants
+from tests.sim.api import Api, Json
+from tests.sim.cluster import NODES, Cluster
+from tests.sim.process import Clock, Process, Request
+
+NAME = "run"
+EPOCH = 1_700_000_000.0
+MAX_RESTARTS = 2
+MAX_STEPS = 40
+SPEC: Json = {
+    "model": {"path": "/models/a"},
+    "environments": [{"id": "reverse-text"}],
+    "trainer": {"replicas": 2},
+    "inference": {"replicas": 1},
+    "maxSteps": MAX_STEPS,
+    "failurePolicy": {"maxRestarts": MAX_RESTARTS, "backoff": {"initialSeconds": 4, "maxSeconds": 20}},
+}
+REST_ROUNDS = 160
+REST_SECONDS = 3 * PRUNE_SECONDS
+"""Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
+WAITS = 10
+"""After so many times of waking up in vain only a comparison can help."""
+REQUESTS_OF_A_PASS = 60
+
+
+class ViolationError(AssertionError):
+    """Something that must hold does not."""
+
+
+class World:
+    """One run in its namespace, with its operator.
+
+    Args:
+        spec: of the run, beside the smallest one.
+        seed: of the operator's jitter, and of how pods end.
+        document: the run as its author wrote it, whatever that is; then only what holds of any is checked.
+    """
+
+    def __init__(self, spec: Json | None = None, seed: int = 0, *, document: Json | None = None) -> None:
+        self.clock = Clock(EPOCH)
+        self.api = Api(self.clock.now)
+        self.cluster = Cluster(self.api, self.clock)
+        self.cluster.ends_in_view = seed % 6 == 5
+        self.faults: list[str] = []
+        """What becomes of the operator's next requests."""
+        self.news: list[tuple[str, Json]] = []
+        """What the watches have not brought yet."""
+        self.lives = 0
+        self._seed = seed
+        self._spec = SPEC | (spec or {})
+        self._document = document
+        self.memory = invariants.Memory()
+        self._create()
+        self.operator = self._start()
+
+    # ---- the run
+
+    @property
+    def run(self) -> Json | None:
+        return self.api.get(RLRUN.kind, NAME)
+
+    @property
+    def status(self) -> Json:
+        return (self.run or {}).get("status") or {}
+
+    def _create(self) -> None:
+        document = {"apiVersion": RLRUN.api_version, "kind": RLRUN.kind, "metadata": {"name": NAME}, "spec": self._spec}
+        self.api.add(document | (self._document or {}))
+        self.memory = invariants.Memory(failures_before=self.cluster.failures)
+
+    def recreate(self) -> None:
+        """Somebody deletes the run and makes another one of its name at once: nobody else knows yet."""
+        if self.run is not None:
+            self.api.drop(RLRUN.kind, NAME)
+        self._create()
+
+    def edit(self, **blocks: Any) -> None:
+        """Somebody edits the specification."""
+        run = self.run
+        if run is not None:
+            self.api.put(run, spec=run["spec"] | blocks)
+
+    def annotate(self, **annotations: str) -> None:
+        """Somebody writes an annotation: a conflict for a status that is being written."""
+        run = self.run
+        if run is not None:
+            found = run["metadata"].get("annotations") or {}
+            self.api.put(run, metadata=run["metadata"] | {"annotations": found | annotations})
+
+    def edit_status(self, **fields: Any) -> None:
+        """Somebody writes into the status what is not true."""
+        run = self.run
+        if run is not None and self.status:
+            self.api.put(run, status=self.status | fields)
+            self.memory.edited = True
+
+    # ---- the operator
+
+    def _start(self) -> Process:
+        self.api.news.clear()  # a process begins with lists
+        self.news.clear()
+        self.lives += 1
+        self._relist_at = self.clock.steady() + PRUNE_SECONDS
+        return Process(self.api, self.clock, self._seed + self.lives, self._unexpected)
+
+    def _unexpected(self, error: Exception) -> None:
+        raise ViolationError(f"unexpected {type(error).__name__} in a pass: {error}") from error
+
+    def restart_operator(self) -> None:
+        """It dies between two requests, and another one starts."""
+        self.operator.die()
+        self.operator = self._start()
+
+    def operate(self, requests: int | None = None) -> int:
+        """The operator works until it has nothing to do, or for some requests; returns how many it made."""
+        made = 0
+        limit = REQUESTS_OF_A_PASS * 4 if requests is None else requests
+        while made < limit:
+            asked = self.operator.asked
+            if asked is not None:
+                made += 1
+                if asked.writes:
+                    self._check_request(asked)
+            fault = self._fault(asked)
+            if not self.operator.advance(fault):
+                return made
+            if asked is not None and asked.writes:
+                self.check()
+        if requests is None:
+            raise ViolationError(f"the operator does not come to rest: {limit} requests at one moment")
+        return made
+
+    def _fault(self, asked: Request | None) -> str:
+        if asked is None or not self.faults:
+            return ""
+        fault = self.faults.pop(0)
+        if fault == "conflict" and asked.method == "DELETE":  # the API server retries these itself
+            return "broken"
+        if fault == "quota" and (asked.method == "DELETE" or not asked.content.startswith("application/apply")):
+            return "broken"
+        return fault
+
+    def _check_request(self, asked: Request) -> None:
+        if self._document is None:
+            self._complain(invariants.of_request(self, asked))
+
+    # ---- the watches
+
+    def hear(self, count: int | None = None) -> None:
+        """The watches bring what is there, or some of it."""
+        self._take()
+        count = len(self.news) if count is None else count
+        heard, self.news = self.news[:count], self.news[count:]
+        for event, found in heard:
+            self.operator.see(event, found)
+
+    def miss(self, count: int) -> None:
+        """The watches break off: some events are never told."""
+        self._take()
+        del self.news[:count]
+
+    def hear_again(self, count: int) -> None:
+        """Some events come, and come once more afterwards."""
+        self._take()
+        twice = self.news[:count]
+        self.hear(count)
+        self.news += twice
+
+    def hear_out_of_order(self) -> None:
+        """The next two events change places, which those of different kinds may."""
+        self._take()
+        if len(self.news) > 1:
+            self.news[:2] = self.news[1], self.news[0]
+
+    def _take(self) -> None:
+        self.news += self.api.news
+        self.api.news.clear()
+
+    def relist(self) -> None:
+        """The operator compares its store with the cluster. Between two requests only: this is not what is tested here."""
+        self.operator.relist()
+        self._relist_at = self.clock.steady() + PRUNE_SECONDS
+
+    # ---- time
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.pass_(seconds)
+        if self.clock.steady() >= self._relist_at:
+            self.relist()
+
+    def calm(self, rounds: int, steps: int = 1) -> None:
+        """Everything works as it should for a while."""
+        for _ in range(rounds):
+            self.hear()
+            self.operate()
+            self.cluster.round()
+            if steps:
+                self.cluster.train(steps, self.total_steps)
+            self.pass_time(1.0)
+            self.check()
+
+    @property
+    def trainers(self) -> int:
+        """Pods that the current attempt was made with."""
+        found = self.api.get("StatefulSet", f"{NAME}-trainer")
+        return int(self._spec["trainer"]["replicas"]) if found is not None else 0
+
+    @property
+    def total_steps(self) -> int:
+        spec = (self.run or {"spec": {}})["spec"]
+        found = spec.get("maxSteps")
+        return found if isinstance(found, int) else MAX_STEPS
+
+    # ---- what must hold
+
+    def check(self) -> None:
+        """All invariants, now."""
+        if self._document is not None:
+            return
+        self._complain(invariants.of_state(self))
+
+    def _complain(self, problem: str | None) -> None:
+        if problem is not None:
+            raise ViolationError(problem)
+
+    def heal(self) -> None:
+        """No more faults: nodes are up, pods end, the API answers, the specification can be run."""
+        self.faults.clear()
+        self.cluster.lingering.clear()
+        for node in NODES:
+            if node in self.cluster.down:
+                self.cluster.start_node(node)
+        self.cluster.schedules = self.cluster.binds = self.cluster.starts = True
+        run = self.run
+        if run is not None:
+            self.edit(trainer=self._spec["trainer"])
+
+    def rest(self) -> None:
+        """The faults stop: within bounded time the run trains, or has ended for a reason, and everything is as specified."""
+        self.heal()
+        began, waits = self.clock.steady(), 0
+        for _ in range(REST_ROUNDS):
+            self.hear()
+            written = self.api.writes
+            self.operate()
+            moved = self.cluster.round()
+            if self.status.get("phase") != "Running":
+                self.cluster.train(1, self.total_steps)
+            self.check()
+            settled = not (self.api.writes > written or moved or self.news or self.api.news)
+            if settled and invariants.at_rest(self) is None:
+                break
+            waits = waits + 1 if settled else 0
+            self._wait(waits)
+            if self.clock.steady() - began > REST_SECONDS:
+                break
+        self._complain(invariants.at_rest(self))
+        self._complain(invariants.of_writes(self))
+
+    def _wait(self, waits: int) -> None:
+        """Time passes: a moment while something moves, else until the operator wakes up, and now and then until it compares."""
+        due = self.operator.queue.next_due()
+        pause = 1.0
+        if waits:
+            until = min(self._relist_at, due if due is not None and waits % WAITS else float("inf"))
+            pause = max(1.0, until - self.clock.steady())
+        self.pass_time(pause)
+
+    def reason(self, kind: str) -> str:
+        """Of a condition; empty without it."""
+        found = find(read_status(self.status).conditions, kind)
+        return found.reason if found is not None else ""

@@ -1,0 +1,75 @@
+"""A small volume of its own, that can be filled and made read-only. Nothing stays mounted, whatever becomes of the test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class SmallVolume:
+    """A tmpfs in a mount namespace of its own, which lives as long as the process that holds it."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        self._folder = folder
+        rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        # `cat` ends with the test's end of the pipe, and the namespace with it.
+        script = f"mount -t tmpfs -o size={size} tmpfs {folder} && echo mounted && exec cat"
+        command = ["unshare", *rights, "--mount", "--propagation", "private", "sh", "-c", script]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"mounted\n", "a tmpfs cannot be mounted in a namespace of its own"
+        rights = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+        self.enter = ["nsenter", "--target", str(self._holder.pid), *rights, "--mount"]
+        """Before a command that is to see the volume at `folder`."""
+        self.root = Path(f"/proc/{self._holder.pid}/root{folder}")
+        """Where the test finds it."""
+
+    def fill(self, *, leave: int = 0) -> None:
+        """Leave no space but `leave` bytes."""
+        with (self.root / "ballast").open("wb", buffering=0) as file:
+            with suppress(OSError):
+                while True:
+                    file.write(b"\0" * 4096)
+            file.truncate(file.tell() - leave)
+
+    def empty(self) -> None:
+        """Give the space back."""
+        (self.root / "ballast").unlink()
+
+    def remount(self, options: str, seconds: float = 60.0) -> None:
+        """Change the mount, as soon as no file is open for writing."""
+        command = [*self.enter, "mount", "-o", f"remount,{options}", str(self._folder)]
+        deadline = time.monotonic() + seconds
+        for attempt in itertools.count(1):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode == 0:
+                return
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.05)
+            if attempt % 60 == 0 and (self.root / "ballast").exists():
+                # A file is open that nobody has anything to write to: with some room for a moment the run gets on, and finds it full.
+                self.empty()
+                time.sleep(0.1)
+                self.fill()
+
+    def close(self) -> None:
+        """Forget it."""
+        assert self._holder.stdin is not None
+        self._holder.stdin.close()
+        self._holder.wait()
+
+
+@contextmanager
+def small_volume(folder: Path, size: str) -> Iterator[SmallVolume]:
+    """A volume of `size`, as mount has it, for the block; `folder` is made."""
+    folder.mkdir()
+    volume = SmallVolume(folder, size)
+    try:
+        yield volume
+    finally:
+        volume.close()

@@ -1,0 +1,69 @@
+"""A real group of which one rank hangs in native code: what every rank does is known from outside, and each process tells where it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.pod.process import descendants
+from rlrun.protocol import channel as protocol
+from rlrun.protocol import stacks
+from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator
+from tests.trainer.test_trainer_live import launch
+
+LOSS = {"name": "hanging_loss:hangs_on_rank_1"}
+
+
+def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
+    make_run: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "stacks"
+    monkeypatch.setenv(stacks.FILE_VARIABLE, str(file))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    run = make_run("run")
+    process = launch(run, ranks=2, algorithm=AlgorithmConfig.model_validate({"loss": LOSS}), micro_batch_tokens=32)
+    try:
+        orchestrator = Orchestrator(run, 1)
+        orchestrator.wait_for("published", 0)
+        orchestrator.send_batch(1)
+        wait_until(lambda: [(r.rank, r.phase, r.step, r.part) for r in ranks(orchestrator)] == [(1, "training", 1, 1)])
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "in hangs_on_rank_1" in ask(process, file))
+        told = ask(process, file)
+    finally:
+        end(process)
+    agent, first, second = told.split("== process ")[1:]
+    assert "rlrun.trainer.torchrun" in agent
+    assert "in train_step" in first
+    assert "in hangs_on_rank_1" in second
+
+
+def ranks(orchestrator: Orchestrator) -> list[protocol.RankState]:
+    return protocol.TrainerState.model_validate(orchestrator.call("GET", protocol.STATE)).ranks
+
+
+def ask(process: subprocess.Popen[str], file: Path) -> str:
+    return stacks.ask([process.pid, *descendants(process.pid)], file, why="it hangs").decode()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    for pid in [*descendants(process.pid), process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=DEADLINE_SECONDS)

@@ -1,0 +1,25 @@
+"""A run that is killed again and again has the loss curve and the weights of the undisturbed one, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.conftest import Run, record
+from tests.trainer.kills import curve, final_weights, longest, survive
+
+
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 2), (2, 3)])
+def test_a_run_killed_again_and_again_is_the_undisturbed_one(
+    make_run: Callable[[str], Run], tmp_path: Path, ranks: int, kills: int
+) -> None:
+    steps = longest(kills)
+    batches = record(tmp_path / "recorded", steps)
+    undisturbed, run = make_run("undisturbed"), make_run("killed")
+    undisturbed.train(ranks=ranks, replay=batches, max_steps=steps)
+    blows = survive(run, kills=kills, seed=ranks, steps=steps, ranks=ranks, replay=batches)
+    assert sorted(curve(run)) == list(range(1, steps + 1))
+    assert curve(run) == curve(undisturbed), blows
+    assert final_weights(run) == final_weights(undisturbed), blows

@@ -1,0 +1,51 @@
+"""A real volume that is full, under real ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlrun.protocol import channel as protocol
+from rlrun.protocol.batch import write_batch
+from rlrun.protocol.manifest import complete_checkpoints, read_manifest, verify
+from tests.small_volume import small_volume
+from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator, Run, make_batch
+
+
+def state(orchestrator: Orchestrator, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What the trainer says of itself, once it is what is wanted."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not wanted(found := orchestrator.call("GET", protocol.STATE)):
+        assert time.monotonic() < deadline, f"{found}\n{orchestrator.run.groups[-1].text()}"
+        time.sleep(0.02)
+    return dict(found)
+
+
+def words(found: dict[str, Any]) -> str:
+    return str((found["storage"] or {}).get("text", ""))
+
+
+def test_told_to_stop_on_a_full_volume_the_trainer_ends_soon_and_says_that_a_step_is_not_saved(
+    make_run: Callable[[str], Run], tmp_path: Path
+) -> None:
+    with small_volume(tmp_path / "volume", "32m") as volume:
+        run = make_run("unused")
+        run.paths, run.logs = type(run.paths)(volume.root / "run"), tmp_path
+        group = run.start(ranks=2, checkpoint={"grace_period_seconds": 600})
+        orchestrator = Orchestrator(run, 1)
+        orchestrator.wait_for("published", 0)
+        for step in (1, 2):
+            orchestrator.step(step)
+        write_batch(run.paths.batch(3, 1), make_batch(3, 1))
+        volume.fill()
+        orchestrator.call("POST", protocol.BATCHES, {"step": 3, "path": str(run.paths.batch(3, 1))})
+        state(orchestrator, lambda found: "; cannot publish the weights of step 3 since " in words(found))
+        group.kill(15)
+        assert group.wait() == [143, 143], group.text()
+        said = "stopped by SIGTERM after step 3, without a complete checkpoint of it: the volume is full: "
+        assert said in group.text()
+        (found,) = complete_checkpoints(run.paths)
+        assert found.step == 2
+        verify(found.path, read_manifest(found.path))

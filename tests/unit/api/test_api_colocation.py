@@ -1,0 +1,73 @@
+"""What a run whose engines have the trainer's GPUs cannot be: the message names the field, its value and the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+
+
+def spec(**changes: Any) -> RLRunSpec:
+    base: dict[str, Any] = {
+        "model": {"path": "m"},
+        "environments": [{"id": "x"}],
+        "algorithm": {"max_async_level": 0},
+        "placement": {"colocate": True},
+    }
+    return RLRunSpec(**base | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "SFT", "environments": [], "data": {"sources": [{"path": "d"}]}}, "is for task RL, and task is SFT"),
+        ({"task": "Eval"}, "placement.colocate (true) is for task RL, and task is Eval; remove it"),
+        ({"trainer": {"shared_with": "h", "lora": {}}}, "is the host's (h), with trainer.sharedWith; remove it"),
+        ({"trainer": {"lora": {"slots": 2}}}, "trainer.lora.slots (2) lets other runs use engines that sleep"),
+        ({"algorithm": {}}, "algorithm.maxAsyncLevel (2) must be 0 with placement.colocate: engines sleep while"),
+        ({"weight_sync": {"transport": "NCCL"}}, "weightSync.transport (NCCL) needs two GPUs"),
+        ({"inference": {"replicas": 3}}, "inference.replicas (3) must be trainer.replicas (1) with placement.colocate"),
+        (
+            {"trainer": {"gpus_per_replica": 1}},
+            "inference.gpusPerReplica (0) must be trainer.gpusPerReplica (1) with placement.colocate",
+        ),
+        ({"inference": {"image": "i"}}, "inference.image (i) is for engines that have pods of their own; remove it"),
+        ({"inference": {"min_available": 0}}, "inference.minAvailable (0) is for engines that have pods of their own"),
+        (
+            {"placement": {"colocate": True, "spread_inference": "None"}},
+            "placement.spreadInference (None) is for engines that have pods of their own; remove it",
+        ),
+        (
+            {"placement": {"colocate": True, "inference": {"pool": "p"}}},
+            "is for engines that have pods of their own; remove it",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec(**changes)
+    (error,) = refused.value.errors()
+    assert message in error["msg"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_there_are_as_many_engines_as_pods_of_the_trainer(replicas: int) -> None:
+    both = {"gpus_per_replica": 2}
+    run = spec(
+        trainer=both | {"replicas": 2}, inference=both | {"replicas": replicas, "tensor_parallel": 2}
+    )  # one is the default
+    config = resolve(run, name="r", uid="u", output_dir="/r")
+    assert config.inference is not None
+    assert config.inference.replicas == 2
+    assert all(role.colocated for role in (config.trainer, config.inference, config.orchestrator))
+
+
+def test_where_engines_are_does_not_change_what_is_computed() -> None:
+    def fingerprint(**changes: Any) -> str:
+        return resolve(spec(**changes), name="r", uid="u", output_dir="/r").hash()
+
+    assert fingerprint() == fingerprint(placement={})

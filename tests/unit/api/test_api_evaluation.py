@@ -1,0 +1,71 @@
+"""What a run of task Eval may say, and what its roles get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+
+EVAL: dict[str, Any] = {"task": "Eval", "model": {"path": "m"}, "environments": [{"id": "reverse-text"}]}
+
+
+def test_the_roles_get_the_policies_and_engines() -> None:
+    blocks = {"policies": {"fromRun": "taught", "steps": [10, 20]}, "evaluation": {"samplesPerTask": 4}}
+    spec = RLRunSpec.model_validate(EVAL | blocks | {"trainer": {"lora": {"rank": 8}}})
+    config = resolve(spec, name="run", uid="u", output_dir="/runs/run")
+    assert config.orchestrator.policies == spec.policies
+    assert config.orchestrator.evaluation == spec.evaluation
+    assert config.inference is not None
+    assert config.inference.lora is not None
+    assert config.inference.lora.rank == 8
+    assert type(config).model_validate_json(config.model_dump_json()) == config
+
+
+def test_environments_are_those_of_the_run_that_trained_in_them() -> None:
+    """Its groups have a size that no batch of this run, which makes none, is divisible by."""
+    copied = {"id": "reverse-text", "groupSize": 7, "ratio": 2.0, "curriculum": {"warmupSteps": 3}}
+    assert RLRunSpec.model_validate(EVAL | {"environments": [copied]}).environments[0].group_size == 7
+
+
+@pytest.mark.parametrize(
+    ("blocks", "problem"),
+    [
+        ({"maxSteps": 5}, r"maxSteps \(5\) is for tasks that train; remove it"),
+        ({"trainer": {"gpusPerReplica": 1}}, r"trainer.gpusPerReplica \(1\) is for tasks that train; remove it"),
+        ({"trainer": {"env": [{"name": "A", "value": "b"}]}}, r"trainer.env .* is for tasks that train"),
+        ({"trainer": {"lora": {"slots": 2}}}, r"trainer.lora.slots \(2\) is for tasks that train"),
+        ({"trainer": {"lora": {}, "sharedWith": "host"}}, r"trainer.sharedWith \(host\) is for tasks that train"),
+        ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) is for tasks that train"),
+        ({"orchestrator": {"batchSize": 8}}, r"orchestrator.batchSize \(8\) is for tasks that train"),
+        ({"checkpoint": {"interval": 5}}, r"checkpoint.interval \(5\) is for tasks that train"),
+        ({"weightSync": {"transport": "NCCL"}}, r"weightSync.transport \(NCCL\) is for tasks that train"),
+        ({"evaluation": {"interval": 5}}, r"evaluation.interval \(5\) is for tasks that train"),
+        ({"environments": []}, r"environments is empty; task Eval needs one"),
+        ({"data": {"sources": [{"path": "a"}]}}, r"data is for task SFT"),
+        ({"policies": {"steps": [1]}}, r"(?s)policies.fromRun.*Field required"),
+    ],
+)
+def test_what_it_does_not_read_is_refused(blocks: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        RLRunSpec.model_validate(EVAL | blocks)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"orchestrator": {"maxConcurrency": 4, "env": [{"name": "A", "value": "b"}]}},
+        {"checkpoint": {"gracePeriodSeconds": 5}, "weightSync": {"timeoutSeconds": 5}},
+        {"inference": {"replicas": 3, "gpusPerReplica": 2, "tensorParallel": 2}},
+    ],
+)
+def test_what_it_reads_may_be_set(blocks: dict[str, Any]) -> None:
+    assert RLRunSpec.model_validate(EVAL | blocks).task == "Eval"
+
+
+def test_policies_are_no_affair_of_a_run_that_trains() -> None:
+    trains = {"model": {"path": "m"}, "environments": [{"id": "x"}], "policies": {"fromRun": "a"}}
+    with pytest.raises(ValueError, match=r"policies is for a task without training, and task is RL; remove it or set"):
+        RLRunSpec.model_validate(trains)

@@ -1,0 +1,177 @@
+"""An environment in a container of its own: the host is a process here, as it is there, and the socket a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments import EpisodeError, Message, Reply
+from rlrun.environments.process import isolated, remote
+from rlrun.environments.process.isolated import IsolatedEnvironment
+from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.stage import Played
+from rlrun.orchestrator.arenas import host_of
+from rlrun.pod.main import main
+from rlrun.protocol.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
+from rlrun.protocol.failures import RoleError
+
+LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=30, look_seconds=0.05)
+MISBEHAVING = "misbehaving:misbehaving"
+FOLDER = str(Path(__file__).parent / "misbehaving")
+sys.path.insert(0, FOLDER)
+from misbehaving import ASYNC, DEEDS  # noqa: E402
+
+NAMES = [*DEEDS, *ASYNC]
+
+
+class Echo:
+    """Answers with the prompt."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def complete(self, messages: Sequence[Message], **_: Any) -> Reply:
+        if self.error is not None:
+            raise self.error
+        return Reply(f"<{messages[-1]['content']}>", "stop")
+
+
+class Container:
+    """What the kubelet would run, and run again."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket, self.code = socket, socket.parent / "code"
+        assert main(["share-code", str(self.code)]) == 0
+        self.start()
+
+    def start(self) -> None:
+        environment = os.environ | {"PYTHONPATH": FOLDER, "HOME": str(self.socket.parent / "home")}
+        command = [sys.executable, "-c", START, str(self.code / "rlrun"), HOST_MODULE, str(self.socket)]
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
+    monkeypatch.setattr(isolated, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.05)
+    found = Container(tmp_path / "sockets" / "bad.sock")
+    yield found
+    if found.process.poll() is None:
+        assert found.kill(signal.SIGTERM) == 0
+
+
+@asynccontextmanager
+async def playing(container: Container, id: str = MISBEHAVING) -> AsyncIterator[IsolatedEnvironment]:
+    environment = IsolatedEnvironment("bad", Command(id, {}), LIMITS, Log(None), container.socket)
+    try:
+        await environment.start()
+        supervising = asyncio.create_task(environment.run())
+        yield environment
+        supervising.cancel()
+    finally:
+        environment.close()
+
+
+async def play(environment: IsolatedEnvironment, name: str, model: Echo | None = None) -> Played:
+    task = environment.tasks("train")[NAMES.index(name)]
+    async with asyncio.timeout(60):
+        return await environment.play(task, model or Echo(), timeout_seconds=30, reward_seconds=30)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another task does."""
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen in time")
+
+
+async def test_episodes_are_played_there_and_what_they_do_costs_only_themselves(container: Container) -> None:
+    async with playing(container) as environment:
+        good = await play(environment, "good")
+        assert good.score.reward == 1.0
+        refused = ValueError("the engine is gone")
+        with pytest.raises(EpisodeError) as caught:
+            await play(environment, "good", Echo(refused))
+        assert (caught.value.kind, caught.value.__cause__) == ("model", refused)
+        with pytest.raises(EpisodeError, match="exited with code 3") as caught:
+            await play(environment, "exits")
+        assert caught.value.kind == "crash"
+        assert (await play(environment, "good")).score.reward == 1.0
+        await until(lambda: environment.metrics()["memory_gib"] > 0)
+        assert environment.metrics()["restarts"] == 1
+
+
+async def test_the_end_of_a_process_is_told_before_the_ends_of_its_rollouts(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rollout that is sent in between is lost with a process that has ended already."""
+    told, real = list[str](), remote.Remote._handle
+
+    def handle(self: remote.Remote, document: Any) -> None:
+        told.append(document["op"])
+        real(self, document)
+
+    monkeypatch.setattr(remote.Remote, "_handle", handle)
+    async with playing(container) as environment:
+        with pytest.raises(EpisodeError, match="exited with code 3") as caught:
+            await play(environment, "exits")
+        assert caught.value.death == 1
+    assert next(op for op in told if op in ("died", "failed")) == "died"
+
+
+async def test_a_container_that_is_started_again_is_found_again(container: Container) -> None:
+    async with playing(container) as environment:
+        await play(environment, "good")
+        waits = asyncio.create_task(play(environment, "waits"))
+        await until(lambda: bool(environment._life._rollouts))
+        container.kill()
+        with pytest.raises(EpisodeError, match="was in a container that ended"):
+            await waits
+        container.start()
+        assert (await play(environment, "good")).score.reward == 1.0
+
+
+async def test_an_environment_that_cannot_be_loaded_there_is_told_as_anywhere(container: Container) -> None:
+    with pytest.raises(RoleError, match="no_such_module"):
+        async with playing(container, "no_such_module:environment"):
+            pass
+
+
+async def test_a_container_that_never_comes_is_told_by_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.01)
+    limits = Limits(start_seconds=0.05)
+    environment = IsolatedEnvironment("bad", Command("x", {}), limits, Log(None), tmp_path / "none.sock")
+    with pytest.raises(RoleError, match=r"no container answered at .*none\.sock within 0\.05 seconds"):
+        await environment.start()
+
+
+def test_who_has_a_container_is_asked_there_and_only_in_a_pod() -> None:
+    both = [EnvironmentConfig(id="a"), EnvironmentConfig(id="b", image="b:1")]
+    in_pod = {SOCKETS_VARIABLE: "/run/e"}
+    assert [host_of(both, i, in_pod) for i in (0, 1)] == [None, Path("/run/e/1.sock")]
+    assert [host_of(both, i, {}) for i in (0, 1)] == [None, None]
+
+
+def test_code_that_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["share-code", str(tmp_path / "file" / "code")]) == 10
+    assert "rlrun-pod: cannot copy this package to" in capsys.readouterr().err

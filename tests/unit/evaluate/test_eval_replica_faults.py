@@ -1,0 +1,81 @@
+"""One of two engines that answer an evaluation hangs: its questions move to the other one, and all are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "orchestrator" / "simulation"))
+
+from orch_doors import open_doors
+from orch_simulation import API_KEY, FakeEngine, eventually, in_process
+
+from rlrun.evaluate import play
+from rlrun.evaluate.job import Job
+from rlrun.evaluate.policies import Policy
+from rlrun.orchestrator.monitor import Pace
+from rlrun.trainer.tiny_model import make_tokenizer
+from tests.unit.stub.harness.stub_run import StubRun
+
+TASKS, SAMPLES = 8, 2
+
+
+class Silent:
+    """Nobody watches."""
+
+    def tell(self, line: str) -> None:
+        return
+
+    def expect(self, answers: int) -> None:
+        return
+
+    def answered(self) -> None:
+        return
+
+
+def make_job(root: Path, urls: list[str]) -> Job:
+    """One policy is asked, by engines that somebody else has started."""
+    model, weights = root / "model", root / "v1"
+    make_tokenizer().save_pretrained(model)
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"weights")
+    asked = {
+        "model": {"path": str(model)},
+        "max_concurrency": 64,
+        "evaluation": {"num_tasks": TASKS, "samples_per_task": SAMPLES},
+    }
+    run = StubRun(root, orchestrator=asked)
+    return Job(
+        work=run.paths.root,
+        config=run.config,
+        orchestrator=run.config.orchestrator,
+        policies=[Policy(1, "whole", weights, "v1")],
+        split="eval",
+        engine_urls=urls,
+        api_key=API_KEY,
+        gpu_ids=None,
+        engine_weights=root / "engine",
+        export=lambda policy, folder: None,
+    )
+
+
+async def test_an_engine_that_hangs_costs_an_evaluation_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(play, "open_arenas", in_process)
+    good, bad = FakeEngine(), FakeEngine(lambda: 600.0)  # what it has got it does not answer before it hangs
+    async with open_doors(good, bad) as (good_door, bad_door), asyncio.timeout(150):
+        idle = dict.fromkeys(["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"], 0.0)
+        good_door.load = bad_door.load = idle
+        job = make_job(tmp_path, [good_door.url, bad_door.url])
+        asking = asyncio.create_task(play._run(job, Silent(), Pace(interval=0.05, answer=0.5)))
+        await eventually(lambda: bad.running > 0 or asking.done())
+        bad_door.mode = "hangs"
+        [part] = await asking
+    answers = part.answers()
+    assert len(answers) == TASKS * SAMPLES
+    assert all(answer.rollout is not None for answer in answers)
+    assert bad_door.ignored > 0

@@ -1,0 +1,73 @@
+"""When an engine is forked from its server, and what of the server's it must not keep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from rlrun.inference.fork import may_fork
+from rlrun.inference.settings import InferenceSettings
+
+FORKED = """
+import multiprocessing, os, signal, socket, sys, types
+sys.modules["torch"] = types.SimpleNamespace(set_num_threads=lambda number: None)
+utils = types.SimpleNamespace()
+sys.modules |= {"vllm": types.ModuleType("vllm"), "vllm.v1": types.ModuleType("vllm.v1")}
+sys.modules["vllm.v1.engine"] = types.SimpleNamespace(utils=utils)
+from rlrun.inference.fork import fork_the_engine
+read, write = socket.socketpair()
+write.setblocking(False)
+signal.set_wakeup_fd(write.fileno())
+signal.signal(signal.SIGUSR1, lambda *_: None)
+listener = socket.create_server(("127.0.0.1", 0))
+inode = os.fstat(listener.fileno()).st_ino
+held = lambda: inode in [os.stat(f"/proc/self/fd/{number}").st_ino for number in range(64) if os.path.exists(f"/proc/self/fd/{number}")]
+fork_the_engine(listener)
+
+def engine():
+    signal.raise_signal(signal.SIGUSR1)
+    os._exit(8 if held() else 7)
+
+process = utils.get_mp_context().Process(target=engine)
+process.start()
+process.join()
+read.setblocking(False)
+try:
+    heard = read.recv(16)
+except BlockingIOError:
+    heard = b""
+print(type(process).__name__, process.exitcode, heard, held())
+"""
+
+
+def settings(**changes: Any) -> InferenceSettings:
+    common = {
+        "model_path": "/m",
+        "served_model_name": "m",
+        "weights_dir": "/w",
+        "api_key": "a-long-key",
+        "device": "cpu",
+    }
+    return InferenceSettings(**(common | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"device": "cuda"}, False),
+        ({"cpu_threads": 2}, False),
+        ({"tensor_parallel": 2}, False),
+        ({"data_parallel": 2}, False),
+    ],
+)
+def test_one_process_with_one_thread_on_the_cpu_is_forked(changes: dict[str, Any], expected: bool) -> None:
+    assert may_fork(settings(**changes)) is expected
+
+
+def test_a_forked_engine_holds_no_listener_and_its_signals_are_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "ForkProcess 7 b'' True\n", done.stderr

@@ -1,0 +1,70 @@
+"""Children of a run whose engines are in the trainer's pods (`placement.colocate`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.config.loader import load_file
+from rlrun.config.run import RunConfig
+from rlrun_operator.build import RunContext, workloads
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
+from tests.unit.operator.build.examples import SETTINGS, context, everything, of_kind
+
+COLOCATED: dict[str, Any] = {
+    "algorithm": {"maxAsyncLevel": 0},
+    "placement": {"colocate": True},
+    "trainer": {"replicas": 2, "gpusPerReplica": 1},
+    "inference": {"gpusPerReplica": 1},
+}
+
+
+def trainer_container(ctx: RunContext) -> dict[str, Any]:
+    made = workloads(ctx).trainer
+    assert made is not None
+    (found,) = made["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_one_container_has_both_and_its_gpus_once() -> None:
+    ctx = context(COLOCATED)
+    made = workloads(ctx)
+    assert made.inference is None
+    both = trainer_container(ctx)
+    assert both["name"] == "trainer"
+    assert both["image"] == SETTINGS.images["inference"]
+    assert both["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert {port["name"]: port["containerPort"] for port in both["ports"]} == {
+        "channel": 29600,
+        "rendezvous": 29500,
+        "health": 29601,
+        "http": 8000,
+    }
+    assert "livenessProbe" not in both, "an engine that sleeps, or a trainer that computes, is no reason to end both"
+    own = context(COLOCATED | {"trainer": COLOCATED["trainer"] | {"image": "mine"}})
+    assert trainer_container(own)["image"] == "mine"
+
+
+def test_the_orchestrator_finds_engines_at_the_trainers_pods(tmp_path: Any) -> None:
+    ctx = context(COLOCATED)
+    services = {m["metadata"]["name"]: m["spec"] for m in everything(ctx) if m["kind"] == "Service"}
+    assert services["run-inference"]["selector"] == {RUN_LABEL: "run", ROLE_LABEL: "trainer"}
+    assert services["run-inference"]["publishNotReadyAddresses"] is True
+    assert [port["port"] for port in services["run-inference"]["ports"]] == [8000]
+    file = tmp_path / "run.json"
+    file.write_text(of_kind(ctx, "ConfigMap")["data"]["run.json"])
+    config = load_file(RunConfig, file)
+    assert config.orchestrator.inference_service == "http://run-inference.team-a.svc.cluster.local:8000"
+    assert config.trainer.engine_urls == ["http://127.0.0.1:8000"]
+    assert config.inference is not None
+    assert (config.inference.replicas, config.inference.host) == (2, "0.0.0.0")
+
+
+@pytest.mark.parametrize("blocks", [None, {"inference": {"replicas": 2}}])
+def test_other_runs_have_engines_of_their_own(blocks: dict[str, Any] | None) -> None:
+    ctx = context(blocks)
+    assert workloads(ctx).inference is not None
+    assert trainer_container(ctx)["image"] == SETTINGS.images["trainer"]
+    services = {m["metadata"]["name"]: m["spec"]["selector"] for m in everything(ctx) if m["kind"] == "Service"}
+    assert services["run-inference"][ROLE_LABEL] == "inference"

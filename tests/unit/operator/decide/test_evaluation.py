@@ -1,0 +1,155 @@
+"""A run of task Eval: no trainer, answers for steps, measures in the status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.protocol import annotations as keys
+from rlrun.protocol import exit_codes
+from rlrun_operator.names import Ref
+from rlrun_operator.times import rfc3339
+from tests.unit.operator.decide.kube import Kube
+
+EVAL: dict[str, Any] = {"task": "Eval", "policies": {"fromRun": "taught"}}
+MEASURED = "reverse-text, base: avg@1 0.0500\nreverse-text, step 10: avg@1 0.6000"
+
+
+def kinds(kube: Kube) -> set[str]:
+    return {condition["type"] for condition in kube.status["conditions"]}
+
+
+def begun() -> Kube:
+    """Half of the answers are there."""
+    kube = Kube(EVAL)
+    kube.settle()
+    kube.tick()
+    kube.tick()
+    kube.report(0, total_steps=12)
+    kube.report(6, total_steps=12)
+    return kube
+
+
+def measured(kube: Kube) -> None:
+    kube.objects[Ref("Lease", "run-progress")]["metadata"]["annotations"][keys.RESULTS] = MEASURED
+
+
+def test_from_creation_to_complete_without_a_trainer() -> None:
+    kube = Kube(EVAL)
+    first = kube.decide()
+    assert [child["kind"] for child in first.dry_run] == ["Deployment", "Pod"]
+    assert [a.manifest["metadata"]["name"] for a in first.apply if a.manifest["kind"] == "Service"] == ["run-inference"]
+    kube.settle()
+    for _ in range(3):
+        kube.tick()
+    assert (kube.status["launchedAttempt"], kube.status["trainerReady"], kube.status["steps"]) == (1, "0/0", "0/0")
+    assert kube.condition("PodsReady")["message"] == "the orchestrator is ready"
+    assert kube.status["phase"] == "Starting"
+    assert "CheckpointHealthy" not in kinds(kube)
+    kube.report(0, total_steps=128)
+    kube.tick()
+    assert (kube.status["phase"], kube.status["steps"]) == ("Starting", "0/128"), "no answer is there"
+    kube.report(96, total_steps=128)
+    kube.tick()
+    assert (kube.status["phase"], kube.status["steps"], kube.status["progress"]["percent"]) == ("Running", "96/128", 75)
+    assert kube.condition("Progressing")["reason"] == "Answering"
+    assert "attempt 1: 1 engine and the orchestrator" in kube.messages
+    kube.report(128, total_steps=128)
+    measured(kube)
+    kube.exit("orchestrator", 0)
+    for _ in range(3):
+        kube.tick()
+    assert (kube.status["phase"], kube.status["steps"]) == ("Complete", "128/128")
+    assert kube.status["results"] == MEASURED.splitlines()
+    assert kube.condition("Complete")["message"] == "every policy is measured"
+    assert not kube.pods("inference"), "a complete run holds no GPU"
+    assert kube.status["checkpoint"]["stepsLostTotal"] == 0
+    assert kube.told == [
+        ("Normal", "AttemptStarted"),
+        ("Normal", "EnginesAvailable"),
+        ("Normal", "Answering"),
+        ("Normal", "Completed"),
+    ]
+
+
+def test_a_killed_orchestrator_is_restarted_beside_its_engines_and_nothing_is_lost() -> None:
+    kube = begun()
+    engine = kube.pod("inference")["metadata"]["uid"]
+    measured(kube)
+    kube.exit("orchestrator", 137)
+    for _ in range(60):
+        kube.tick()
+    assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (2, 1)
+    assert kube.pod("inference")["metadata"]["uid"] == engine, "engines outlive attempts"
+    assert kube.status["steps"] == "6/12"
+    assert kube.status["results"] == MEASURED.splitlines(), "what was measured stays known"
+    kube.report(6, total_steps=12, resumed=6)
+    kube.tick()
+    assert kube.status["checkpoint"]["stepsLostTotal"] == 0
+    assert "attempt 2 has found 6 answers, and asks the rest" in kube.messages
+    before = len(kube.writes)
+    assert not kube.do(kube.decide()), kube.writes[before:]
+
+
+def test_what_can_never_be_asked_fails_the_run_at_once() -> None:
+    kube = begun()
+    kube.exit("orchestrator", exit_codes.DATA, message="policies.fromRun (taught): there is no folder /data/taught")
+    for _ in range(3):
+        kube.tick()
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Failed", 1)
+    assert "policies.fromRun (taught)" in kube.condition("Failed")["message"]
+    assert not kube.pods("inference")
+
+
+def test_suspended_and_resumed_it_asks_the_rest() -> None:
+    kube = begun()
+    kube.edit(suspend=True)
+    for _ in range(90):
+        kube.tick()
+    assert kube.status["phase"] == "Suspended", kube.status
+    assert not kube.pods("inference")
+    assert "it asks what is not answered yet (6/12), when" in kube.condition("Suspended")["message"]
+    kube.edit(suspend=False)
+    for _ in range(5):
+        kube.tick()
+    assert (kube.status["attempt"], kube.status["restarts"]) == (2, 0)
+    kube.report(7, total_steps=12, resumed=6)
+    kube.tick()
+    assert (kube.status["phase"], kube.status["steps"]) == ("Running", "7/12")
+
+
+def test_one_that_hangs_is_restarted() -> None:
+    kube = begun()
+    kube.tick()
+    kube.hang(2000, 6, total_steps=12)
+    assert kube.status["failures"][0]["reason"] == "NoProgress"
+    assert "no answer is done" in kube.status["failures"][0]["message"]
+    assert kube.status["attempt"] > 1
+
+
+def test_a_volume_of_one_node_is_where_the_engines_are() -> None:
+    one_node = {"storage": {"claimTemplate": {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}}}
+    kube = Kube(EVAL | one_node)
+    for child in kube.decide().dry_run:
+        spec = child["spec"]["template"]["spec"] if child["kind"] == "Deployment" else child["spec"]
+        (term,) = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["labelSelector"]["matchLabels"]["rlrun.io/role"] == "inference"
+
+
+def test_the_orchestrator_makes_the_tiny_model_and_that_it_cannot_is_told() -> None:
+    kube = Kube(EVAL | {"model": {"tiny": {}}})
+    pod = next(child for child in kube.decide().dry_run if child["kind"] == "Pod")
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["model"]
+    kube.make_ready = False
+    kube.settle()
+    kube.tick()
+    status = kube.pod("orchestrator")["status"]
+    status["initContainerStatuses"] = [{"name": "model", "restartCount": 0, "state": {"running": {}}}]
+    kube.tick()
+    assert kube.condition("PodsReady")["message"] == "orchestrator: the init container is making the tiny model"
+    end = {"exitCode": 74, "reason": "Error", "message": "cannot write to /data/run", "finishedAt": rfc3339(kube.now)}
+    status = kube.pod("orchestrator")["status"]
+    status |= {"phase": "Failed"}
+    status["initContainerStatuses"] = [{"name": "model", "restartCount": 0, "state": {"terminated": end}}]
+    kube.tick()
+    assert kube.status["lastFailure"]["message"] == "cannot write to /data/run"
+    assert kube.status["lastFailure"]["exitCode"] == 74

@@ -1,0 +1,84 @@
+"""A trainer's pod with an engine in it: one container, two processes that live and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pod_harness import Pod, free_port, run_config, wait_until
+
+from rlrun.config.run import RunConfig
+from rlrun.pod.process import descendants
+from rlrun.protocol import exit_codes
+from rlrun.protocol.paths import RunPaths
+
+STUB = {"RLRUN_IMPLEMENTATION": "stub"}
+SPEC: dict[str, Any] = {
+    "model": {"tiny": {}},
+    "maxSteps": 3,
+    "seqLen": 64,
+    "environments": [{"id": "reverse-text", "groupSize": 4, "args": {"length": 3}}],
+    "sampling": {"maxTokens": 8},
+    "orchestrator": {"batchSize": 8},
+    "algorithm": {"maxAsyncLevel": 0},
+    "placement": {"colocate": True},
+}
+
+
+def cluster_config(root: Path) -> RunConfig:
+    """As the operator would render it, but for the ports."""
+    config = run_config(root, **SPEC)
+    trainer, engine = free_port(), free_port()
+    places = {"trainer_url": f"http://127.0.0.1:{trainer}", "inference_service": f"http://127.0.0.1:{engine}"}
+    return config.model_copy(
+        update={
+            "trainer": config.trainer.model_copy(
+                update={"port": trainer, "engine_urls": [f"http://127.0.0.1:{engine}"]}
+            ),
+            "inference": config.inference.model_copy(update={"port": engine}),
+            "orchestrator": config.orchestrator.model_copy(update={**places, "metrics_port": free_port()}),
+        }
+    )
+
+
+def engine_of(container: int) -> int | None:
+    """The engine's process below a container's first one."""
+    for pid in descendants(container):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"rlrun.stub.inference" in words:
+            return pid
+    return None
+
+
+def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    config = cluster_config(tmp_path / "demo")
+    pod = pods("demo-trainer-0", config)
+    assert pod.run_real("model", **STUB)[0] == 0
+    container = pod.start_real("trainer", **STUB)
+    wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
+    engine = engine_of(container.pid)
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    assert container.wait(60) == 128 + signal.SIGKILL
+    assert "was ended by SIGKILL" in pod.message
+    assert "the engine without vLLM serves" in pod.message, "the last lines are the engine's"
+
+    pod = pods("demo-trainer-0", config)
+    container = pod.start_real("trainer", RLRUN_ATTEMPT="2", **STUB)
+    wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
+    engine = engine_of(container.pid)
+    container.send_signal(signal.SIGTERM)
+    assert container.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{engine}").exists()
+    logs = RunPaths(tmp_path / "demo").logs(2, "inference")
+    assert "the engine without vLLM serves" in (logs / "demo-trainer-0.log").read_text()
+
+    assert config.inference is not None
+    wrong = config.inference.model_copy(update={"extra_args": ["--enable-sleep-mode"]})
+    pod = pods("demo-trainer-0", config.model_copy(update={"inference": wrong}))
+    assert pod.run_real("trainer", RLRUN_ATTEMPT="3", **STUB)[0] == exit_codes.CONFIGURATION
+    said = "the engine in the trainer's pod: extraArgs: '--enable-sleep-mode' is set by RLRun itself"
+    assert pod.message.startswith(said)

@@ -1,0 +1,171 @@
+"""A role that hangs is asked what it does before it is killed: real processes, one of them inside native code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from pod_harness import Pod, run_config, wait_until
+
+from rlrun.pod.output import Output
+from rlrun.pod.signals import Signals
+from rlrun.pod.stuck import StuckRole
+from rlrun.protocol import stacks
+from rlrun.protocol.paths import RunPaths
+
+HANGS = """
+    import ctypes, os, signal, subprocess, sys
+    from rlrun.protocol import stacks
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    worker = '''
+    import signal, sys, time
+    from rlrun.protocol import stacks
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stacks.listen()
+    def child_that_waits():
+        print("up", flush=True)
+        time.sleep(3600)
+    child_that_waits()
+    '''
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
+    code = [[sys.executable, "-c", __import__("textwrap").dedent(text)] for text in (worker, deaf)]
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) for words in code]
+    for process in started:
+        process.stdout.readline()
+    stacks.listen()
+    def holds_the_interpreter_for_ever():
+        print(os.getpid(), *(process.pid for process in started), flush=True)
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(128)
+        lock(mutex)
+        lock(mutex)  # it waits for itself, inside C, and keeps the interpreter's lock
+    holds_the_interpreter_for_ever()
+"""
+
+
+def kept(pod: Pod, role: str) -> Path:
+    folder = RunPaths(pod.root).root / "logs" / "attempt_0001" / role
+    return folder / f"{pod.name}.stacks.txt"
+
+
+def hanging(pods: Callable[..., Pod], tmp_path: Path) -> tuple[Pod, subprocess.Popen[str], list[int]]:
+    """An orchestrator that hangs and has been asked to stop, and its processes: itself, a child that listens, one that does not."""
+    pod = pods("demo-orchestrator", run_config(tmp_path / "demo", checkpoint={"gracePeriodSeconds": 1}))
+    process = pod.start("orchestrator", HANGS)
+    assert process.stdout is not None
+    pids = [int(word) for word in process.stdout.readline().split()]
+    return pod, process, pids
+
+
+def end(process: subprocess.Popen[str], pids: list[int]) -> tuple[str, str]:
+    """What the kubelet does in the end, here to the role."""
+    os.kill(pids[0], signal.SIGKILL)
+    return process.communicate(timeout=60)
+
+
+def test_all_processes_of_a_role_that_hangs_tell_where_they_are(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod, process, pids = hanging(pods, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    file = kept(pod, "orchestrator")
+    told = wait_until(lambda: file.exists() and file.read_text(), "the stacks are on the volume")
+    assert Path(f"/proc/{pids[2]}").exists(), "one that does not listen is not ended by the question"
+    _, err = end(process, pids)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "in holds_the_interpreter_for_ever" in told
+    assert "in child_that_waits" in told
+    assert f"== process {pids[0]}: " in told
+    assert f"== process {pids[2]}: " not in told
+    assert f"is kept in {file}" in err
+    assert "in holds_the_interpreter_for_ever" in err
+    assert pod.message == ""
+
+
+def test_a_volume_that_hangs_costs_no_more_than_the_file(pods: Callable[..., Pod], tmp_path: Path) -> None:
+    pod, process, pids = hanging(pods, tmp_path)
+    file = kept(pod, "orchestrator")
+    file.parent.mkdir(parents=True, exist_ok=True)  # the log's own thread makes it, in its own time
+    os.mkfifo(file)  # opening it hangs until somebody reads
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    while "in holds_the_interpreter_for_ever" not in (line := process.stderr.readline()):
+        assert line, "it ended without a word"
+    end(process, pids)
+    assert process.returncode == 128 + signal.SIGKILL
+
+
+def test_a_role_that_ends_in_time_is_not_asked(signals: Signals, tmp_path: Path) -> None:
+    with StuckRole(signals, after=3600, file=tmp_path / "f", keep=tmp_path / "kept", output=Output(None)) as watch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        watch._thread.join(0.3)
+        assert watch._thread.is_alive(), "it waits for the role"
+    assert signals.received == signal.SIGTERM
+    assert not watch._thread.is_alive()
+
+
+LISTENS = "import time; from rlrun.protocol import stacks; stacks.listen(); print('up', flush=True); time.sleep(3600)"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Starts a process that listens; returns its pid."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one() -> int:
+        env = {**os.environ, stacks.FILE_VARIABLE: str(tmp_path / "stacks")}
+        process = subprocess.Popen([sys.executable, "-c", LISTENS], env=env, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process.pid
+
+    yield one
+    for process in started:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+
+
+def test_a_frozen_process_holds_nobody_up(
+    start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = start()
+    os.kill(frozen, signal.SIGSTOP)
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.1)
+    told = stacks.ask([frozen], tmp_path / "stacks", why="it is stuck").decode()
+    assert "it is stuck\n" in told
+    assert told.endswith("no answer: it is frozen, or inside a system call that hangs\n")
+
+
+def test_a_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = [start(), start()]
+    monkeypatch.setattr(stacks, "MAX_BYTES", 60)
+    told = stacks.ask(pids, tmp_path / "stacks", why="it is stuck").decode()
+    assert len(told) == 60 + len("\n...\n")
+    assert f"== process {pids[1]}: not asked any more" in (tmp_path / "stacks").read_text()
+
+
+def test_who_writes_elsewhere_is_not_asked(start: Callable[[], int], tmp_path: Path) -> None:
+    pid = start()
+    other = tmp_path / "of another role"
+    other.touch()
+    assert stacks.listens(pid, tmp_path / "stacks")
+    assert not stacks.listens(pid, other)
+    assert stacks.ask([pid, os.getpid()], other, why="it is stuck") == b""
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(1, 0.25), (8, 2.0), (30, 5.0), (86400, 5.0)])
+def test_the_question_comes_long_before_the_end(grace: float, seconds: float) -> None:
+    assert stacks.patience(grace) == seconds
+
+
+def test_an_engines_processes_listen_through_vllms_plugins() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    entry = project["entry-points"]["vllm.general_plugins"]["rlrun_stacks"]
+    assert EntryPoint("rlrun_stacks", entry, "vllm.general_plugins").load() is stacks.listen

@@ -1,0 +1,199 @@
+"""Every call to the file system fails once: whoever looks then sees the old whole thing, the new one, or nothing; never a part."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.protocol.durable import create_json, new_folder, write_bytes, write_json
+from rlrun.protocol.storage import RefusedError, Volume
+
+CALLS = ("open", "fsync", "replace", "rename", "link", "mkdir", "unlink", "rmdir", "scandir")
+"""What Python's files, folders and paths are made of."""
+OLD, NEW = {"step": 1, "text": "old" * 9}, {"step": 2, "text": "new" * 9}
+Seen = dict[str, Any] | None
+
+
+class Faults:
+    """Lets calls number `first` to `last` fail, counted from the moment when it is armed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
+        self.calls, self.first, self.last, self.armed = 0, 0, 0, False
+        for name in CALLS:
+            patch.setattr(os, name, self._wrap(getattr(os, name), number))
+
+    def _wrap(self, real: Callable[..., Any], number: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.armed:
+                self.calls += 1
+                if self.first <= self.calls <= self.last:
+                    raise OSError(number, os.strerror(number))
+            return real(*arguments, **options)
+
+        return call
+
+    def arm(self, first: int, last: int) -> None:
+        self.calls, self.first, self.last, self.armed = 0, first, last, True
+
+
+def read_file(path: Path) -> Seen:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_folder(path: Path, document: dict[str, Any]) -> None:
+    with new_folder(path) as folder:
+        (folder / "a").write_text(json.dumps(document))
+        (folder / "b").write_text(json.dumps(document))
+
+
+def read_folder(path: Path) -> Seen:
+    if not path.exists():
+        return None
+    first, second = (json.loads((path / name).read_text()) for name in "ab")
+    assert first == second, "half of a folder is taken for the whole"
+    return dict(first)
+
+
+WRITERS: dict[str, tuple[Callable[[Path, Any], None], Callable[[Path], Seen], bool]] = {
+    "write_json": (write_json, read_file, True),
+    "create_json": (create_json, read_file, False),
+    "new_folder": (write_folder, read_folder, True),
+}
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["one call", "that call and all later ones"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_after_any_failing_call_a_reader_sees_something_whole_and_the_next_try_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, number: int, lasts: bool
+) -> None:
+    write, read, replaces = WRITERS[writer]
+    with monkeypatch.context() as patch:
+        faults = Faults(patch, number)
+        failures = 0
+        for call in range(1, 100):
+            path = tmp_path / str(call) / "thing"
+            faults.armed = False
+            if replaces:
+                write(path, OLD)
+            faults.arm(call, 10**9 if lasts else call)
+            failed = False
+            try:
+                write(path, NEW)
+            except OSError as error:
+                failed = error.errno == number
+            reached = faults.calls
+            faults.armed = False
+            seen = read(path)
+            assert seen in ([OLD, NEW, None] if replaces else [NEW, None]), f"call {call}"
+            if not failed:
+                assert seen == NEW, f"call {call}: told as written, and it is not"
+            failures += failed
+            if replaces or seen is None:
+                write(path, NEW)
+            assert read(path) == NEW
+            if replaces:
+                assert [p.name for p in path.parent.iterdir()] == ["thing"], f"call {call}: something is left behind"
+            if reached < call:
+                break
+        else:
+            raise AssertionError("not every call was reached")
+    assert failures >= 4, "the faults hit nothing"
+
+
+def test_a_refused_write_is_told_until_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    volume = Volume(tmp_path, say=said.append)
+    with monkeypatch.context() as patch:
+        faults = Faults(patch, errno.ENOSPC)
+        faults.arm(1, 10**9)
+
+        def wait(seconds: float) -> None:
+            told = volume.trouble()
+            assert told is not None
+            assert told.reason == "StorageFull"
+            assert told.text.startswith("the volume is full: ")
+            assert "; cannot write the thing since " in told.text
+            waited.append(seconds)
+            faults.armed = len(waited) < 8
+
+        waited: list[float] = []
+        volume.insist("write the thing", lambda: write_bytes(tmp_path / "thing", b"x"), wait=wait)
+    assert waited == [0.5, 1, 2, 4, 8, 15, 15, 15]
+    assert (tmp_path / "thing").read_bytes() == b"x"
+    assert volume.trouble() is None
+    assert len(said) == 2
+
+
+def test_what_the_run_waits_for_is_told_before_what_only_a_checkpoint_waits_for(tmp_path: Path) -> None:
+    now = [0.0]
+    volume = Volume(tmp_path, clock=lambda: now[0])
+
+    def refused(number: int, doing: str, blocks: bool) -> None:
+        def act() -> None:
+            raise OSError(number, os.strerror(number))
+
+        with pytest.raises(RefusedError):
+            volume.attempt(doing, act, blocks=blocks)
+
+    def told() -> str:
+        trouble = volume.trouble()
+        return "" if trouble is None else f"{trouble.reason}: {trouble.text} ({trouble.blocks})"
+
+    refused(errno.EDQUOT, "save a checkpoint", blocks=False)
+    assert "StorageFull: the volume's quota is used up; cannot save a checkpoint since" in told()
+    assert told().endswith("(False)")
+    with volume.using("write the batch"):
+        now[0] += 29
+        assert "quota" in told()
+        now[0] += 1
+        assert "StorageSlow: the volume does not answer; cannot write the batch since" in told()
+        refused(errno.EROFS, "publish weights", blocks=True)
+        assert "StorageReadOnly: the volume is read-only; cannot publish weights since" in told()
+        assert told().endswith("(True)")
+        volume.accept("publish weights")
+        assert "StorageSlow" in told()
+    assert "quota" in told()
+    volume.accept("save a checkpoint")
+    assert told() == ""
+
+
+def test_a_look_tells_of_a_volume_without_space_and_of_one_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume, real = Volume(tmp_path / "not made yet"), os.statvfs(tmp_path)
+
+    def like(**changes: int) -> None:
+        names = [name for name in dir(real) if name.startswith("f_")]
+        found = type("Found", (), {name: getattr(real, name) for name in names} | changes)
+        monkeypatch.setattr(os, "statvfs", lambda path: found)
+        volume.look()
+
+    like(f_bavail=100, f_frsize=4096, f_blocks=1 << 20, f_files=0)
+    trouble = volume.trouble()
+    assert trouble is not None
+    assert trouble.text.startswith("the volume is full: 400 KiB free of 4.0 GiB since ")
+    assert not trouble.blocks
+    like(f_bavail=1 << 20, f_frsize=4096, f_blocks=1 << 20, f_files=500, f_favail=0)
+    trouble = volume.trouble()
+    assert trouble is not None
+    assert "no inodes are left of 500" in trouble.text
+    like(f_flag=os.ST_RDONLY)
+    trouble = volume.trouble()
+    assert trouble is not None
+    assert trouble.reason == "StorageReadOnly"
+    like(f_bavail=1 << 20, f_frsize=4096, f_blocks=1 << 20, f_files=0, f_flag=0)
+    assert volume.trouble() is None
+
+
+def test_a_mistake_is_no_trouble_of_the_volume(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    with pytest.raises(PermissionError):
+        volume.attempt("write", lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+    assert volume.trouble() is None

@@ -1,0 +1,79 @@
+"""A real volume that is full, then read-only, under whole runs of stub processes: they wait, tell it, and go on by themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from stub_run import API_KEY, StubRun, stub_run
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.paths import RunPaths
+from rlrun.stub.policy import Policy
+from rlrun.stub.script import PolicyScript
+from tests.small_volume import SmallVolume, small_volume
+
+STEPS = 14
+
+
+def progress(run: StubRun) -> dict[str, Any]:
+    """What the orchestrator tells, as it tells the Lease."""
+    url = f"http://127.0.0.1:{run.config.orchestrator.metrics_port}/rlrun/progress"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {API_KEY}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return dict(json.load(answer))
+
+
+def move_to(volume: SmallVolume, run: StubRun) -> None:
+    """Have the run's folder on the volume, at the path that its configuration names, and its logs elsewhere."""
+    shutil.copytree(run.paths.root, volume.root / "run")
+    run.paths, run.prefix, run.root = RunPaths(volume.root / "run"), volume.enter, run.root.parent
+
+
+def tells(run: StubRun, reason: str) -> bool:
+    return (progress(run)["storage"] or {}).get("reason") == reason
+
+
+def test_a_run_waits_for_its_full_and_then_read_only_volume_and_goes_on_by_itself(tmp_path: Path) -> None:
+    with (
+        small_volume(tmp_path / "volume", "48m") as volume,
+        stub_run(tmp_path / "volume", max_steps=STEPS) as run,
+    ):
+        move_to(volume, run)
+        run.script(trainer={"stepSeconds": 0.05, "faults": [{"step": 7, "action": "slow_step", "seconds": 3}]})
+        assert run.wait(run.start("model")) == exit_codes.OK, run.state()
+        run.start("inference")
+        trainer, orchestrator = run.start("trainer"), run.start("orchestrator")
+        run.until(lambda: len(complete_checkpoints(run.paths)) == 1, "the checkpoint of step 5 is complete")
+        volume.fill()
+        run.until(lambda: tells(run, "StorageFull"), "the full volume is told")
+        run.until(lambda: "the volume is full: " in progress(run)["waiting_on"], "the run waits for it")
+        assert "free of 48 MiB" in progress(run)["waiting_on"]
+        volume.remount("ro,size=96m")
+        run.until(lambda: tells(run, "StorageReadOnly"), "the read-only volume is told")
+        run.until(lambda: progress(run)["waiting_on"].startswith("the volume is read-only"), "the run waits for it")
+        assert trainer.poll() is None
+        assert orchestrator.poll() is None
+        (before,) = complete_checkpoints(run.paths)
+        verify(before.path, read_manifest(before.path))
+        volume.remount("rw")
+        assert run.wait(orchestrator) == exit_codes.OK, run.state()
+        assert run.wait(trainer) == exit_codes.OK, run.state()
+        assert run.trained(1) == list(range(1, STEPS + 1))
+        lines = run.metrics()
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        policy = Policy(0, PolicyScript().first)
+        for line in lines:
+            policy = policy.trained(PolicyScript())
+            assert line["param_checksum"] == policy.checksum
+        found = complete_checkpoints(run.paths)
+        assert [checkpoint.step for checkpoint in found][-1] == STEPS
+        for checkpoint in found:
+            verify(checkpoint.path, read_manifest(checkpoint.path))
+        assert not list(run.paths.root.rglob("*.tmp"))
+        assert run.log("trainer").read_text().count("it is tried again") <= 4
+        assert "Traceback" not in run.state()

@@ -1,0 +1,117 @@
+"""Environments with objectives of their own, in the trainer: one step, several updates, what a configuration makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from rlrun.algorithms import Objective, Regularizers
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.learning import AlgorithmConfig, LossConfig, RegularizerConfig
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.packing import Row
+from rlrun.trainer.group import Group
+from rlrun.trainer.learner import combined
+from rlrun.trainer.model import shard
+from rlrun.trainer.step import environment_objectives, train_step
+from rlrun.trainer.updates import Update
+from tests.unit.trainer.companions import LENGTHS, MakeBatch, MakeModel, make_learner, weights
+
+MATHS = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
+
+
+def mixed(batch: Batch) -> Batch:
+    """Every second sample is of `maths`."""
+    samples = [dataclasses.replace(s, environment="maths" if i % 2 else "code") for i, s in enumerate(batch.samples)]
+    return dataclasses.replace(batch, samples=tuple(samples))
+
+
+def step(
+    model: nn.Module, group: Group, batch: Batch, rows: list[Row], environments: dict[str, Objective]
+) -> tuple[dict[str, float], torch.Tensor]:
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    found = train_step(
+        model, sgd, batch, rows, group=group, loss=Objective(), lr=1.0, max_grad_norm=None, environments=environments
+    )
+    return found, weights(model)
+
+
+def test_the_cut_into_rows_changes_nothing(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: MakeBatch
+) -> None:
+    """A row of one environment, one of both, and one without a sample."""
+    batch = mixed(make_batch(LENGTHS))
+    whole, together = step(shard(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {"maths": MATHS})
+    cut, apart = step(shard(make_model(), solo), solo, batch, [(3, 1), (), (0, 2), (4,)], {"maths": MATHS})
+    torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
+    assert cut.keys() == whole.keys()
+    same = [name for name in whole if not name.startswith("time/")]
+    assert [cut[name] for name in same] == pytest.approx([whole[name] for name in same], rel=1e-4, abs=1e-6)
+    assert {"objective/maths/loss", "objective/maths/entropy", "objective/maths/entropy_bonus"} <= whole.keys()
+    assert "objective/code/loss" not in whole
+    _, plain = step(shard(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {})
+    assert float((plain - together).abs().max()) > 1e-3
+
+
+def test_an_environment_alone_may_need_the_policy_at_the_start_of_the_step(
+    solo: Group, make_model: MakeModel, make_batch: MakeBatch
+) -> None:
+    batch = mixed(make_batch([9, 4, 8, 6]))
+    one, two = (dataclasses.replace(batch, samples=batch.samples[i::2]) for i in (0, 1))  # all code, all maths
+    own = {"maths": Objective("decoupled_ppo", proximal="recompute")}
+    learner = make_learner(shard(make_model(), solo), solo, environments=own)
+    metrics = learner.step([Update(one, [(0, 1)]), Update(two, [(0, 1)])], lr=0.01)
+    assert metrics["time/proximal"] > 0
+    assert metrics["objective/maths/loss_tokens"] == two.loss_tokens
+    assert metrics["loss_tokens"] == batch.loss_tokens
+    # the weight exp(o - i) is of the policy before the first update, which the second one meets already changed
+    first = make_learner(shard(make_model(), solo), solo, environments=own).step([Update(two, [(0, 1)])], lr=0.01)
+    assert metrics["objective/maths/weight"] == pytest.approx(first["objective/maths/weight"], rel=1e-5)
+    assert metrics["objective/maths/ratio"] != pytest.approx(first["objective/maths/ratio"], rel=1e-5)
+
+
+def test_metrics_of_an_update_without_an_environment() -> None:
+    one = {"loss": 1.0, "objective/a/loss": 3.0, "objective/a/loss_tokens": 4.0}
+    assert combined([{"loss": 2.0}, one, one]) == {
+        "loss": pytest.approx(4 / 3),
+        "objective/a/loss": 3.0,
+        "objective/a/loss_tokens": 8.0,
+    }
+
+
+def config(**own: object) -> TrainerConfig:
+    return TrainerConfig(
+        name="a",
+        uid="u",
+        output_dir="/data",
+        model={"path": "m"},
+        max_steps=1,
+        seq_len=64,
+        seed=0,
+        algorithm=AlgorithmConfig(preset="dr_grpo", aggregation_length=9),
+        checkpoint={},
+        environment_algorithms={"maths": EnvironmentAlgorithm(**own)},  # type: ignore[arg-type]
+    )
+
+
+def test_what_an_environment_gives_replaces_the_runs_and_all_else_stays() -> None:
+    found = environment_objectives(config(loss=LossConfig(name="ppo"), regularizers=RegularizerConfig(entropy=0.5)))
+    assert found == {
+        "maths": Objective(
+            "ppo", aggregation="constant_length", aggregation_length=9, regularizers=Regularizers(entropy=0.5)
+        )
+    }
+    assert environment_objectives(config(aggregation="token_mean"))["maths"] == Objective(aggregation="token_mean")
+    assert environment_objectives(config(aggregation="constant_length"))["maths"].aggregation_length == 64
+    assert environment_objectives(config(loss=LossConfig(name="decoupled_ppo")))["maths"].proximal == "recompute"
+
+
+def test_a_loss_of_an_environment_that_cannot_be_imported_is_told() -> None:
+    with pytest.raises(RoleError, match=r"environmentAlgorithms\.maths\.loss.*no_such_module"):
+        environment_objectives(config(loss=LossConfig(name="no_such_module:loss")))

@@ -1,0 +1,48 @@
+"""What ranks tell of themselves reaches rank 0 without any of them waiting, also when one of them is gone."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from rlrun.trainer.phases import Phases
+
+
+def open_store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+
+
+def test_rank_0_hears_the_last_word_of_every_other_rank() -> None:
+    store = open_store()
+    first, second, third = (Phases(rank, 3, ("127.0.0.1", store.port)) for rank in range(3))
+    second.say("training", 12, 3)
+    assert first.others() == [], "the third has not spoken yet"
+    third.say("loading", 0)
+    third.say("saving", 11)
+    del third  # a rank that has ended, or hangs, has said it before
+    told = [(state.rank, state.phase, state.step, state.part) for state in first.others()]
+    assert told == [(1, "training", 12, 3), (2, "saving", 11, 0)]
+
+
+def test_without_a_store_nothing_is_told_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    silent = Phases.of_group(1, 2)
+    silent.say("training", 1)
+    assert silent.others() == []
+    monkeypatch.setattr("rlrun.trainer.phases._CONNECT_SECONDS", 0.2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        nowhere = Phases(0, 2, ("127.0.0.1", taken.getsockname()[1]))
+    assert nowhere.others() == []
+
+
+def test_a_rank_goes_on_when_the_store_is_gone() -> None:
+    store = open_store()
+    first, second = (Phases(rank, 2, ("127.0.0.1", store.port)) for rank in range(2))
+    del store
+    for step in range(3):
+        second.say("training", step)
+    assert first.others() == []

@@ -1,0 +1,34 @@
+"""What a task never reads is refused where somebody has set it: it would do nothing.
+
+What the API server fills in is not refused: it cannot be told from what nobody has set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlrun.config.base import Config
+
+Parts = Iterable[tuple[str, Config, Iterable[str]]]
+"""Path of a block, the block, and its fields that the task does not read."""
+
+
+def refuse(parts: Parts, whose: str, hints: dict[str, str] | None = None) -> None:
+    """Refuse the first field that is not at its default.
+
+    Args:
+        parts: what is not read.
+        whose: whom the fields are for, as the end of `is for ...`.
+        hints: what to do instead, by path.
+
+    Raises:
+        ValueError: names the field, its value, and the fix.
+    """
+    for block, given, names in parts:
+        for name in names:
+            info = type(given).model_fields[name]
+            value = getattr(given, name)
+            if value != info.get_default(call_default_factory=True):
+                path = f"{block}.{info.alias}".lstrip(".")
+                hint = (hints or {}).get(path, "")
+                raise ValueError(f"{path} ({value}) is for {whose}; remove it{hint}")

@@ -1,0 +1,132 @@
+"""The first process of an environment's own container: starts the environment for whoever connects, as the orchestrator would itself.
+
+Its image needs a Python with pydantic and the environment's packages. The code of this package comes from the orchestrator's image,
+through a volume of the pod (`bootstrap`). Each connection is one life of one environment: the first document loads it, the end of the
+connection ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.environments.episode import EpisodeError
+from rlrun.environments.process.life import Command, Life, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.process.talk import StartError
+from rlrun.environments.process.wire import Document, Lines, WireError
+from rlrun.environments.process.worker import Worker
+from rlrun.environments.protocol import ModelClient, Split
+from rlrun.environments.stage import Played, TaskRef, TaskRefs
+
+
+class _LifeStage:
+    """One life as a `Stage`; nothing is started again here: the orchestrator connects again.
+
+    Attributes:
+        told: set once the orchestrator was told how the life ended. Before any rollout's end by it: a rollout that is sent in between
+            would be lost with a process that had ended already.
+    """
+
+    def __init__(self, life: Life, id: str, single_turn: bool, sizes: dict[Split, int]) -> None:
+        self._life, self.id, self.single_turn, self._sizes = life, id, single_turn, sizes
+        self.told = asyncio.Event()
+
+    def tasks(self, split: Split) -> Sequence[TaskRef]:
+        return TaskRefs(split, self._sizes[split])
+
+    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
+        try:
+            return await self._life.play(task, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
+        except EpisodeError as error:
+            if error.death:
+                await self.told.wait()
+            raise
+
+    def metrics(self) -> dict[str, float]:
+        return self._life.metrics()
+
+
+class _Guest(Worker):
+    """One connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._life: Life | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    def _lost(self, error: WireError | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the environment, should it have begun."""
+        if self._loading is not None:
+            self._loading.cancel()
+        for task, _ in self._playing.values():
+            task.cancel()
+        if self._life is not None:
+            self._life.end()
+
+    def _begin(self, document: Document) -> None:
+        self._loading = asyncio.get_running_loop().create_task(self._load_apart(document))
+
+    def _pong(self, document: Document) -> Document:
+        metrics = self._life.metrics() if self._life is not None else {}
+        return {"op": "pong", "number": document["number"], "metrics": metrics}
+
+    async def _load_apart(self, document: Document) -> None:
+        command = Command(document["id"], document["args"], document["python"])
+        self._life = life = Life(command, Limits(**document["limits"]), Log(None))
+        try:
+            ready = await life.start()
+        except StartError as error:
+            if error.permanent:
+                self.wire.send({"op": "unusable", "message": str(error)})
+            else:
+                self.wire.send({"op": "died", "kind": "crash", "message": f"did not load: {error}"})
+            return
+        stage = _LifeStage(life, ready.id, ready.single_turn, {"train": ready.train, "eval": ready.eval})
+        self._stage = stage
+        self.wire.send({"op": "ready", **vars(ready)})
+        death = await life.ended
+        self.wire.send({"op": "died", "kind": death.kind, "message": death.message})
+        stage.told.set()
+
+
+async def serve(socket: Path, stopped: asyncio.Event) -> None:
+    """Serve connections at `socket`, which does not exist, until `stopped`; then end all that they began."""
+    guests: set[_Guest] = set()
+
+    def connected() -> Lines:
+        guest = _Guest()
+        guests.add(guest)
+        return guest.wire
+
+    server = await asyncio.get_running_loop().create_unix_server(connected, str(socket))
+    await stopped.wait()
+    server.close()
+    for guest in guests:
+        guest.wire.close()
+        guest.end()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve until SIGTERM.
+
+    Args:
+        argv: path of the socket.
+    """
+    socket = Path(argv[0])
+    Path.home().mkdir(parents=True, exist_ok=True)  # of its own, on the pod's volume: the root file system is read-only
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    socket.unlink(missing_ok=True)  # of the container's life before
+
+    async def run() -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        await serve(socket, stopped)
+
+    asyncio.run(run())

@@ -1,0 +1,95 @@
+"""One connection to the host of an environment that has a container of its own, seen from the orchestrator.
+
+The host starts the environment's process, watches it and ends it, as `life` does here; this is only the way there. When the container
+ends, so does the connection, and the next one begins when the kubelet has started it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import asdict
+from pathlib import Path
+
+from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.talk import Death, Ready, StartError, Talk
+from rlrun.environments.process.wire import Document, WireError
+
+KNOCK_SECONDS = 0.5
+"""Between two looks whether the host is there."""
+LOAD_MARGIN_SECONDS = 5.0
+"""The host gives up an environment that does not load; this much later it is given up from here."""
+
+
+class Remote(Talk):
+    """A connection.
+
+    Args:
+        socket: of the host.
+        command: what it starts.
+        limits: what that may take.
+        number: see `Talk`.
+    """
+
+    def __init__(self, socket: Path, command: Command, limits: Limits, number: int = 1) -> None:
+        super().__init__(command.id, number)
+        self._socket, self._command, self._limits = socket, command, limits
+        self._told = {"memory_gib": 0.0, "stall_seconds": 0.0}
+        self._pings = itertools.count(1)
+        self._asking: asyncio.Task[None] | None = None
+
+    async def start(self) -> Ready:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.start_seconds
+        while True:
+            try:
+                await loop.create_unix_connection(lambda: self._wire, str(self._socket))
+                break
+            except OSError as error:
+                if loop.time() >= deadline:
+                    reason = f"no container answered at {self._socket} within {self._limits.start_seconds:g} seconds"
+                    raise StartError(f"{reason} ({error.strerror})") from error
+            await asyncio.sleep(KNOCK_SECONDS)
+        asked = {"id": self._command.id, "args": dict(self._command.args), "limits": asdict(self._limits)}
+        self._wire.send({"op": "load", "python": self._command.python, **asked})
+        waiting: set[asyncio.Future[object]] = {self._ready, self.ended}  # type: ignore[arg-type]
+        limit = self._limits.start_seconds + LOAD_MARGIN_SECONDS
+        await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready.done():
+            self._asking = loop.create_task(self._ask_for_metrics())
+            return self._ready.result()
+        self.end()
+        if self.ended.done():
+            raise StartError(f"its process {self.ended.result().message} while it loaded")
+        raise StartError(f"it did not load within {self._limits.start_seconds:g} seconds")
+
+    def end(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        self._wire.close()  # the host ends everything when it sees this
+
+    def metrics(self) -> dict[str, float]:
+        return dict(self._told)
+
+    async def _ask_for_metrics(self) -> None:
+        while True:
+            self._wire.send({"op": "ping", "number": next(self._pings)})
+            await asyncio.sleep(self._limits.look_seconds)
+
+    def _answered(self, document: Document) -> None:
+        self._told = {name: float(document["metrics"][name]) for name in self._told}
+
+    def _handle(self, document: Document) -> None:
+        if document["op"] == "died":
+            self._bury(Death(document["kind"], str(document["message"])))
+            self.end()
+            return
+        super()._handle(document)
+
+    def _lost(self, error: WireError | None) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        why = "was in a container that ended" if error is None else f"broke the protocol ({error})"
+        if not self._ready.done():
+            why += ", or refused the connection"
+        self._bury(Death("crash", why))

@@ -1,0 +1,8 @@
+"""`python -m rlrun.evaluate --config run.json`: the orchestrator of a run that trains nothing."""
+
+import sys
+
+from rlrun.evaluate.role import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What a run without a trainer tells of itself: answers are its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlrun.evaluate import report
+from rlrun.evaluate.plan import Plan
+from rlrun.evaluate.play import Part
+from rlrun.evaluate.policies import Policy
+from rlrun.orchestrator.engines import EnginePool
+from rlrun.orchestrator.evaluation import Answer
+from rlrun.orchestrator.progress import Progress, StepClock, told
+from rlrun.orchestrator.waiting import Since
+from rlrun.protocol.paths import Role
+from rlrun.protocol.storage import Volume
+
+
+class Account:
+    """Counts answers.
+
+    Args:
+        plan: of the run.
+        parts: what is wanted, with the answers that are there.
+        pool: the engines.
+        since: since when the same is waited for.
+        volume: of the run.
+    """
+
+    def __init__(self, plan: Plan, parts: Sequence[Part], pool: EnginePool, since: Since, volume: Volume) -> None:
+        self._plan, self._parts, self._pool, self._since, self._volume = plan, parts, pool, since, volume
+        self.total = sum(len(part.wanted) for part in parts)
+        self.found = self.done = self.total - sum(len(part.left) for part in parts)
+        self._failed = self._moves = 0
+        self._rewards: list[float] = []
+        self._version: int | None = None
+        self._clock = StepClock()
+        self._doing: tuple[Role, str] = ("inference", "starting")
+        self._over = {part.policy for part in parts} - {part.policy for part in parts if part.left}
+        self.results = self._measures()
+        """Of the policies that nothing more is asked of: a line per policy and environment."""
+
+    def loads(self, policy: Policy) -> None:
+        """The engines are given a policy."""
+        self._doing = "inference", f"loading {policy.name}"
+        self._rewards = []
+
+    def loaded(self, policy: Policy) -> None:
+        """All of them have it."""
+        self._doing, self._version = ("inference", f"answering as {policy.name}"), policy.step or 0
+        self._moves += 1
+
+    def answered(self, answer: Answer) -> None:
+        """One more answer is kept, or has failed as often as it may."""
+        self._moves += 1
+        if answer.rollout is None:
+            self._failed += 1
+            return
+        self.done += 1
+        self._clock.trained(self.done)
+        self._rewards.append(answer.rollout.reward)
+
+    def over(self, policy: Policy) -> None:
+        """Nothing more is asked of a policy."""
+        self._over.add(policy)
+        self.results = self._measures()
+
+    def _measures(self) -> tuple[str, ...]:
+        over = [part for part in self._parts if part.policy in self._over]
+        return tuple(report.short(report.results(self._plan, over)))
+
+    def progress(self) -> Progress:
+        """One look."""
+        role, phase = self._doing
+        problems = self._pool.problems() if self._pool.version is None else ""
+        waiting, trouble = self._since.waiting(role, phase, problems), self._volume.trouble()
+        return Progress(
+            step=self.done,
+            max_steps=self.total,
+            policy_version=self._version,
+            checkpoint_step=None,
+            resumed_from_step=self.found or None,
+            reward=sum(self._rewards) / len(self._rewards) if self._rewards else None,
+            eval={},
+            tokens_per_second=None,
+            staleness_mean=None,
+            waiting_on=told(waiting, trouble),
+            eta_seconds=self._clock.remaining_seconds(self.total),
+            in_flight=sum(replica.load for replica in self._pool.replicas),
+            errors=self._failed,
+            waiting_role=waiting.role,
+            waiting_phase=waiting.phase,
+            waiting_since=waiting.since,
+            activity=self._moves,
+            storage=trouble,
+            results=self.results,
+        )

@@ -1,0 +1,44 @@
+"""Which policies are asked what, and where the answers are: the same for a command and for a run of task Eval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import EvaluationConfig
+from rlrun.environments.protocol import Split
+from rlrun.evaluate.policies import Policy
+from rlrun.evaluate.staging import Export
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that is decided before anything is asked."""
+
+    work: Path
+    """Folder of the answers and results."""
+    orchestrator: OrchestratorConfig
+    """With what is asked in `evaluation`."""
+    policies: Sequence[Policy]
+    split: Split
+    export: Export
+    attempt: int | None = None
+    """Of a run: it writes files of its own, and reads those of all attempts. None: a command, alone in its folder."""
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.orchestrator.name
+
+    @property
+    def evaluation(self) -> EvaluationConfig:
+        """How much is asked."""
+        assert self.orchestrator.evaluation is not None
+        return self.orchestrator.evaluation
+
+    @property
+    def adapters(self) -> list[Policy]:
+        """The policies that are adapters."""
+        return [policy for policy in self.policies if policy.kind == "adapter"]

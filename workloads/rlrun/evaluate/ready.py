@@ -1,0 +1,109 @@
+"""What an attempt of a run without a trainer begins with: its number, and which policies are asked."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.config.lora import LoRAConfig
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import EvaluationConfig
+from rlrun.config.run import fingerprint
+from rlrun.evaluate import policies
+from rlrun.evaluate.plan import Plan
+from rlrun.evaluate.policies import Policy
+from rlrun.evaluate.staging import exporter, highest_rank
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import check_number, first_attempt, write_attempt
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.run_folder import recorded_run
+
+_STAGING = ".evaluation.a"
+
+
+def begin_attempt(paths: RunPaths, config: OrchestratorConfig, attempt: int) -> Path:
+    """Take the attempt's number, as a trainer does where there is one; returns the folder for what engines load.
+
+    Raises:
+        RoleError: the number is taken, or the volume refuses.
+    """
+    check_number(paths, attempt)
+    begun = first_attempt(world_size=1, config_hash=fingerprint(config), attempt=attempt, uid=config.uid)
+    with storage_errors(paths.root, "begin the attempt"):
+        try:
+            write_attempt(paths, begun)
+        except FileExistsError:
+            check_number(paths, attempt)
+            raise
+        for left in paths.weights.glob(f"{_STAGING}*"):  # of attempts that were killed
+            shutil.rmtree(left, ignore_errors=True)
+    return paths.weights / f"{_STAGING}{attempt:04d}"
+
+
+def make_plan(config: OrchestratorConfig, attempt: int) -> Plan:
+    """Which policies are asked, by what is on the volume now.
+
+    Raises:
+        RoleError: names the field, its value, and what to do.
+    """
+    paths = RunPaths(Path(config.output_dir))
+    model, source = config.model, config.model.source(paths.model)
+    base = policies.base_policy(model, None if model.name is not None else Path(source))
+    chosen, trained_with = _chosen(config, paths, base)
+    own = recorded_run(paths)
+    _check_served(chosen, own.lora if own is not None else None)
+    return Plan(
+        work=paths.root,
+        orchestrator=config.model_copy(update={"evaluation": config.evaluation or EvaluationConfig()}),
+        policies=chosen,
+        split="eval",
+        export=exporter(model, source, trained_with),
+        attempt=attempt,
+    )
+
+
+def _chosen(config: OrchestratorConfig, paths: RunPaths, base: Policy) -> tuple[list[Policy], LoRAConfig | None]:
+    """The policies, and with which adapters the run that they are from has trained."""
+    wanted = config.policies
+    if wanted is None:
+        return [base], None
+    folder = paths.root.parent / wanted.from_run
+    field = f"policies.fromRun ({wanted.from_run})"
+    if not folder.is_dir():
+        raise RoleError(
+            f"{field}: there is no folder {folder}; name a run on this run's volume, or a folder as the pods see it",
+            exit_codes.DATA,
+        )
+    other = RunPaths(folder)
+    trained = recorded_run(other)
+    available = policies.in_folder(folder) if trained is None else policies.of_run(folder)
+    if not available and not wanted.base:
+        raise RoleError(
+            f"{field}: {folder} holds no policy yet; wait for its first version, or set policies.base: true",
+            exit_codes.DATA,
+        )
+    where = f"{folder} (policies.fromRun)"
+    chosen = policies.choose(available, base, steps=wanted.steps, with_base=wanted.base, where=where)
+    return chosen, None if trained is None else trained.lora
+
+
+def _check_served(chosen: Sequence[Policy], lora: LoRAConfig | None) -> None:
+    """The engines have been started with or without room for adapters, and cannot change that."""
+    kind = policies.served_as(chosen)
+    adapters = [policy for policy in chosen if policy.kind == "adapter"]
+    if kind == "adapter":
+        rank = highest_rank(adapters)
+        if lora is None or lora.rank < rank:
+            has = "not set" if lora is None else str(lora.rank)
+            raise RoleError(
+                f"trainer.lora.rank is {has}, and {adapters[0].name} is an adapter of rank {rank}, for which the engines need room; "
+                f"set trainer.lora: {{rank: {rank}}}",
+                exit_codes.CONFIGURATION,
+            )
+    elif lora is not None and (whole := [policy.name for policy in chosen if policy.kind != "base"]):
+        raise RoleError(
+            f"trainer.lora is set, and {', '.join(whole)} are whole models; remove trainer.lora",
+            exit_codes.CONFIGURATION,
+        )

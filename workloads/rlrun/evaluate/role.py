@@ -1,0 +1,166 @@
+"""One attempt of a run that trains nothing: its engines are given one policy after the other, and answer what no attempt has asked yet.
+
+Every answer is on the volume before it counts. So an attempt that was killed costs the questions that were being answered, and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.evaluate import report
+from rlrun.evaluate.account import Account
+from rlrun.evaluate.answers import keep
+from rlrun.evaluate.plan import Plan
+from rlrun.evaluate.play import Asking, Part, parts_of, staging_of
+from rlrun.evaluate.ready import begin_attempt, make_plan
+from rlrun.orchestrator.arenas import open_arenas
+from rlrun.orchestrator.background import background_tasks
+from rlrun.orchestrator.discovery import Resolve, resolve
+from rlrun.orchestrator.dispatcher import Player
+from rlrun.orchestrator.engines import Engine
+from rlrun.orchestrator.evaluation import Evaluator
+from rlrun.orchestrator.group_commit import GroupCommit
+from rlrun.orchestrator.lease import lease_from_environment
+from rlrun.orchestrator.main import OpenEnvironments, load_chat, process
+from rlrun.orchestrator.monitor import REGULAR, Pace
+from rlrun.orchestrator.open_engines import open_engines
+from rlrun.orchestrator.progress import Progress, ProgressServer, starting
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.volume import in_thread, insist
+from rlrun.orchestrator.waiting import Since
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import write_json
+from rlrun.protocol.failures import FULL_BYTES, RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume, watched
+
+
+async def run(
+    config: OrchestratorConfig,
+    *,
+    attempt: int,
+    api_key: str,
+    connect: Callable[[str], Engine] | None = None,
+    look_up: Resolve = resolve,
+    stop: Stop | None = None,
+    open_environments: OpenEnvironments = open_arenas,
+    pace: Pace = REGULAR,
+) -> int:
+    """Ask to the end; the arguments are those of `rlrun.orchestrator.main.run`.
+
+    Returns:
+        0 when every policy is measured; 143 when the run was stopped before.
+
+    Raises:
+        RoleError: why the run cannot go on; possibly inside an exception group.
+    """
+    since, account = Since(), None
+    paths = RunPaths(Path(config.output_dir))
+    volume = Volume(paths.root, say=logger.warning)
+    volume.least = FULL_BYTES
+
+    def look() -> Progress:
+        if account is not None:
+            return account.progress()
+        return starting(since.waiting("orchestrator", "starting", "policies and environments are loaded"), 0, volume)
+
+    lease = lease_from_environment(attempt=attempt, look=look)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(watched(volume))
+        await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
+        background = await stack.enter_async_context(background_tasks())
+        if lease is not None:
+            background(lease.run())
+        staged = await in_thread(partial(begin_attempt, paths, config, attempt))
+        plan = await in_thread(partial(make_plan, config, attempt))
+        logs = paths.logs(attempt, "orchestrator")
+        arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
+        chat = await in_thread(partial(load_chat, config))
+        signals = Signal()
+        engines = open_engines(config, api_key, signals, background, connect=connect, look_up=look_up)
+        pool = await stack.enter_async_context(engines)
+        parts = await in_thread(partial(parts_of, plan, arenas))
+        account = Account(plan, parts, pool, since, volume)
+        evaluator = Evaluator(plan.orchestrator, arenas, Player(config, pool, chat), pool, chat)
+        kept = GroupCommit(keep, volume, doing="keep answers")
+        stack.push_async_callback(kept.close)
+        asking = Asking(config, evaluator, pool, signals, kept)
+        background(asking.sync.run())
+        background(asking.monitor(pace).run())
+        work = asyncio.ensure_future(_ask(plan, parts, asking, staged, account))
+        stopped = False
+
+        def end() -> None:
+            nonlocal stopped
+            stopped = True
+            work.cancel()
+
+        if stop is not None:
+            stop.act = end
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not stopped:
+                raise
+            logger.info(f"stopped by a signal; the next attempt asks what is missing: {account.total - account.done}")
+            if lease is not None:
+                await lease.farewell()
+            return TERMINATED
+        await insist(volume, "write the results", lambda: _write(plan, parts))
+        _complain(parts)
+        if lease is not None:
+            await lease.farewell()  # whoever sees the end knows of the results
+    return exit_codes.OK
+
+
+async def _ask(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, account: Account) -> None:
+    logger.info(f"{account.total} answers of {len(plan.policies)} policies are wanted, {account.found} are there")
+    with staging_of(plan, staged) as staging:
+        for number, policy in enumerate(plan.policies):
+            # All at once: a run that trains meanwhile may delete its versions. What a link does not keep is made when it is its turn.
+            if policy.kind in ("whole", "adapter") and any(part.left for part in parts if part.policy == policy):
+                await in_thread(partial(staging.put, policy, number))
+        for number, policy in enumerate(plan.policies):
+            own = [part for part in parts if part.policy == policy]
+            missing = [part for part in own if part.left]
+            if missing:
+                account.loads(policy)
+                loaded = partial(account.loaded, policy)
+                await asking.ask(policy, number, missing, staging, loaded=loaded, answered=account.answered)
+                account.over(policy)
+            for line in report.short(report.results(plan, own)):
+                logger.info(line)
+
+
+def _write(plan: Plan, parts: Sequence[Part]) -> None:
+    write_json(report.write_path(plan.work), report.results(plan, parts))
+
+
+def _complain(parts: Sequence[Part]) -> None:
+    """Say what was not answered.
+
+    Raises:
+        RoleError: a policy has no answer at all in an environment.
+    """
+    for line in report.unanswered(parts):
+        logger.warning(line)
+    for part in parts:
+        if len(part.left) == len(part.wanted):
+            raise RoleError(
+                f"{part.policy.name} has no answer in {part.environment}; the first of {len(part.wanted)} failed: "
+                f"{part.file.first_error()}",
+                exit_codes.DATA,
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run; returns the exit code."""
+    return process(argv, "rlrun.evaluate", run)

@@ -1,0 +1,58 @@
+"""The event loop's side of the volume: what blocks happens in threads, and nobody waits for a thread that hangs.
+
+The threads are daemons, one for each call: a volume that does not answer holds neither other work, such as the renewal of the Lease, nor
+the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from rlrun.protocol.storage import RefusedError, Trouble, Volume, pauses
+
+_T = TypeVar("_T")
+
+
+async def in_thread(act: Callable[[], _T]) -> _T:
+    """What `act` returns; one that is cancelled goes on for itself."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def tell(result: _T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = act()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, name="files", daemon=True).start()
+    return await done
+
+
+async def insist(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
+    """What `act` returns, as soon as the volume takes it; see `Volume.attempt`."""
+    for pause in pauses():
+        with suppress(RefusedError):
+            return await in_thread(lambda: volume.attempt(doing, act))
+        await asyncio.sleep(pause)
+    raise AssertionError
+
+
+def worst(*told: Trouble | None) -> Trouble | None:
+    """The one to tell: what the run waits for comes first."""
+    troubles = [trouble for trouble in told if trouble is not None]
+    return min(troubles, key=lambda trouble: not trouble.blocks, default=None)

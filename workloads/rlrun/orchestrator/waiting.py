@@ -1,0 +1,80 @@
+"""What the next step waits for: whose work it is, what that role does, and since when. Words are stable, numbers come after them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlrun.protocol.channel import RankState, TrainerState
+from rlrun.protocol.paths import Role
+
+SETTLED_SECONDS = 5.0
+"""Ranks that have been apart for less are on their way to the same place."""
+_RANKS_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One look."""
+
+    role: Role
+    phase: str
+    """Of that role, with the step: `training, step 12`."""
+    since: float
+    """In seconds since the epoch."""
+    detail: str = ""
+    """What else is known of it."""
+
+    def __str__(self) -> str:
+        return f"{self.role}: {self.phase} since {clock(self.since)}" + (f"; {self.detail}" if self.detail else "")
+
+
+def clock(seconds: float) -> str:
+    """`12:03:04Z`."""
+    return time.strftime("%H:%M:%SZ", time.gmtime(seconds))
+
+
+class Since:
+    """Remembers since when the same has been waited for. Asked at least every second, by who renews the Lease."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._known: tuple[str, str] = ("", "")
+        self._began = 0.0
+
+    def waiting(self, role: Role, phase: str, detail: str = "") -> Waiting:
+        """What is waited for now."""
+        if self._known != (role, phase):
+            self._known, self._began = (role, phase), self._now()
+        return Waiting(role, phase, self._began, detail)
+
+
+def of_trainer(state: TrainerState, step: int, now: float) -> Waiting:
+    """What the trainer says of itself while it works for `step`."""
+    told = [f"micro-batch {state.part}"] if state.part else []
+    if now - state.phase_since >= SETTLED_SECONDS:
+        told += _apart(state.ranks, state)
+    return Waiting("trainer", _words(state.phase, step), state.phase_since, ", ".join(told))
+
+
+def _apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
+    """The ranks that are elsewhere than rank 0: they hold the group up, or are ahead and wait for it."""
+    here = (_place(state.phase), state.part)
+    found = [rank for rank in ranks if (_place(rank.phase), rank.part) != here]
+    told = [_rank(rank) for rank in found[:_RANKS_SHOWN]]
+    return told + ([f"{len(found) - len(told)} more ranks"] if len(found) > len(told) else [])
+
+
+def _place(phase: str) -> str:
+    """Whose turn it is, and whether a batch is there, is known to rank 0 alone."""
+    return "waiting" if phase.startswith("waiting_") else phase
+
+
+def _rank(rank: RankState) -> str:
+    part = f" micro-batch {rank.part}" if rank.part else ""
+    return f"rank {rank.rank}: {_words(rank.phase, rank.step)}{part} since {clock(rank.since)}"
+
+
+def _words(phase: str, step: int) -> str:
+    return f"{phase.replace('_', ' ')}, step {step}"
