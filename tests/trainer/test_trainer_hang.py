@@ -36,13 +36,16 @@ def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
         orchestrator.wait_for("published", 0)
         orchestrator.send_batch(1)
         wait_until(lambda: [(r.rank, r.phase, r.step, r.part) for r in ranks(orchestrator)] == [(1, "training", 1, 1)])
-        process.send_signal(signal.SIGTERM)
+        # A micro-batch is told before the ranks agree to go on with it: a signal that comes in between ends them in order.
         wait_until(lambda: "in hangs_on_rank_1" in ask(process, file))
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "in _shutdown" in ask(process, file))
         told = ask(process, file)
     finally:
         end(process)
     agent, first, second = told.split("== process ")[1:]
     assert "rlrun.trainer.torchrun" in agent
+    assert "in _shutdown" in agent
     assert "in train_step" in first
     assert "in hangs_on_rank_1" in second
 
