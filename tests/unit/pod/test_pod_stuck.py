@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -141,6 +142,21 @@ def test_a_frozen_process_holds_nobody_up(
     told = stacks.ask([frozen], tmp_path / "stacks", why="it is stuck").decode()
     assert "it is stuck\n" in told
     assert told.endswith("no answer: it is frozen, or inside a system call that hangs\n")
+
+
+def test_an_answer_that_is_there_before_it_is_waited_for_counts(
+    start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, file, kill = start(), tmp_path / "stacks", os.kill
+
+    def and_wait(pid: int, number: int) -> None:
+        kill(pid, number)
+        wait_until(lambda: "Current thread" in file.read_text(), "it has answered")
+        time.sleep(0.2)
+
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(os, "kill", and_wait)
+    assert "no answer" not in stacks.ask([pid], file, why="it is stuck").decode()
 
 
 def test_a_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

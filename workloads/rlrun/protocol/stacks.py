@@ -91,12 +91,13 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
                 out.write(f"\n== process {pid}: not asked any more\n".encode())
                 continue
             out.write(f"\n== process {pid}: {_command(pid)}\n".encode())
+            size = file.stat().st_size  # before it is asked: it may have answered when its asker goes on
             try:
                 os.kill(pid, SIGNAL)
             except OSError:
                 out.write(b"it has ended\n")
                 continue
-            if not _answered(file):
+            if not _answered(file, size):
                 out.write(b"no answer: it is frozen, or inside a system call that hangs\n")
     with file.open("rb") as written:
         written.seek(began)
@@ -104,9 +105,9 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
     return told if len(told) <= MAX_BYTES else told[:MAX_BYTES] + b"\n...\n"
 
 
-def _answered(file: Path) -> bool:
-    """Wait until the file has grown and grows no more; False when it does not grow."""
-    size = begin = file.stat().st_size
+def _answered(file: Path, size: int) -> bool:
+    """Wait until the file has grown beyond `size` bytes and grows no more; False when it does not grow."""
+    begin = size
     asked = changed = time.monotonic()
     while True:
         time.sleep(_LOOK_SECONDS)
