@@ -45,8 +45,9 @@ def _decide(case: Case) -> Decision:
     past = case.past
     mended = _mended(case)
     if (is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED)) and not mended:
-        revived = again.revived(case)
-        return _ended(case) if revived is None else suspend.suspension(case) or revived
+        return again.revived(case) or _ended(
+            case
+        )  # one that shall be suspended too: what it begins again for is on record first
     launched = past.attempt > 0 and past.launched_attempt >= past.attempt == case.attempt
     restarting = is_true(past.conditions, reasons.RESTARTING)
     more = life.has_more_steps(case)

@@ -13,7 +13,7 @@ from tests.sim.process import FAULTS
 from tests.sim.world import MAX_STEPS, World
 
 ROLES = ("trainer", "orchestrator", "inference")
-CODES = (exit_codes.FAILURE, exit_codes.STORAGE, 137, 143, 255, exit_codes.ATTEMPT_TAKEN)
+CODES = (exit_codes.FAILURE, exit_codes.STORAGE, 137, 143, 255, exit_codes.ATTEMPT_TAKEN, exit_codes.DATA)
 WORKLOADS = (("StatefulSet", "run-trainer"), ("Deployment", "run-inference"))
 _FAULTS = (*FAULTS, "lost")
 EDITS: tuple[dict[str, Any], ...] = (
@@ -70,6 +70,10 @@ def _api(world: World, a: int, b: int) -> None:
 
 def _api_later(world: World, a: int, b: int) -> None:
     world.faults += ["", ""] * b + [_FAULTS[a % len(_FAULTS)]]
+
+
+def _unheard(world: World, a: int, b: int) -> None:
+    world.deaf = 1 + a % 2
 
 
 def _dies(world: World, a: int, b: int) -> None:
@@ -197,6 +201,7 @@ ACTIONS: dict[str, Action] = {
     "wall clock set": Action(_wall, 1),
     "API fault": Action(_api, 4),
     "API fault later": Action(_api_later, 4),
+    "workload made unheard": Action(_unheard, 3),
     "operator dies": Action(_dies, 3),
     "events lost": Action(_misses, 2),
     "events twice": Action(_again, 2),

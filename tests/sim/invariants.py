@@ -80,7 +80,14 @@ def never_two_attempts_at_once(world: World) -> str | None:
     return None
 
 
-STATES: tuple[Callable[[World], str | None], ...] = (never_two_attempts_at_once,)
+def the_operator_never_takes_back_what_it_has_seen(world: World) -> str | None:
+    return world.operator.store.wrong
+
+
+STATES: tuple[Callable[[World], str | None], ...] = (
+    never_two_attempts_at_once,
+    the_operator_never_takes_back_what_it_has_seen,
+)
 
 
 # ---- of status writes
@@ -125,7 +132,8 @@ def disruptions_never_count(world: World, old: Json, new: Json) -> str | None:
 def nobody_is_blamed_for_ending_when_told_to(world: World, old: Json, new: Json) -> str | None:
     last = new.get("lastFailure") or {}
     blamed = (last.get("attempt"), last.get("podName"), last.get("exitCode"))
-    known = last == (old.get("lastFailure") or {}) or blamed in world.cluster.ended
+    of_engine = (0, *blamed[1:])  # engines outlive attempts
+    known = last == (old.get("lastFailure") or {}) or {blamed, of_engine} & world.cluster.ended
     if known or blamed[2] is None or last.get("reason") in TAKEN_AWAY:
         return None
     return f"{blamed[1]} of attempt {blamed[0]} did not end with {blamed[2]} by itself"
@@ -221,6 +229,13 @@ def of_request(world: World, asked: Request) -> str | None:
     return None
 
 
+def makes_workload(asked: Request) -> bool:
+    """Whether it is what a run's trainer or orchestrator is made of."""
+    return (
+        asked.writes and asked.content.startswith("application/apply") and asked.body["kind"] in ("StatefulSet", "Pod")
+    )
+
+
 def the_cause_is_on_record_before_anything_is_removed(world: World, asked: Request) -> str | None:
     status, name = world.status, asked.path.rsplit("/", 1)[1]
     removes = asked.method == "DELETE" and "/pods/" in asked.path
@@ -260,9 +275,20 @@ def nothing_is_rendered_again_within_its_attempt(world: World, asked: Request) -
     return f"{kind} of attempt {then} rendered for attempt {now}" if now <= then else None
 
 
+def what_nobody_has_looked_at_is_not_written_over(world: World, asked: Request) -> str | None:
+    """What an earlier run of the name has left is not taken over."""
+    if not makes_workload(asked):
+        return None
+    name = asked.body["metadata"]["name"]
+    found = world.api.get(asked.body["kind"], name)
+    if found is None or owners(found) & owners(asked.body):
+        return None
+    return f"{found['kind']} {name} of attempt {attempt_of(found['metadata'])} belongs to another run"
+
+
 def nothing_begins_that_shall_be_suspended(world: World, asked: Request) -> str | None:
     """Neither on the way into suspension nor in it, as far as the operator knew when it decided."""
-    if not asked.content.startswith("application/apply") or asked.body["kind"] not in ("StatefulSet", "Pod"):
+    if not makes_workload(asked):
         return None
     on_record, wanted = derived(world.status), world.operator.decided_on["spec"].get("suspend") is True
     if on_record == "Suspending" or (on_record == "Suspended" and wanted):
@@ -284,6 +310,7 @@ def the_log_of_a_complete_run_stays(world: World, asked: Request) -> str | None:
 REQUESTS: tuple[Callable[[World, Request], str | None], ...] = (
     the_cause_is_on_record_before_anything_is_removed,
     nothing_is_rendered_again_within_its_attempt,
+    what_nobody_has_looked_at_is_not_written_over,
     nothing_begins_that_shall_be_suspended,
     the_log_of_a_complete_run_stays,
 )

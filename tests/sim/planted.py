@@ -179,17 +179,6 @@ PLANTED: tuple[Plant, ...] = (
 )
 
 
-HIDDEN: frozenset[Plant] = frozenset(
-    {
-        the_cache_is_believed_when_it_lacks_something,
-        what_has_ended_begins_again,
-        an_older_state_replaces_a_newer_one,
-        a_late_event_brings_back_what_is_gone,
-    }
-)
-"""Those that a second defence mostly hides, or that need a rare history: they may take more than `WITHIN` histories."""
-
-
 @contextlib.contextmanager
 def planted(bug: Plant) -> Iterator[None]:
     """The operator with a bug."""

@@ -28,6 +28,7 @@ from rlrun_operator.state import Decision, Observed
 from rlrun_operator.store import Key, Store
 from rlrun_operator.watches import Stream
 from tests.sim.api import NAMESPACE, Api, Json, RefusedError
+from tests.sim.watched import WatchedStore
 
 STREAMS = [Stream(resource, NAMESPACE) for resource in WATCHED]
 
@@ -102,7 +103,7 @@ class Process:
 
     def __init__(self, api: Api, clock: Clock, seed: int, unexpected: Callable[[Exception], None]) -> None:
         self._api, self._clock, self._unexpected = api, clock, unexpected
-        self.store = Store()
+        self.store = WatchedStore()
         self.queue: WorkQueue[Key] = WorkQueue()
         self._client = Wire()
         self._feed = Feed(self.store, self._client, self._add, now=clock.wall)

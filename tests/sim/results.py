@@ -17,7 +17,8 @@ def keep(title: str, text: str, path: Path = RESULTS) -> None:
     before = path.read_text() if path.exists() else HEAD
     head, *parts = before.split("\n## ")
     sections = dict(part.split("\n", 1) for part in parts)
-    sections[title] = f"\nOn {datetime.datetime.now(datetime.UTC):%Y-%m-%d}. {text.strip()}\n"
+    gap = "\n\n" if text.lstrip().startswith("|") else " "
+    sections[title] = f"\nOn {datetime.datetime.now(datetime.UTC):%Y-%m-%d}.{gap}{text.strip()}\n"
     path.write_text(
         head.rstrip() + "\n" + "".join(f"\n## {name}\n\n{body.strip()}\n" for name, body in sections.items())
     )

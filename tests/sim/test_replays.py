@@ -188,3 +188,26 @@ def test_an_attempt_that_is_given_up_is_asked_for_the_orchestrator_that_nobody_h
     ]
     world = replay(steps, seed=23724)
     assert (world.status["phase"], world.status["attempt"]) == ("Running", 3)
+
+
+def test_a_failed_run_that_shall_be_suspended_has_heard_that_it_is_to_begin_again() -> None:
+    """It went into suspension at once: the request was not on record, and its budget was still used up."""
+    steps = [
+        ("calm", 2, 1),
+        ("process ends", 6, 0),
+        ("spec edited", 8, 3),
+        ("calm", 6, 4),
+        ("calm", 4, 8),
+        ("operate", 4, 4),
+        ("calm", 2, 1),
+        ("process ends", 7, 4),
+        ("calm", 11, 1),
+        ("calm", 5, 0),
+        ("process ends", 6, 2),
+        ("calm", 3, 6),
+        ("suspended", 10, 5),
+        ("restart asked", 4, 2),
+    ]
+    world = replay(steps, seed=46871)
+    assert (world.status["phase"], world.status["restartsCountedTowardsMax"]) == ("Suspended", 0)
+    assert world.status["restartRequestedAt"]

@@ -17,6 +17,11 @@ def test_a_part_replaces_its_own_figures_alone(tmp_path: Path) -> None:
     assert page.index("## One") < page.index("3 of 3.") < page.index("## Two") < page.index("2 of 3.")
 
 
+def test_a_table_begins_a_paragraph_of_its_own(tmp_path: Path) -> None:
+    keep("Table", "| a |\n|---|\n| 1 |", tmp_path / "page.md")
+    assert ".\n\n| a |\n" in (tmp_path / "page.md").read_text()
+
+
 def test_the_committed_page_has_every_part() -> None:
     titles = [line for line in RESULTS.read_text().splitlines() if line.startswith("## ")]
     assert titles == ["## Random histories", "## Planted bugs", "## Hostile input", "## A day with a fault a minute"]

@@ -53,6 +53,8 @@ class World:
         self.cluster.ends_in_view = seed % 6 == 5
         self.faults: list[str] = []
         """What becomes of the operator's next requests."""
+        self.deaf = 0
+        """So many of the trainer's and the orchestrator's next workloads are made, and neither the answer nor the watch tells of it."""
         self.news: list[tuple[str, Json]] = []
         """What the watches have not brought yet."""
         self.lives = 0
@@ -131,9 +133,13 @@ class World:
                 made += 1
                 if asked.writes:
                     self._check_request(asked)
-            fault = self._fault(asked)
+            unheard = self.deaf and asked is not None and invariants.makes_workload(asked)
+            fault = "lost" if unheard else self._fault(asked)
             if not self.operator.advance(fault):
                 return made
+            if unheard:
+                self.deaf -= 1
+                self.miss(len(self.api.news) + len(self.news))
             if asked is not None and asked.writes:
                 self.check()
         if requests is None:
@@ -236,6 +242,7 @@ class World:
     def heal(self) -> None:
         """No more faults: nodes are up, pods end, the API answers, the specification can be run."""
         self.faults.clear()
+        self.deaf = 0
         self.cluster.lingering.clear()
         for node in NODES:
             if node in self.cluster.down:

@@ -266,6 +266,25 @@ def test_a_failed_run_begins_again_with_a_fresh_budget() -> None:
     assert kube.status["phase"] == "Failed", "the same annotation asks once"
 
 
+def test_a_failed_run_that_is_suspended_and_asked_to_begin_again_does_so_when_it_resumes() -> None:
+    kube = Kube({"failurePolicy": {"maxRestarts": 1}}).start()
+    kube.exit("trainer", 1)
+    kube.tick()
+    failed(kube)
+    kube.edit(suspend=True)
+    kube.tick(10)
+    assert kube.status["phase"] == "Failed"
+    ask(kube, rfc3339(EPOCH))
+    kube.tick()
+    assert (kube.status["phase"], kube.status["restartRequestedAt"]) == ("Suspending", rfc3339(EPOCH))
+    kube.tick(4)
+    assert (kube.status["phase"], kube.status["restartsCountedTowardsMax"]) == ("Suspended", 0)
+    kube.edit(suspend=False)
+    kube.tick(4)
+    kube.tick(100)
+    assert (kube.status["phase"], kube.status["attempt"]) == ("Starting", 3), "the annotation asked once"
+
+
 def test_a_complete_run_is_not_restarted() -> None:
     kube = complete(Kube().start())
     ask(kube, rfc3339(EPOCH))
