@@ -1,34 +1,52 @@
-"""Trainer and engine on the same device, in turn, on real parts: what is trained was sampled by the policy that it trains."""
+"""Trainer and engine on the same device, in turn, on real parts: what is trained was sampled by the policy that it trains, whoever dies
+in whose turn."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from rlrun.protocol import fault_points
 from tests.e2e.local.local_run import LocalRun, example
 
 STEPS = 3
+IN_TURN = {
+    "turn.memory_taken": "sigkill",  # the trainer, with an engine asleep
+    "turn.memory_given": "sigkill@2",  # the trainer, after a step of which nobody knows that it is over
+    "turn.engine_half_awake": "sigkill@2",  # the engine, with memory for weights and none in it
+}
+"""Each happens once, in an attempt of its own."""
 
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_an_engine_sleeps_while_a_step_is_trained(new_run: Callable[..., LocalRun]) -> None:
+def test_an_engine_sleeps_while_a_step_is_trained_whoever_dies(
+    new_run: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = tmp_path / "happened"
+    monkeypatch.setenv(fault_points.VARIABLE, ",".join(f"{point}={action}" for point, action in IN_TURN.items()))
+    monkeypatch.setenv(fault_points.FOLDER_VARIABLE, str(happened))
     run = new_run(
         example(
             "colocated",
             maxSteps=STEPS,
             orchestrator={"batchSize": 16},
             evaluation={"interval": 2, "numTasks": 4},
-            checkpoint={"interval": 2},
+            checkpoint={"interval": 1},
         )
     )
-    run.run()
+    for attempt, point in enumerate(IN_TURN):
+        run.start(*["--resume"][:attempt])
+        assert run.wait() != 0, run.output
+        assert sorted(path.name for path in happened.iterdir()) == sorted([*IN_TURN][: attempt + 1]), (
+            f"{point}\n{run.output}"
+        )
+    run.run("--resume")
     rollouts = run.traces()
     assert len(rollouts) == STEPS * 16
     for rollout in rollouts:
         assert {span["version"] for sequence in rollout["versions"] for span in sequence} == {rollout["step"] - 1}
-    metrics = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics if "time/engines_asleep" in line] == [1, 2, 3]
-    assert [line["step"] for line in metrics if "eval/arithmetic/reward/mean" in line] == [0, 2, 3]
+    assert [line["step"] for line in run.metrics() if "time/engines_asleep" in line] == [1, 2, 3]
+    assert [line["step"] for line in run.metrics() if "eval/arithmetic/reward/mean" in line] == [0, 2, 3]
