@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +21,23 @@ NewRun = Callable[[dict[str, Any]], KubeRun]
 pytestmark = pytest.mark.timeout(1200)  # the first one brings the cluster up, and unpacks the images where they are new
 
 
-def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster) -> None:
+def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: Cluster, tmp_path: Path) -> None:
     run = new_run(stub_manifest("plain", steps=30))
     run.apply()
-    watch = subprocess.Popen(
-        [str(cluster.bin / "kubectl"), "get", "rlr", "plain", "-n", run.namespace, "-w", "--no-headers"],
-        env=cluster.environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    told = tmp_path / "watch"
+    with told.open("w") as output:
+        watch = subprocess.Popen(
+            [str(cluster.bin / "kubectl"), "get", "rlr", "plain", "-n", run.namespace, "-w", "--no-headers"],
+            env=cluster.environment,
+            stdout=output,
+        )
     try:
         run.kubectl("wait", "--for=condition=Complete", "rlr/plain", "--timeout=180s", timeout=200)
+        run.wait("the watch tells of the end too", lambda: re.search(r"\bComplete\b", told.read_text()))
     finally:
         watch.terminate()
-        seen, _ = watch.communicate(timeout=10)
+        watch.wait(10)
+    seen = told.read_text()
     phases = list(dict.fromkeys(re.findall(r"\b(Starting|Running|Completing|Complete|Restarting|Failed)\b", seen)))
     assert phases == ["Starting", "Running", "Completing", "Complete"], seen
     assert len(set(re.findall(r"\b\d+/30\b", seen))) >= 3, f"the step moves\n{seen}"
@@ -43,9 +47,11 @@ def test_wait_get_and_events(new_run: NewRun, stub_manifest: Manifest, cluster: 
     assert len(set(rewards)) >= 2, f"the reward moves\n{seen}"
     assert rewards[-1] > rewards[0], seen
 
-    events = json.loads(run.kubectl("get", "events", "-o", "json"))["items"]
-    reasons = {e["reason"] for e in events if e["involvedObject"]["name"] == "plain"}
-    assert {"AttemptStarted", "Completed"} <= reasons, reasons
+    def posted() -> set[str]:
+        events = json.loads(run.kubectl("get", "events", "-o", "json"))["items"]
+        return {event["reason"] for event in events if event["involvedObject"]["name"] == "plain"}
+
+    run.wait("events, which follow the status", lambda: {"AttemptStarted", "Completed"} <= posted())
     assert not run.pods("trainer"), "a complete run holds no GPU"
     assert not run.pods("inference")
     assert "step 30: reward" in run.kubectl("logs", "plain-orchestrator-1")
