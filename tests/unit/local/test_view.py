@@ -33,8 +33,29 @@ def test_the_tail_waits_for_whole_lines_and_follows_a_rewrite(tmp_path: Path) ->
     path.write_text('{"step": 1}\n{"step": 2}\n')
     assert [line["step"] for line in tail.poll()] == [2]
     path.write_text('{"step": 1}\n')  # a resume dropped a lost step
-    assert [line["step"] for line in tail.poll()] == [1]
+    assert tail.poll() == []
     assert [line["step"] for line in tail.lines] == [1]
+
+
+def test_the_tail_sees_that_the_file_is_another_one_though_it_is_as_long_already(tmp_path: Path) -> None:
+    """A resumed run of short steps had trained again what was lost, and more, before it was looked at: the view stopped it."""
+    path, again = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.tmp"
+    tail = MetricsTail(path)
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    tail.poll()
+    again.write_text('{"step": 1}\n{"step": 2, "attempt": 2}\n{"step": 3, "attempt": 2}\n')
+    again.replace(path)
+    assert [(line["step"], line["attempt"]) for line in tail.poll()] == [(2, 2), (3, 2)]
+    assert [line["step"] for line in tail.lines] == [1, 2, 3]
+    with path.open("a") as file:
+        file.write('{"step": 4}\n')
+    assert [line["step"] for line in tail.poll()] == [4]
+
+
+def test_a_line_that_is_none_stops_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('p": 1}\n7\n{"step": 2}\n')
+    assert [line["step"] for line in MetricsTail(path).poll()] == [2]
 
 
 def test_a_step_is_one_line() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -54,29 +54,73 @@ def read_progress(url: str, api_key: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-@dataclass
 class MetricsTail:
-    """Follows `metrics.jsonl`; a line counts once it ends in a newline."""
+    """Follows `metrics.jsonl`, which each attempt replaces by those of its lines that it keeps. A line counts once it ends in a newline.
 
-    path: Path
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    _offset: int = 0
+    Args:
+        path: the file; it may come later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        self._file: BinaryIO | None = None
+        """Kept open: no other file can have its inode, however soon one takes its name and grows beyond what was read of it."""
+        self._offset = 0
 
     def poll(self) -> list[dict[str, Any]]:
-        """The lines that are new since the last call."""
+        """The lines that are new since the last call; of another file, those after what it has in common with the one before."""
+        known = self.lines
         try:
-            if self.path.stat().st_size < self._offset:  # rewritten for a resume
-                self._offset, self.lines = 0, []
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                content = file.read()
+            file = self._opened()
+            file.seek(self._offset)
+            content = file.read()
         except OSError:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
-        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        new = [line for text in whole.splitlines() if (line := _line(text)) is not None]
+        if self.lines is known:
+            self.lines.extend(new)
+            return new
         self.lines.extend(new)
-        return new
+        common = next(
+            (n for n, (a, b) in enumerate(zip(known, new, strict=False)) if a != b), min(len(known), len(new))
+        )
+        return new[common:]
+
+    def _opened(self) -> BinaryIO:
+        """The file that has the name now, and `_offset` in it.
+
+        Raises:
+            OSError: there is none.
+        """
+        there = self.path.stat()
+        if (
+            self._file is not None
+            and os.path.samestat(there, os.fstat(self._file.fileno()))
+            and there.st_size >= self._offset
+        ):
+            return self._file
+        self.close()
+        self._offset, self.lines = 0, []
+        self._file = self.path.open("rb")
+        return self._file
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    """One line; what is none, in a file that something else has damaged, is not shown."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def step_line(line: dict[str, Any], max_steps: int) -> str:
@@ -131,6 +175,7 @@ class View:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._tail.close()
         if self._live is not None:
             self._live.__exit__(None, None, None)
 
