@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import time
@@ -45,17 +44,23 @@ class SmallVolume:
         """Change the mount, as soon as no file is open for writing."""
         command = [*self.enter, "mount", "-o", f"remount,{options}", str(self._folder)]
         deadline = time.monotonic() + seconds
-        for attempt in itertools.count(1):
+        while True:
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 0:
                 return
-            assert time.monotonic() < deadline, done.stderr
+            assert time.monotonic() < deadline, f"{done.stderr}\nopen for writing: {self._writers()}"
             time.sleep(0.05)
-            if attempt % 60 == 0 and (self.root / "ballast").exists():
-                # A file is open that nobody has anything to write to: with some room for a moment the run gets on, and finds it full.
-                self.empty()
-                time.sleep(0.1)
-                self.fill()
+
+    def _writers(self) -> list[str]:
+        """Who has a file open for writing there."""
+        device, found = self.root.stat().st_dev, []
+        for entry in Path("/proc").glob("[0-9]*/fd/*"):
+            with suppress(OSError):
+                flags = int((entry.parents[1] / "fdinfo" / entry.name).read_text().split("flags:")[1].split()[0], 8)
+                if entry.stat().st_dev == device and flags & (os.O_WRONLY | os.O_RDWR):
+                    command = (entry.parents[1] / "cmdline").read_text().replace("\0", " ").strip()
+                    found.append(f"{command}: {entry.readlink()}")
+        return found
 
     def close(self) -> None:
         """Forget it."""
