@@ -25,10 +25,11 @@ BATCH = 32
 GROUP = 4
 LEVEL = 4
 OFF_POLICY = 8
-MEAN_TOKENS = 64
+MEAN_TOKENS = 160
 MOST_TOKENS = 6 * MEAN_TOKENS
-TRAIN_SECONDS = 0.75
-"""Of a training step: about half of what a full engine needs for a batch on a quiet machine."""
+MODEL_TOKENS = 1024
+TRAINING = 0.5
+"""Of a training step, beside the time that a full engine needs for a batch: so the ratio does not depend on the machine."""
 PACE_BATCHES = 3
 DEADLINE_SECONDS = 300.0
 
@@ -125,7 +126,7 @@ def real_long_tail_table(steps: int, rounds: int) -> str:
     wanted, prompts = long_tailed(MEAN_TOKENS), some_prompts(PACE_BATCHES * BATCH // GROUP)
     with (
         tempfile.TemporaryDirectory() as root,
-        real_engine(Path(root), max_num_seqs=BATCH, max_model_len=1024) as engine,
+        real_engine(Path(root), max_num_seqs=BATCH, max_model_len=MODEL_TOKENS) as engine,
     ):
 
         def measured() -> Pace:
@@ -133,17 +134,18 @@ def real_long_tail_table(steps: int, rounds: int) -> str:
 
         measured()  # the first requests pay for what is loaded late
         before = measured()
+        train_seconds = round(TRAINING * MEAN_TOKENS * (before.step + before.sequence * BATCH), 2)
         for number in range(rounds):
             seconds = []
             for what, level in (("synchronous", 0), ("asynchronous", LEVEL)):
                 folder = Path(root) / f"run-{number}-{level}"
-                run = asyncio.run(play(engine, folder, level=level, steps=steps, train_seconds=TRAIN_SECONDS))
+                run = asyncio.run(play(engine, folder, level=level, steps=steps, train_seconds=train_seconds))
                 after = measured()
                 pace = Pace((before.step + after.step) / 2, (before.sequence + after.sequence) / 2)
-                share = run.share(pace, train_seconds=TRAIN_SECONDS, max_off_policy_steps=OFF_POLICY if level else 0)
+                share = run.share(pace, train_seconds=train_seconds, max_off_policy_steps=OFF_POLICY if level else 0)
                 before = after
                 seconds.append(run.seconds)
                 rows.append(row(what, run, share, pace))
             ratios.append(seconds[0] / seconds[1])
     found = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    return "\n".join([*rows, "", f"Ratio: {found}. {steps} steps; training takes {TRAIN_SECONDS} s in each."])
+    return "\n".join([*rows, "", f"Ratio: {found}. {steps} steps; training takes {train_seconds} s in each."])
