@@ -61,6 +61,11 @@ def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -
     )
 
 
+def what_a_deleted_run_has_left_is_taken_over(stack: contextlib.ExitStack) -> None:
+    the_cache_is_believed_when_it_lacks_something(stack)
+    _put(stack, case.Case, "strangers", property(lambda self: []))
+
+
 def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
     """Where the cluster has the new attempt already and the status does not, as after a crash, another one is begun."""
     real = decide.launch
@@ -164,6 +169,7 @@ PLANTED: tuple[Plant, ...] = (
     disruptions_count,
     the_limit_is_one_too_high,
     the_cache_is_believed_when_it_lacks_something,
+    what_a_deleted_run_has_left_is_taken_over,
     attempts_rise_twice,
     the_status_is_written_before_the_children,
     a_refused_status_is_taken_for_written,

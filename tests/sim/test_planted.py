@@ -15,6 +15,7 @@ FOUND_AT: dict[str, int] = {
     "disruptions_count": 5,
     "the_limit_is_one_too_high": 713,
     "the_cache_is_believed_when_it_lacks_something": 24,
+    "what_a_deleted_run_has_left_is_taken_over": 0,
     "attempts_rise_twice": 5,
     "the_status_is_written_before_the_children": 5,
     "a_refused_status_is_taken_for_written": 6,
