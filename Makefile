@@ -46,8 +46,9 @@ test: install
 cluster: install
 	$(BIN)/python -m tests.cluster prepare --images
 
-# Also what takes long: the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
+# Also what takes long: a thousand short runs of the trainer, the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
 test-full: test
+	$(BIN)/python -m tests.soak --runs 1000
 	$(BIN)/python -m tests.e2e.chaos --write
 	$(BIN)/python -m benchmarks.async_vs_sync --real
 	$(BIN)/python -m tests.sim --histories 100000 --seed 10000 --write

@@ -203,7 +203,7 @@ def real(level: int, steps: int) -> float:
     document = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text())
     spec = document["spec"]
     spec |= {"maxSteps": steps, "evaluation": None, "checkpoint": {"enabled": False}}
-    spec["algorithm"] = {"preset": "grpo", "maxAsyncLevel": level}
+    spec["algorithm"] = {"preset": "aipo", "maxAsyncLevel": level}
     spec["trainer"]["processesPerReplica"] = 1
     with tempfile.TemporaryDirectory() as folder:
         manifest = Path(folder) / "run.yaml"

@@ -1,12 +1,15 @@
-"""Side by side with verifiers' own runner, on the same task and engine: `python -m benchmarks.beside_verifiers [--write]`.
+"""Side by side with verifiers' own runner, on the same work: `python -m benchmarks.beside_verifiers [--write]`.
 
-The task is `reverse-text`: as an environment of our own protocol, and as a taskset of verifiers 0.4. The engine answers at once, over
-HTTP, in a process of its own (`instant_engine`). What is measured is the CPU of all other processes, and rollouts per second:
+The task: a text to reverse, as an environment of our own protocol (`tasksets/turns.py`) and as a taskset of verifiers 0.4. On both
+sides each rollout sends each of its requests itself, one turn or four; answers have the same letters, with log-probs; as many rollouts
+are in flight; and the same engine answers at once, over HTTP, in a process of its own (`instant_engine`). What is measured is the CPU of
+all other processes, and rollouts per second:
 
-- ours: the whole orchestrator with the environment in a process of its own, as in a run;
+- ours: the whole orchestrator with the environment in a process of its own, as in a run: journal, batches and traces on disk included;
 - verifiers' runner with its cheapest own agent (`null`): one program per rollout;
 - verifiers' runner with the cheapest agent that there can be (`tasksets/agent_in_process.py`): a loop in the runner's process, which
-  saves the program and keeps verifiers' interception server and client.
+  saves the program and keeps verifiers' interception server and client;
+- for information, ours where a group of a single turn shares its request, as it does in a run.
 
 Each kind is measured in rounds in turn, in a process of its own, so that a disturbance meets all; the figures are medians of the rounds.
 What the orchestrator adds to a taskset of verifiers is in `taskset_overhead`.
@@ -51,6 +54,8 @@ TASKSET = "vf_reverse"
 GROUP = 8
 STEPS = 4
 """Batches of a run; the first warms up and is not measured."""
+BATCH, CONCURRENT = 480, 160
+TURNS = 4
 LOOK_SECONDS = 0.02
 """Between two looks of the trainer for a batch: each costs as much as a tenth of a rollout."""
 GOAL_TIMES = 10.0
@@ -58,7 +63,7 @@ Play = Callable[[int], Awaitable[None]]
 """Plays the rollout of this number."""
 
 
-async def orchestrated(url: str, batch: int) -> Cost:
+async def orchestrated(url: str, environment: dict[str, Any]) -> Cost:
     """The real orchestrator and a trainer that trains at once: from its first batch to its last."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
@@ -69,9 +74,9 @@ async def orchestrated(url: str, batch: int) -> Cost:
             tokenizer,
             max_steps=STEPS,
             seq_len=256,
-            batch_size=batch,
-            max_concurrency=batch,
-            environments=[{"id": "reverse-text", "group_size": GROUP}],
+            batch_size=BATCH,
+            max_concurrency=CONCURRENT,
+            environments=[{"group_size": GROUP} | environment],
             # So that nothing of a next step is under way where the measuring begins and ends.
             algorithm={"max_async_level": 0, "max_off_policy_steps": 0},
             checkpoint={"interval": STEPS},
@@ -89,7 +94,7 @@ async def orchestrated(url: str, batch: int) -> Cost:
         # A child's CPU is known once it has ended, so of that of all of them the measured steps have their share.
         children = (cpu() - time.process_time()) * (STEPS - 1) / STEPS
         seconds = trainer.published[STEPS] - trainer.published[1]  # it publishes as soon as it has a batch
-        return Cost((STEPS - 1) * batch, seconds, used[STEPS - 1] - used[0] + children)
+        return Cost((STEPS - 1) * BATCH, seconds, used[STEPS - 1] - used[0] + children)
 
 
 @asynccontextmanager
@@ -118,8 +123,11 @@ async def open_verifiers(
         yield play
 
 
-async def by_verifiers(agent: str, url: str, rollouts: int, concurrent: int) -> Cost:
+async def by_verifiers(agent: str, url: str, rollouts: int, concurrent: int, turns: int = 1) -> Cost:
     """`open_verifiers`: all of the rollouts, after a few that prepare what all need."""
+    from agent_in_process import AgentInProcess
+
+    AgentInProcess.turns = turns
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as connections,
         open_verifiers(agent, connections, url, asyncio.Semaphore(concurrent)) as play,
@@ -140,13 +148,28 @@ class Kind:
     """Of the engine's URL."""
 
 
+def _turns(count: int) -> dict[str, Any]:
+    return {"id": "turns:turns", "args": {"count": count}}
+
+
 KINDS = {
-    "ours": Kind("our protocol, our orchestrator", 1000, lambda url: orchestrated(url, 1000)),
+    "ours": Kind("our orchestrator", CONCURRENT, lambda url: orchestrated(url, _turns(1))),
+    "theirs": Kind(
+        "verifiers' runner, an agent in its process",
+        CONCURRENT,
+        lambda url: by_verifiers("agent_in_process", url, BATCH, CONCURRENT),
+    ),
+    "ours_turns": Kind(f"our orchestrator, {TURNS} turns", CONCURRENT, lambda url: orchestrated(url, _turns(TURNS))),
+    "theirs_turns": Kind(
+        f"verifiers' runner, an agent in its process, {TURNS} turns",
+        CONCURRENT,
+        lambda url: by_verifiers("agent_in_process", url, BATCH, CONCURRENT, TURNS),
+    ),
     "program": Kind(
         "verifiers' runner, its cheapest agent (a program)", 4, lambda url: by_verifiers("null", url, 8, 4)
     ),
-    "theirs": Kind(
-        "verifiers' runner, an agent in its process", 160, lambda url: by_verifiers("agent_in_process", url, 480, 160)
+    "shared": Kind(
+        "our orchestrator, one request per group", CONCURRENT, lambda url: orchestrated(url, {"id": "reverse-text"})
     ),
 }
 
@@ -154,7 +177,8 @@ KINDS = {
 def in_own_process(name: str, url: str) -> Cost:
     """One round of a kind."""
     command = [sys.executable, "-m", "benchmarks.beside_verifiers", "--measure", name, "--engine", url]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env=dict(os.environ))
+    found = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "tasksets")}  # the environment's process looks there
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env=found)
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Cost)
 
 
@@ -171,10 +195,15 @@ def report(rounds: dict[str, list[Cost]]) -> str:
         lines.append(
             f"| {kind.what} | {kind.concurrent} | {rate[name]:.1f} | {used[name]:.2f} | {min(each):.2f} to {max(each):.2f} |"
         )
+
+    def times(ours: str, theirs: str) -> str:
+        return f"{rate[ours] / rate[theirs]:.1f} times the rollouts per second, {used[theirs] / used[ours]:.1f} times less CPU"
+
     lines += [
         "",
-        f"Our protocol against verifiers' runner, rollouts per second: {rate['ours'] / rate['program']:.0f} times its cheapest own agent,"
-        f" {rate['ours'] / rate['theirs']:.1f} times the agent in its process (goal {GOAL_TIMES:.0f}).",
+        f"Against the agent in verifiers' process (goal {GOAL_TIMES:.0f} times): {times('ours', 'theirs')} with one turn,"
+        f" {times('ours_turns', 'theirs_turns')} with {TURNS}.",
+        f"Against verifiers' cheapest own agent: {times('ours', 'program')}.",
     ]
     return "\n".join(lines)
 
@@ -185,8 +214,9 @@ def write(text: str, rounds: int) -> None:
         "# Side by side with verifiers' own runner",
         "",
         f"`python -m benchmarks.beside_verifiers --rounds {rounds} --write`; {os.cpu_count()} cores ({platform.machine()}), medians",
-        f"of {rounds} rounds that take turns, each in a process of its own. The engine answers at once, over HTTP, in another process",
-        "whose CPU is not counted. See the benchmark's own words for what each line is.",
+        f"of {rounds} rounds that take turns, each in a process of its own; load of the machine meanwhile: {os.getloadavg()[1]:.1f}.",
+        "The engine answers at once, over HTTP, in another process whose CPU is not counted. Each rollout sends its own requests but in",
+        "the last line; log-probs on both sides. See the benchmark's own words for what each line is.",
         "",
     ]
     RESULTS.write_text("\n".join([*head, text, ""]))

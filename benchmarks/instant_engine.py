@@ -1,21 +1,29 @@
 """An engine that answers at once, in a process of its own: for benchmarks of what asks it. `python -m benchmarks.instant_engine`.
 
-It prints its port. Chat completions (streamed too) say `dcba`; `/inference/v1/generate` gives as many continuations of the same four
-letters as are asked for, of the version that was handed over last. Its CPU is nobody's: whoever measures counts the processes that ask.
+It prints its ports. Chat completions (streamed too) say `dcba`, with log-probs where they are asked for; the routes for tokens give as
+many continuations of the same tokens as are asked for, of the version that was handed over last. Its CPU is nobody's: whoever measures
+counts the processes that ask.
+
+With `--gather N --every SECONDS` it answers nothing until N continuations are asked for, and from then on one request in so many seconds,
+the oldest first: what is in flight stays N, as long as whoever asks goes on.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
 from rlrun.protocol import endpoints
+from rlrun.protocol.packed import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack
 
 TEXT = "dcba"
 TOKENS = [81, 80, 79, 78, 2]
@@ -25,14 +33,23 @@ TOKENS = [81, 80, 79, 78, 2]
 class InstantEngine:
     """The routes that our client and verifiers' ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tokens: int = len(TOKENS), gather: int = 0, every: float = 0.0, packs: bool = True) -> None:
         self.version: int | None = None
+        self.tokens = [TOKENS[i % 4] for i in range(tokens - 1)] + TOKENS[-1:]
+        self._gather, self._every, self._packs = gather, every, packs
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._pacing: asyncio.Task[None] | None = None
+        self.most = 0
+        """Most continuations that were asked for at once."""
+        self._columns = array(INTEGERS, self.tokens), array(FLOATS, [-0.5]) * tokens
 
     def app(self) -> web.Application:
         """All of them."""
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post(endpoints.ENGINE_GENERATE, self._generate)
+        if self._packs:
+            app.router.add_post(endpoints.ENGINE_GENERATE_PACKED, self._generate_packed)
         app.router.add_post(endpoints.ENGINE_UPDATE_WEIGHTS, self._update)
         app.router.add_get(endpoints.ENGINE_STATUS, self._status)
         return app
@@ -42,12 +59,14 @@ class InstantEngine:
         message = {"role": "assistant", "content": TEXT}
         usage = {"prompt_tokens": 8, "completion_tokens": 5, "total_tokens": 13}
         answer = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
+        said = [{"token": token, "logprob": -0.5, "bytes": [*token.encode()], "top_logprobs": []} for token in TEXT]
+        logprobs = {"logprobs": {"content": said}} if body.get("logprobs") else {}
         if not body.get("stream"):
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"} | logprobs
             return web.json_response(answer | {"choices": [choice], "usage": usage})
         answer["object"] = "chat.completion.chunk"
         chunks = [
-            answer | {"choices": [{"index": 0, "delta": message, "finish_reason": None}]},
+            answer | {"choices": [{"index": 0, "delta": message, "finish_reason": None} | logprobs]},
             answer | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
             answer | {"choices": [], "usage": usage},
         ]
@@ -56,19 +75,43 @@ class InstantEngine:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
-        content = [{"token_id": token, "logprob": -0.5} for token in TOKENS]
-        spans = [{"version": str(self.version), "start": 0, "end": len(TOKENS)}]
-        choices = [
-            {
-                "index": index,
-                "token_ids": TOKENS,
-                "logprobs": {"content": content},
-                "weight_versions": spans,
-                "finish_reason": "stop",
-            }
-            for index in range(body["sampling_params"]["n"])
-        ]
-        return web.json_response({"choices": choices})
+        n = body["sampling_params"]["n"]
+        await self._turn(n)
+        content = [{"token_id": token, "logprob": -0.5} for token in self.tokens]
+        choice = self._choice() | {"token_ids": self.tokens, "logprobs": {"content": content}}
+        return web.json_response({"choices": [choice | {"index": index} for index in range(n)]})
+
+    async def _generate_packed(self, request: web.Request) -> web.Response:
+        n = Reader(await request.read()).head["sampling_params"]["n"]
+        await self._turn(n)
+        choice = self._choice() | {"tokens": len(self.tokens)}
+        return web.Response(
+            body=pack({"model": "policy", "choices": [choice] * n}, self._columns * n), content_type=MEDIA_TYPE
+        )
+
+    def _choice(self) -> dict[str, object]:
+        spans = [{"version": str(self.version), "start": 0, "end": len(self.tokens)}]
+        return {"weight_versions": spans, "finish_reason": "stop"}
+
+    async def _turn(self, n: int) -> None:
+        """Wait until this request is answered."""
+        if not self._gather:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((n, turn))
+        self.most = max(self.most, sum(count for count, _ in self._waiting))
+        if self.most >= self._gather and self._pacing is None:
+            self._pacing = asyncio.create_task(self._pace())
+        await turn
+
+    async def _pace(self) -> None:
+        while True:
+            while self._waiting:
+                _, turn = self._waiting.popleft()
+                if not turn.done():  # else whoever asked has gone
+                    turn.set_result(None)
+                    break
+            await asyncio.sleep(self._every)
 
     async def _update(self, request: web.Request) -> web.Response:
         self.version = (await request.json())["version"]
@@ -78,27 +121,47 @@ class InstantEngine:
         return web.json_response({"weight_version": self.version, "engine_alive": True, "updating": False})
 
 
-async def serve() -> None:
-    """Until killed."""
-    runner = web.AppRunner(InstantEngine().app(), access_log=None)
+async def serve(engine: InstantEngine, ports: int) -> None:
+    """Until killed; all ports lead to the same engine."""
+    runner = web.AppRunner(engine.app(), access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-    print(runner.addresses[0][1], flush=True)
+    for _ in range(ports):
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    print(*[address[1] for address in runner.addresses], flush=True)
     await asyncio.Event().wait()
 
 
 @contextlib.contextmanager
-def instant_engine() -> Iterator[str]:
-    """Its URL; it lives as long as the block."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.instant_engine"], stdout=subprocess.PIPE, text=True
-    ) as process:
+def instant_engines(ports: int, *options: str) -> Iterator[list[str]]:
+    """The URLs of one engine that listens on several ports; it lives as long as the block."""
+    command = [sys.executable, "-m", "benchmarks.instant_engine", "--ports", str(ports), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            yield [f"http://127.0.0.1:{port}" for port in process.stdout.readline().split()]
         finally:
             process.kill()
 
 
+@contextlib.contextmanager
+def instant_engine() -> Iterator[str]:
+    """The URL of one that answers four letters at once."""
+    with instant_engines(1) as urls:
+        yield urls[0]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ports", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=len(TOKENS), help="of each answer")
+    parser.add_argument("--gather", type=int, default=0, help="continuations in flight before the first answer")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds between two answers")
+    parser.add_argument("--stock", action="store_true", help="have no packed route")
+    options = parser.parse_args(argv)
+    engine = InstantEngine(tokens=options.tokens, gather=options.gather, every=options.every, packs=not options.stock)
+    asyncio.run(serve(engine, options.ports))
+
+
 if __name__ == "__main__":
-    asyncio.run(serve())
+    main()

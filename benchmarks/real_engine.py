@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks.long_tail import Pace, fit, lengths, steps_when_full
 from rlrun.config.model import TinyModelConfig
-from rlrun.inference.client import Completion, EngineClient, EngineError, EngineMetrics
+from rlrun.inference.client import Completion, EngineClient, EngineError
+from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.protocol.endpoints import ENGINE_METRICS
 from rlrun.trainer.tiny_model import make_tiny_model
 from tests.unit.stub.harness.stub_run import free_port

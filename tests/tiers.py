@@ -28,7 +28,7 @@ REAL_IMAGES = "tests/e2e/cluster/test_real_images.py"
 PROCESSES = ("tests/unit/stub", "tests/unit/pod", "tests/unit/environments", "tests/unit/local", "tests/unit/evaluate")
 """Unit tests of which most start processes: half of the time of all."""
 TIERS: Mapping[str, Sequence[str]] = {
-    "unit": ("tests/unit", *(f"--ignore={folder}" for folder in PROCESSES)),
+    "unit": ("tests/unit", "tests/security", *(f"--ignore={folder}" for folder in PROCESSES)),
     "processes": PROCESSES,
     "sim": ("tests/sim",),
     "controlplane": ("tests/controlplane",),
@@ -39,7 +39,7 @@ TIERS: Mapping[str, Sequence[str]] = {
 """Arguments of pytest."""
 LANES: Sequence[Sequence[str]] = (("parts",), ("controlplane", "cluster"))
 """Two lanes of tiers run side by side: the first computes, the second mostly waits for controllers and stubs."""
-THEN: Sequence[str] = ("processes", "unit", "sim")
+THEN: Sequence[str] = ("unit", "processes", "sim")
 """A lane that is through takes the next of these, the longest first: so both end at about the same time, whichever is slower."""
 SHORT_SUMMARY = "= short test summary info ="
 """What pytest prints above the names of the tests that failed."""
@@ -174,7 +174,7 @@ class Run:
                 return None
             tier = Tier.start(name, self._memory, *options)
             self._running.append(tier)
-        print(f"== {name}", flush=True)
+        print(f"== {name}\n", end="", flush=True)  # one write: lanes print at once
         tier.follow()
         with self._lock:
             self._running.remove(tier)

@@ -1,4 +1,4 @@
-"""What begins a new attempt of a run that nothing is wrong with, or that is over: more steps, or a restart by hand."""
+"""Start of a new attempt of a healthy or finished run: more steps, or a restart by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def asked(case: Case, *, is_restarting: bool) -> Decision | None:
 
 
 def told_of_nonsense(case: Case, decision: Decision) -> Decision:
-    """A value of the annotation that is no time: said once, and nothing else."""
+    """Report a value of the annotation that is no time, once, and do nothing else."""
     request = restart_request(case)
     if request is None or seconds_of(request) is not None:
         return decision

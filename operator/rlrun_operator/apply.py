@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun_operator.client import ApiError, Client, address
-from rlrun_operator.resources import BY_KIND, POD, WATCHED
+from rlrun_operator.names import RUN_LABEL
+from rlrun_operator.resources import BY_KIND, POD, SECRET, WATCHED
 from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.store import Store
 
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RejectedError(Exception):
-    """The API server refuses a child for what the spec says; the message is for the user."""
+    """Error for a child that the API server refuses because of the spec; the message is for the user."""
 
 
 class OverQuotaError(Exception):
@@ -32,6 +33,10 @@ class OverQuotaError(Exception):
         super().__init__(message)
         self.manifest = manifest
         self.rest_done = rest_done
+
+
+class NameTakenError(Exception):
+    """An object of somebody else has the name that a child needs; the message is that object."""
 
 
 class StaleViewError(Exception):
@@ -57,13 +62,18 @@ class Applier:
             RejectedError: a child was refused for what the spec says; nothing after it was done.
             OverQuotaError: a child has to wait for a quota; nothing after it was done, unless it says so.
             StaleViewError: something exists that was taken to be absent; nothing after it was done.
+            NameTakenError: something of somebody else exists where a child belongs; it is left alone, and nothing after it was done.
             ApiError, UnavailableError: to be retried.
         """
         for manifest in decision.dry_run:
             with contextlib.suppress(OverQuotaError):  # no verdict on the spec
-                await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
+                try:
+                    await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
+                except RejectedError:
+                    await self._find_own(manifest)  # one of somebody else may be what does not go with it
+                    raise
         for manifest in decision.create:
-            self._learn(await self._judged(manifest, self._client.create(manifest)))
+            await self._create(manifest)
         pod_over_quota: OverQuotaError | None = None
         for item in decision.apply:
             try:
@@ -79,14 +89,38 @@ class Applier:
         if pod_over_quota is not None:
             raise OverQuotaError(str(pod_over_quota), pod_over_quota.manifest, rest_done=True)
 
+    async def _create(self, manifest: Manifest) -> None:
+        made = await self._judged(manifest, self._client.create(manifest))
+        self._learn(made)
+        if (
+            made is None and manifest["kind"] != SECRET.kind
+        ):  # the operator can read none, and its name holds the run's UID
+            self._learn(await self._find_own(manifest))
+
     async def _apply(self, item: Apply) -> None:
-        if item.expect_absent or item.replaces is not None:
-            resource, namespace, name = address(item.manifest)
-            found = await self._client.get(resource, namespace, name)
-            if found is not None and found["metadata"].get("resourceVersion") != item.replaces:
-                self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
-                raise StaleViewError(f"{resource.kind} {name} {'has changed' if item.replaces else 'exists already'}")
+        # First of all: an apply with force takes over what is there, and deletes it with the run.
+        found = await self._find_own(item.manifest)
+        expected = item.expect_absent or item.replaces is not None
+        if expected and found is not None and found["metadata"].get("resourceVersion") != item.replaces:
+            self._learn(found)
+            what = f"{found['kind']} {found['metadata']['name']}"
+            raise StaleViewError(f"{what} {'has changed' if item.replaces else 'exists already'}")
         self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)))
+
+    async def _find_own(self, manifest: Manifest) -> Manifest | None:
+        """The object of a child's name, if there is one.
+
+        Raises:
+            NameTakenError: no run of this name has made it, neither this one nor one that was deleted.
+        """
+        resource, namespace, name = address(manifest)
+        found = await self._client.get(resource, namespace, name)
+        if found is None:
+            return None
+        made_for, wanted = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))
+        if made_for != wanted:
+            raise NameTakenError(f"{resource.kind} {name}")
+        return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
     async def _scale(self, namespace: str, scale: Scale) -> None:
         resource, name = BY_KIND[scale.ref.kind], scale.ref.name

@@ -1,4 +1,4 @@
-"""How attempts begin and end.
+"""Begin and end of attempts.
 
 An attempt ends in two passes: the cause is on record before anything is removed, because removing the pods destroys the evidence. It
 begins in one: children first, then the status, so that a crash between the two leaves children whose label names the attempt, and the
@@ -34,6 +34,8 @@ can hear it, and the first process of a container that does not hear it lives on
 SETTLE_SECONDS = 3.0
 """The cache is believed that a StatefulSet that is gone has left no pod so long after its end was wanted: what it made just before may
 still be on its way. Mostly there is something to wait for that takes longer."""
+TAKEN_SECONDS = 10.0
+"""Between two looks whether an object of somebody else still has a child's name."""
 LOOK_AGAIN_SECONDS = 2.0
 """Where only the cache lags, or objects of others have to go: no event may come."""
 
@@ -48,6 +50,10 @@ def next_attempt(case: Case) -> int:
 
 def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     """Make what `attempt` needs and does not have yet."""
+    if case.forbidden:
+        return fail(case, reasons.FORBIDDEN, case.forbidden)
+    if case.taken is not None:
+        return _wait_for_name(case, case.taken)
     if case.strangers:
         return _wait_for_strangers(case)
     waits = _wait_for_host(case, attempt)
@@ -150,7 +156,7 @@ def ends_run(case: Case, cause: Cause, spec: RLRunSpec) -> bool:
 
 
 def give_up(case: Case, cause: Cause) -> Decision:
-    """End a run for good that hangs, because its specification says so."""
+    """End a hanging run for good, because its specification asks for it."""
     return fail(case, cause.reason, failures.told_of(cause), _failure(case, cause, counted=False))
 
 
@@ -291,16 +297,27 @@ def restarting(
 def _wait_for_strangers(case: Case) -> Decision:
     shown = ", ".join(case.strangers[:4]) + (", …" if len(case.strangers) > 4 else "")
     message = f"of a deleted run of this name there is still: {shown}; this run begins when they are gone"
-    said = {
-        reasons.SCHEDULED: Say("False", reasons.PREVIOUS_RUN_ENDING, message),
-        reasons.CONFIGURATION_VALID: configuration(case, pending=False),
-    }
+    return _not_begun(case, Say("False", reasons.PREVIOUS_RUN_ENDING, message), LOOK_AGAIN_SECONDS)
+
+
+def _wait_for_name(case: Case, taken: str) -> Decision:
+    message = (
+        f"{taken} exists and is not of this run, which needs the name and leaves the object alone; delete or rename it, "
+        "or give the run another name"
+    )
+    if case.past.attempt:
+        return restarting(case, message, reasons.NAME_TAKEN, wake_in=TAKEN_SECONDS)
+    return _not_begun(case, Say("False", reasons.NAME_TAKEN, message), TAKEN_SECONDS)
+
+
+def _not_begun(case: Case, say: Say, wake_in: float) -> Decision:
+    """Why the first attempt does not begin yet."""
+    said = {reasons.SCHEDULED: say, reasons.CONFIGURATION_VALID: configuration(case, pending=False)}
     updates = {
         "storage": storage_status(case),
         "progress": case.past.progress.model_copy(update={"total_steps": case.total_steps}),
     }
-    new = report.status(case, said, updates, training=False)
-    return finish(case, new, wake_in=LOOK_AGAIN_SECONDS)
+    return finish(case, report.status(case, said, updates, training=False), wake_in=wake_in)
 
 
 def _wait_for_host(case: Case, attempt: int) -> Decision | None:
@@ -389,17 +406,19 @@ def _progress_of_before(case: Case, spec: RLRunSpec) -> Any:
 
 
 def removals(case: Case) -> tuple[list[Scale], list[Delete]]:
-    """What asks the attempt's pods, all together, to save and end."""
+    """Writes that ask the attempt's pods, all together, to save and end."""
     scale, statefulset = [], case.statefulset
     if statefulset is not None and not is_ending(statefulset) and replicas(statefulset) != 0:
         scale.append(Scale(case.trainer_ref, uid_of(statefulset), 0))
     orphaned = statefulset is None or is_ending(statefulset)
     ends = [p for p in case.group if p.deleted_at is None and (orphaned or p.role == "orchestrator")]
+    return scale, [*(Delete(pod.ref, pod.uid) for pod in ends), *hurried(case)]
+
+
+def hurried(case: Case) -> list[Delete]:
+    """Shorten the grace period of trainer pods that were asked to end and whose process has ended: they have nothing left to save."""
     held = [pod for pod in case.group if pod.role == "trainer" and pod.exit is not None and _lingers(pod)]
-    return scale, [
-        *(Delete(pod.ref, pod.uid) for pod in ends),
-        *(Delete(pod.ref, pod.uid, grace_seconds=HELD_GRACE_SECONDS) for pod in held),
-    ]
+    return [Delete(pod.ref, pod.uid, grace_seconds=HELD_GRACE_SECONDS) for pod in held]
 
 
 def _lingers(pod: Pod) -> bool:

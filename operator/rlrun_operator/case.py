@@ -17,9 +17,10 @@ from rlrun_operator import exclusion, hosts
 from rlrun_operator.build import Host, RunContext
 from rlrun_operator.conditions import Say
 from rlrun_operator.diagnose import Wanted
-from rlrun_operator.judge import Judgement, judge
-from rlrun_operator.names import HOST_ANNOTATION, SPEC_HASH_ANNOTATION, Names, Ref, attempt_of
+from rlrun_operator.judge import Judgement, bounded, judge
+from rlrun_operator.names import HOST_ANNOTATION, RUN_LABEL, SPEC_HASH_ANNOTATION, Names, Ref, attempt_of
 from rlrun_operator.pods import Pod, read_pods
+from rlrun_operator.restrictions import refusals, refused_claim
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.sharing import holds_slot, host_name
 from rlrun_operator.state import Manifest, Observed
@@ -29,7 +30,7 @@ from rlrun_operator.words import ASKING, TRAINING, Words
 
 @dataclass(frozen=True)
 class Case:
-    """What is decided about."""
+    """Subject of a decision."""
 
     observed: Observed
     now: float
@@ -71,15 +72,41 @@ class Case:
 
     @cached_property
     def problems(self) -> str:
-        """Why there is no usable specification."""
+        """Reasons why there is no usable specification."""
         return self.judgement.problems or self.observed.rejection or ""
+
+    @cached_property
+    def forbidden(self) -> str:
+        """Parts of a usable specification that the installation's policy does not allow; no attempt is rendered with them."""
+        if self.spec is None:
+            return ""
+        installation = self.settings.installation
+        found = refusals(
+            installation, str(self.metadata.get("namespace", "")), self.names.run, self.observed.run.get("spec") or {}
+        )
+        if self.host is not None:  # a policy may have become stricter since the host began
+            found += refused_claim(installation.policy, "trainer.sharedWith: its claim", self.host.claim)
+        return bounded(found)
+
+    @cached_property
+    def taken(self) -> str | None:
+        """An object that no run of this name has made, where a child of this one belongs."""
+        if self.wanted.own_claim and self.claim is not None and not self._made(self.claim):
+            return f"PersistentVolumeClaim {self.wanted.claim}"
+        if self.observed.lease is not None and not self._made(self.observed.lease):
+            return f"Lease {self.names.progress}"
+        return self.observed.taken
+
+    def _made(self, child: Manifest) -> bool:
+        """Whether a run of this name made it, this one or an earlier one."""
+        return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
 
     @cached_property
     def spec_hash(self) -> str | None:
         return self.judgement.spec_hash if self.spec is not None else None
 
     def context(self, spec: RLRunSpec, attempt: int) -> RunContext:
-        """What the builders need."""
+        """Input of the builders."""
         return RunContext(
             name=self.names.run,
             namespace=str(self.metadata.get("namespace", "default")),
@@ -98,7 +125,7 @@ class Case:
 
     @cached_property
     def host(self) -> Host | None:
-        """What a guest's children are rendered from."""
+        """Host from which a guest's children are rendered."""
         return hosts.known_host(self.observed.host) if self.host_name is not None else None
 
     @cached_property
@@ -179,7 +206,7 @@ class Case:
 
     @cached_property
     def attempt(self) -> int:
-        """The newest attempt that anything tells of: children are made before the status is written."""
+        """Number of the newest attempt with any trace: children are made before the status is written."""
         workloads = [child for child in (self.statefulset, self.deployment) if child is not None]
         labelled = [attempt_of(child["metadata"]) or 0 for child in workloads]
         return max([self.past.attempt, *labelled, *(pod.attempt for pod in self.group)])
@@ -265,12 +292,12 @@ def hash_of(child: Manifest) -> str | None:
 
 
 def replicas(child: Manifest | None) -> int:
-    """How many pods a workload asks for."""
+    """Number of pods that a workload asks for."""
     return int(((child or {}).get("spec") or {}).get("replicas") or 0)
 
 
 def uid_of(child: Manifest) -> str:
-    """Tells an object from its successors of the same name."""
+    """UID, which distinguishes an object from its successors of the same name."""
     return str(child["metadata"]["uid"])
 
 

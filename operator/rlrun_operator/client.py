@@ -70,7 +70,7 @@ class ApiError(Exception):
 
 
 class UnavailableError(Exception):
-    """The API server did not answer, or said that it cannot now."""
+    """Error for an API server that did not answer, or answered that it cannot now."""
 
 
 class Client:

@@ -14,7 +14,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 
 class Say(NamedTuple):
-    """What is said of one condition."""
+    """Statement of one condition."""
 
     status: Truth
     reason: str
@@ -27,7 +27,7 @@ def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
 
 
 def raw_conditions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The conditions of a status that was not read yet: somebody may have filled it with anything."""
+    """Conditions of a status that was not read yet: any client may have filled it with anything."""
     found = document.get("conditions")
     return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []
 
@@ -47,7 +47,7 @@ def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | 
 
 
 def phase(conditions: Sequence[Condition]) -> Phase:
-    """Where the run is in its life. Complete and Failed absorb."""
+    """Phase of the run. Complete and Failed absorb."""
     if is_true(conditions, reasons.COMPLETE):
         return "Complete"
     if is_true(conditions, reasons.FAILED):
@@ -61,7 +61,7 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"
     scheduled = find(conditions, reasons.SCHEDULED)
-    if scheduled is None or scheduled.reason == reasons.PREVIOUS_RUN_ENDING:
+    if scheduled is None or scheduled.reason in (reasons.PREVIOUS_RUN_ENDING, reasons.NAME_TAKEN):
         return "Pending"
     return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
 
@@ -78,7 +78,7 @@ def write(
     now: float,
     born: float = 0.0,
 ) -> list[Condition]:
-    """All conditions in their fixed order: what is said anew replaces the past, what is not said stays, and None takes away.
+    """All conditions in their fixed order: a new statement replaces the past, a missing one keeps it, and None takes it away.
 
     `lastTransitionTime` moves only when the status does. `born` is when the youngest pod was made, by the API server's clock: that
     all are ready cannot have been true before, however far the operator's clock is behind.

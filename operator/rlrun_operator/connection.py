@@ -1,4 +1,4 @@
-"""Where the API server is and what proves who asks: one session maker for our own requests and for kopf's watches."""
+"""Address and credentials of the API server: one session maker for our own requests and for kopf's watches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ USER_AGENT = "rlrun-operator"
 
 
 class ConnectionSetupError(Exception):
-    """There are no usable credentials; the message says what was looked for."""
+    """Error for missing credentials; the message names the places that were searched."""
 
 
 class Connection:
-    """Credentials of one API server. Tokens that rotate (service accounts, exec plugins) are read anew when they expire."""
+    """Credentials of one API server. Tokens that rotate (service accounts, exec plugins) are read again when they expire."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlrun_operator import again, exclusion, failures, hosts, life, progress, reasons, report, stuck, suspend
-from rlrun_operator.attempts import begun, ends_run, fail, give_up, launch, record, restart, run_over
+from rlrun_operator.attempts import begun, ends_run, fail, give_up, hurried, launch, record, restart, run_over
 from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause
@@ -24,7 +24,7 @@ from rlrun_operator.times import rfc3339
 
 
 def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float) -> Decision:
-    """What to do about a run.
+    """Decision about a run.
 
     Args:
         observed: everything that is known about it.
@@ -99,10 +99,14 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
 
 
 def _mended(case: Case) -> bool:
-    """Whether the run failed by its specification alone and has another one now."""
+    """Whether the run failed by its specification alone and has another one now, or by a policy that allows it now."""
     failed = find(case.past.conditions, reasons.FAILED)
-    invalid = failed is not None and failed.status == "True" and failed.reason == reasons.INVALID_CONFIGURATION
-    return invalid and case.generation != case.past.observed_generation
+    if failed is None or failed.status != "True":
+        return False
+    edited = case.generation != case.past.observed_generation
+    if failed.reason == reasons.FORBIDDEN:
+        return edited or (case.spec is not None and not case.forbidden)
+    return failed.reason == reasons.INVALID_CONFIGURATION and edited
 
 
 def _settled_at(case: Case) -> float | None:
@@ -157,7 +161,7 @@ def _complete(case: Case) -> Decision:
     }
     new = report.status(case, said, updates, training=True)
     # What the end leaves, the next pass sees to: no event may come.
-    return finish(case, new, delete=() if keeps else _deletions(case), wake_in=0.0 if over else None)
+    return finish(case, new, delete=() if keeps else [*_deletions(case), *hurried(case)], wake_in=0.0 if over else None)
 
 
 def _held(case: Case) -> str:
@@ -202,7 +206,8 @@ def _ended(case: Case) -> Decision:
     orphans = [p for p in case.group if p.works and (p.role == "orchestrator" or case.statefulset is None)]
     if policy == "All":
         orphans = [p for p in case.group if p.deleted_at is None and (p in orphans or p.role == "orchestrator")]
-    delete = [] if policy == "None" else [*_deletions(case), *(Delete(pod.ref, pod.uid) for pod in orphans)]
+    ends = [*_deletions(case), *(Delete(pod.ref, pod.uid) for pod in orphans), *hurried(case)]
+    delete = [] if policy == "None" else ends
     heard = progress.read_lease(case.observed.lease, case.past.attempt)
     updates = {
         **report.roles(case, case.past.attempt, heard, over=policy != "None"),

@@ -1,4 +1,4 @@
-"""When a pod was asked to end for the first time. Pure.
+"""Time at which a pod was first asked to end. Pure.
 
 Kubernetes does not keep that: `deletionTimestamp` less the grace period is the moment of the last request with a shorter grace period, and
 the kubelet itself makes one, without any grace, when all containers are gone. By that time a process that had merely done what it was told
@@ -20,7 +20,7 @@ _FIRST = "firstDeletion"
 
 
 def remembered(pod: Manifest, known: Manifest | None) -> Manifest:
-    """`pod` with what `known`, the state of the same name before, tells of its first deletion."""
+    """`pod` with the first deletion from `known`, the state of the same name before."""
     if known is None or known["metadata"].get("uid") != pod["metadata"].get("uid"):
         return pod
     first = first_asked_at(known["metadata"])
@@ -28,13 +28,13 @@ def remembered(pod: Manifest, known: Manifest | None) -> Manifest:
 
 
 def first_asked_at(metadata: Mapping[str, Any]) -> float | None:
-    """When the first request came, in seconds since the epoch; None: there was none, or it is not known."""
+    """Time of the first request, in seconds since the epoch; None: there was none, or it is not known."""
     if (first := metadata.get(_FIRST)) is not None:
         return float(first)
     return asked_at(metadata) if (metadata.get("deletionGracePeriodSeconds") or 0) > SHORTEST_GRACE_SECONDS else None
 
 
 def asked_at(metadata: Mapping[str, Any]) -> float | None:
-    """When the last request with a shorter grace period came, likewise; the timestamp is when the grace period ends."""
+    """Time of the last request with a shorter grace period, likewise; the timestamp is when the grace period ends."""
     ends = seconds_of(metadata.get("deletionTimestamp"))
     return None if ends is None else ends - (metadata.get("deletionGracePeriodSeconds") or 0)

@@ -1,4 +1,4 @@
-"""Why a run waits: storage, nodes, containers and engines, each in words that name the role and the fix. First match wins."""
+"""Reason why a run waits: storage, nodes, containers and engines, each in words that name the role and the fix. First match wins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CREATE_PREFIX = re.compile(r"^.*?(?:failed error: |Error creating: )", re.DOTAL
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many pods there should be, and what they share."""
+    """Wanted number of pods, and their common fields."""
 
     trainers: int
     engines: int
@@ -51,7 +51,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Scene:
-    """What an explanation can draw on."""
+    """Inputs of an explanation."""
 
     names: Names
     wanted: Wanted

@@ -37,7 +37,7 @@ class Poster:
         self._posted: OrderedDict[tuple[str, str, str], tuple[str, int, float]] = OrderedDict()
 
     async def post(self, run: Manifest, event: EventRecord) -> None:
-        """Tell one event; never raises for what the API server says."""
+        """Post one event; never raises for an answer of the API server."""
         metadata = run["metadata"]
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         log.log(level, "run %s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)

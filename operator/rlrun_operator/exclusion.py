@@ -75,7 +75,7 @@ def avoided(pod: Mapping[str, Any]) -> set[str]:
 
 
 def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
-    """Why an attempt whose pods find no node is made again without its exclusions; None: there is no reason to.
+    """Reason to make an attempt again without its exclusions because its pods find no node; None: there is no reason to.
 
     Args:
         pods: the attempt's.
@@ -105,7 +105,7 @@ def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
 
 
 def noted(say: Say, past: RLRunStatus, now: float) -> Say:
-    """What is said of scheduling, with the nodes that are left out."""
+    """Statement about scheduling, with the nodes that are left out."""
     held = active(past, now)
     if say.reason != reasons.UNSCHEDULABLE or not held:
         return say

@@ -1,4 +1,4 @@
-"""What ended an attempt: the first cause among everything that its pods show."""
+"""Cause of an attempt's end: the first cause among everything that its pods show."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Kind = Literal["disruption", "taken", "permanent", "failure"]
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt ends."""
+    """Reason to end an attempt."""
 
     kind: Kind
     at: float | None
@@ -134,7 +134,7 @@ def _gone_cause(pod: Pod) -> Cause:
 
 
 def end_of(pod: Pod) -> Cause | None:
-    """How a trainer's or the orchestrator's process failed by itself; None: it did not, or was ended."""
+    """Failure of a trainer's or the orchestrator's process by itself; None: it did not fail, or was ended."""
     found = _role_cause(pod)
     return found if found is not None and found.kind == "failure" and found.exit_code is not None else None
 
@@ -208,5 +208,5 @@ def _order(cause: Cause, now: float) -> tuple[float, int, int, str]:
 
 
 def echo_of(reason: str) -> int:
-    """How likely a failure is that of a peer of what broke: -1 says of itself what broke, 1 that a peer was lost."""
+    """Likelihood that a failure is a consequence of a peer's: -1 names its own cause, 1 that a peer was lost."""
     return -1 if reason in _FIRST_HAND else int(reason == reasons.NCCL_ERROR)

@@ -1,4 +1,4 @@
-"""An attempt whose workloads exist: what can be said of it, and the little that is corrected while it runs."""
+"""Supervision of an attempt whose workloads exist: its report, and the little that is corrected while it runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rlrun_operator import build, diagnose, exclusion, hosts, policy, progress, 
 from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, is_true, since
 from rlrun_operator.diagnose import Scene
+from rlrun_operator.names import ACCESS_ANNOTATION
 from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
 
 PATIENCE_SECONDS = 2.0
@@ -30,7 +31,7 @@ def follow(
     dry_run: Sequence[Manifest] = (),
     wake_in: float | None = None,
 ) -> Decision:
-    """Tell how `attempt` does, and keep the number of engines as the specification says.
+    """Report the state of `attempt`, and keep the number of engines at the specified one.
 
     Args:
         case: what is decided about.
@@ -79,7 +80,12 @@ def follow(
         case,
         new,
         create=(*create, *_lost_lease(case, attempt)),
-        apply=(*apply, *_lost_deployment(case, begins or bool(apply)), *_edited_budget(case, begins)),
+        apply=(
+            *apply,
+            *_lost_deployment(case, begins or bool(apply)),
+            *_edited_budget(case, begins),
+            *_moved_access(case, attempt, begins),
+        ),
         dry_run=dry_run,
         scale=() if begins else _scales(case),
         delete=_zombies(case, attempt),
@@ -130,6 +136,9 @@ def configuration(case: Case, *, pending: bool) -> Say:
     if case.spec is None:
         still = f"; attempt {case.past.attempt} goes on with the specification that it began with" if pending else ""
         return Say("False", reasons.INVALID_CONFIGURATION, case.problems + still)
+    if case.forbidden:
+        still = f"; attempt {case.past.attempt} goes on, and no other one begins" if pending else ""
+        return Say("False", reasons.FORBIDDEN, case.forbidden + still)
     if case.host is not None and (problem := hosts.storage_problem(case.spec, case.host)) is not None:
         return Say("False", reasons.INVALID_CONFIGURATION, problem)
     if pending and case.past.spec_hash is not None and case.spec_hash != case.past.spec_hash:
@@ -145,7 +154,7 @@ def configuration(case: Case, *, pending: bool) -> Say:
 
 
 def of_inference(case: Case, attempt: int) -> dict[str, Say]:
-    """What is said of storage and engines while no attempt runs: engines stay through a restart."""
+    """Report of storage and engines while no attempt runs: engines stay through a restart."""
     scene = _scene(case, attempt, None)
     waits = _Waits(case)
     said = {reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY))}
@@ -280,13 +289,13 @@ def _scales(case: Case) -> list[Scale]:
 
 
 def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
-    """What keeps the engines of a run whose attempt is over serving its guests."""
+    """Writes that keep the engines of a run whose attempt is over serving its guests."""
     return [s for s in _scales(case) if s.ref == case.inference_ref], _lost_deployment(case, False)
 
 
 def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
     """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
-    if in_hand or case.spec is None or not case.serves or case.deployment is not None:
+    if in_hand or case.spec is None or case.forbidden or not case.serves or case.deployment is not None:
         return []
     made = build.workloads(case.context(case.spec, case.past.attempt)).inference
     return [] if made is None else [Apply(made, expect_absent=True)]
@@ -297,6 +306,18 @@ def _edited_budget(case: Case, begins: bool) -> list[Apply]:
     if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
         return []
     return [Apply(build.eviction_budget(case.context(case.spec, case.past.attempt)))]
+
+
+def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
+    """The orchestrator goes on renewing its Lease where the API server has other addresses than when the attempt began."""
+    spec, network = case.spec, case.settings.network
+    if begins or not network.discovered or spec is None or spec.network_policy.mode == "None":
+        return []
+    asking = [pod for pod in case.group if pod.role == "orchestrator" and pod.attempt == attempt]
+    known = {(pod.manifest["metadata"].get("annotations") or {}).get(ACCESS_ANNOTATION) for pod in asking}
+    if not asking or network.mark in (*known, case.observed.access):
+        return []
+    return [Apply(build.orchestrator_policy(case.context(spec, attempt)))]
 
 
 def _lost_lease(case: Case, attempt: int) -> list[Manifest]:

@@ -156,6 +156,6 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 def quiet(debug: bool) -> None:
-    """Let kopf speak only while debugging: it tells each retry of each watch, and what ends it is told by `Watcher` in one line."""
+    """Let kopf log only while debugging: it logs each retry of each watch, and `Watcher` reports the cause in one line."""
     logging.getLogger("kopf").setLevel(logging.DEBUG if debug else logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.ERROR if debug else logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""HTTP on one port: /livez, /readyz and /metrics. They tell the truth or nothing: no check is a constant."""
+"""HTTP on one port: /livez, /readyz and /metrics. No check is a constant."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from rlrun.protocol.site import Site
 
 AGE_SECONDS = 60.0
 """A run that waits longer for a worker means that the workers hang."""
@@ -20,7 +22,7 @@ answer at all, which is red to the kubelet, too."""
 
 @dataclass
 class Health:
-    """What the answers are made of; the process fills it in."""
+    """Inputs of the answers; the process fills them in."""
 
     queue_age: Callable[[], float] = lambda: 0.0
     """Seconds that the oldest ready run waits."""
@@ -33,7 +35,7 @@ class Health:
     before_scrape: list[Callable[[], None]] = field(default_factory=list)
 
     def sick(self) -> list[str]:
-        """Why the process should be restarted; empty: it should not."""
+        """Reason to restart the process; empty: there is none."""
         problems = []
         if self.queue_age() > AGE_SECONDS:
             problems.append(
@@ -46,8 +48,8 @@ class Health:
         return problems
 
 
-async def serve(health: Health, registry: CollectorRegistry, port: int) -> web.AppRunner:
-    """Begin to serve on all interfaces; `cleanup()` of the result ends it.
+async def serve(health: Health, registry: CollectorRegistry, port: int) -> Site:
+    """Begin to serve on all interfaces; `close()` of the result ends it.
 
     Raises:
         OSError: the port is taken.
@@ -69,7 +71,6 @@ async def serve(health: Health, registry: CollectorRegistry, port: int) -> web.A
 
     app = web.Application()
     app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
-    await runner.setup()
-    await web.TCPSite(runner, port=port).start()
-    return runner
+    site = Site(app, handle_signals=False)
+    await site.start(None, port)
+    return site

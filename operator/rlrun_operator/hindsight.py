@@ -1,4 +1,4 @@
-"""What turns out only after the end of an attempt was put on record: why its processes failed. Pure.
+"""Late correction of a recorded attempt's end: why its processes failed. Pure.
 
 When a process of a group dies, or its node, its peers fail too, with errors of their own, and Kubernetes may tell of a peer first. So the
 record is put right until the attempt's pods are gone: by a pod that ended by itself, and by a node that does not answer any more, which

@@ -1,4 +1,4 @@
-"""Whether a guest's host can train it, and if not, why, with the fix. Pure; first match wins."""
+"""Check that a guest's host can train it, else the reason, with the fix. Pure; first match wins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXT_MAX = 300
 
 
 def known_host(host: Manifest | None) -> Host | None:
-    """What children of a guest are rendered from; None while there is no host with a usable specification."""
+    """Host from which children of a guest are rendered; None while there is no host with a usable specification."""
     if host is None or is_ending(host) or host_name(host) is not None:
         return None
     metadata, spec = host["metadata"], judge(host).spec
@@ -53,6 +53,12 @@ def available(guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: S
         has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
         fix = f"give {name} trainer.lora with slots of 2 or more, or name another host"
         return _no(reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}")
+    if not _named(known.spec.trainer.guests, _name(guest)):
+        listed = ", ".join(known.spec.trainer.guests) or "none"
+        fix = f"add {_name(guest)} to trainer.guests of {name}, at any time, or name another host"
+        return _no(
+            reasons.HOST_NOT_NAMED, f"{field}: that run takes no guest of this name (trainer.guests: {listed}); {fix}"
+        )
     problem = storage_problem(spec, known) or _mismatch(spec, guest, known)
     if problem is not None:
         return _no(reasons.HOST_INCOMPATIBLE, problem)
@@ -78,7 +84,7 @@ def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
 
 
 def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | None:
-    """Why an attempt of a guest is over that did nothing wrong: the trainer's process that had its slot is, or will be.
+    """Reason why an attempt of a guest is over through no fault of its own: the trainer's process that had its slot is, or will be.
 
     Args:
         guest: the run that is decided about.
@@ -141,6 +147,10 @@ def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manife
         what = f"{ready} pods of its trainer are ready; that run is {phase or 'Pending'}: {told}"
         return _no(reasons.HOST_NOT_READY, f"{field}: {what}")
     return Say("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
+
+
+def _named(patterns: Sequence[str], name: str) -> bool:
+    return any(name.startswith(p[:-1]) if p.endswith("*") else name == p for p in patterns)
 
 
 def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:

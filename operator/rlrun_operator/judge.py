@@ -10,9 +10,10 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.explain import validate
+from rlrun.config.examine import validate
 from rlrun.config.layers import Reader
 from rlrun.config.problems import ConfigError
+from rlrun.protocol.printable import printable
 from rlrun_operator.build import spec_hash
 from rlrun_operator.state import Manifest
 
@@ -27,7 +28,7 @@ _remembered: OrderedDict[str, tuple[Manifest, Judgement]] = OrderedDict()
 
 @dataclass(frozen=True)
 class Judgement:
-    """What can be said of a specification without the cluster."""
+    """Validation of a specification without the cluster."""
 
     spec: RLRunSpec | None
     """None: it is invalid."""
@@ -64,17 +65,17 @@ def _read(document: Manifest) -> Judgement:
     except ValidationError:
         pass
     layer = Reader(RLRun, "", camel_only=True).read(document)
-    ignored = _bounded(problem.path for problem in layer.problems)
+    ignored = bounded(problem.path for problem in layer.problems)
     layer.problems.clear()
     try:
         return Judgement(validate(RLRun, layer).spec, ignored=ignored)
     except ConfigError as error:
-        return Judgement(None, problems=_bounded(str(problem) for problem in error.problems))
+        return Judgement(None, problems=bounded(str(problem) for problem in error.problems))
 
 
 def shorten(text: str, limit: int = MESSAGE_MAX) -> str:
-    """`text` on one line, of at most `limit` characters."""
-    line = " ".join(text.split())
+    """`text` on one line that a terminal can show, of at most `limit` characters."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -83,7 +84,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _bounded(parts: Iterable[str]) -> str:
+def bounded(parts: Iterable[str]) -> str:
+    """`parts` as one message of at most `MESSAGE_MAX` characters, with the number of those left out."""
     shown: list[str] = []
     left = MESSAGE_MAX
     every = [shorten(part, 600) for part in parts]

@@ -1,4 +1,4 @@
-"""What a run's life may cost, how it ends, and what begins it again: deadline, cleanup, more steps, a restart by hand. Pure."""
+"""Lifetime of a run: deadline, cleanup, more steps, a restart by hand. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def deadline_message(case: Case) -> str:
 
 
 def cleanup(case: Case) -> Cleanup:
-    """What a run that is over leaves: the policy until `ttlSecondsAfterFinished` is over, then nothing but the volume."""
+    """Remainder of a run that is over: the policy until `ttlSecondsAfterFinished` is over, then nothing but the volume."""
     left = seconds_to_live(case)
     if left is not None and left <= 0:
         return "All"

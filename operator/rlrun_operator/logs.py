@@ -9,6 +9,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rlrun.protocol.printable import printable
 from rlrun_operator.settings import LogFormat
 
 
@@ -56,4 +57,4 @@ def _message(record: logging.LogRecord) -> str:
     message = " ".join(record.getMessage().split())
     if record.exc_info and record.exc_info[1] is not None:
         message += f": {where(record.exc_info[1])}"
-    return message
+    return printable(message)

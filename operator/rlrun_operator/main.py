@@ -1,4 +1,4 @@
-"""`rlrun-operator`: settings from the environment, credentials, and then the process until it is told to stop."""
+"""`rlrun-operator`: settings from the environment, credentials, and then the process until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
+from rlrun.config.parser import Parser
 from rlrun_operator import logs
 from rlrun_operator.settings import SettingsError, from_environment
 
@@ -18,8 +20,18 @@ COLLECT_AFTER = (50_000, 20, 50)
 log = logging.getLogger("rlrun_operator")
 
 
-def main() -> None:
-    """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this."""
+def parser() -> Parser:
+    """The command line: no options, for a Deployment sets the environment."""
+    return Parser(
+        "rlrun-operator",
+        "Run the RLRun operator until SIGTERM. Its settings are environment variables RLRUN_*, which the Helm chart "
+        "rlrun-operator sets; its cluster is that of its pod or of KUBECONFIG.",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 64 wrong command line."""
+    parser().parse_args(argv)
     try:
         settings = from_environment(os.environ)
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""What Prometheus reads of the operator and of its runs.
+"""Prometheus metrics of the operator and of its runs.
 
 Series of runs are made from the store when they are scraped, so that those of a deleted run vanish with it.
 """
@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from rlrun.api.status import Phase
 from rlrun_operator.names import ROLE_LABEL
 from rlrun_operator.resources import POD
 from rlrun_operator.state import Manifest
 from rlrun_operator.store import Key, Store
 
-PHASES = ("Pending", "Starting", "Running", "Restarting", "Completing", "Complete", "Failed")
+PHASES = get_args(Phase)
 _RUN = ["namespace", "run"]
 _GPU_SUFFIX = "/gpu"
 
@@ -73,7 +74,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def count_request(self, verb: str, resource: str, code: str) -> None:
-        """One request to the API server was answered, or was not (`code` then says why)."""
+        """Count one request to the API server, answered or not (`code` then has the reason)."""
         self.api_requests.labels(verb, resource, code).inc()
 
     def observe_queue(self, depth: Callable[[], float], age: Callable[[], float], leader: Callable[[], float]) -> None:

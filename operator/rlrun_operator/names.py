@@ -28,6 +28,8 @@ RUN_UID_ANNOTATION = f"{GROUP}/run-uid"
 """On pods: the UID of their run. Names come back when a run is deleted and made again, and so do times of one second's resolution."""
 RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"
 """Of an RLRun: its value, a time, asks for one restart."""
+ACCESS_ANNOTATION = f"{GROUP}/api-server"
+"""On orchestrators: a mark of the way to the API server that the run's policy was applied with when the attempt began."""
 HOST_ANNOTATION = f"{GROUP}/host"
 """On a guest's orchestrator pod: uid and attempt of the host that it was made for (`host_mark`)."""
 POOL_LABEL = f"{GROUP}/pool"
@@ -74,9 +76,14 @@ class Names:
         return f"{self.run}-key-{uid[:8]}"
 
     @property
-    def api_access(self) -> str:
-        """NetworkPolicy that lets the orchestrator reach the API server."""
-        return f"{self.run}-api-server"
+    def orchestrator_access(self) -> str:
+        """NetworkPolicy of the orchestrator."""
+        return f"{self.run}-egress"
+
+    @property
+    def reference_access(self) -> str:
+        """NetworkPolicy that lets the trainer fetch the reference model from the hub."""
+        return f"{self.run}-reference"
 
     @property
     def host_access(self) -> str:
@@ -123,7 +130,7 @@ def host_mark(uid: str, attempt: int) -> str:
 
 
 def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
-    """UID of the run that a pod belongs to, by its annotation or as its owner; None: it says neither, as those of older operators."""
+    """UID of the run that a pod belongs to, by its annotation or as its owner; None: it has neither, as those of older operators."""
     found = (metadata.get("annotations") or {}).get(RUN_UID_ANNOTATION)
     if found is None:
         owners = metadata.get("ownerReferences") or ()

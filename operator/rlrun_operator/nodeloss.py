@@ -43,7 +43,7 @@ class Overdue:
 def overdue(
     pods: Sequence[Pod], nodes: Sequence[Manifest] | None, *, since: float | None, after: float, now: float
 ) -> Overdue:
-    """What to do about pods that do not end.
+    """Writes for pods that do not end.
 
     Args:
         pods: those that have to be gone; those that were not asked to end do not count.

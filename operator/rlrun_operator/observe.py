@@ -25,8 +25,10 @@ _CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
 log = logging.getLogger(__name__)
 
 
-def observe(store: Store, key: Key, *, rejection: str | None = None) -> Observed | None:
-    """The run as the store knows it; None when it does not exist."""
+def observe(
+    store: Store, key: Key, *, rejection: str | None = None, taken: str | None = None, access: str | None = None
+) -> Observed | None:
+    """The run as the store knows it; None when it does not exist. For the others see `Observed`."""
     run = store.get(RLRUN.kind, *key)
     if run is None:
         return None
@@ -50,6 +52,8 @@ def observe(store: Store, key: Key, *, rejection: str | None = None) -> Observed
         lease_moved_at=store.lease_moved_at(namespace, lease),
         watching_since=store.watching_since,
         rejection=rejection,
+        taken=taken,
+        access=access,
         host=host,
         guests=tuple(store.guests((namespace, shares or name))),
     )

@@ -1,4 +1,4 @@
-"""Where a role's pods may run: node labels, tolerations and affinity from `spec.placement` and the role's block. Pure.
+"""Placement of a role's pods: node labels, tolerations and affinity from `spec.placement` and the role's block. Pure.
 
 What placement asks for is added to what the role's block says; where both name the same node label, the block is nearer and wins.
 """
@@ -114,7 +114,7 @@ def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, Any
 
 
 def one_node(spec: RLRunSpec) -> bool:
-    """Whether the run's claim can be mounted on one node only, as far as the manifest tells."""
+    """Whether the run's claim can be mounted on one node only, as far as the manifest shows."""
     template = spec.storage.claim_template
     return template is not None and "ReadWriteMany" not in template.access_modes
 

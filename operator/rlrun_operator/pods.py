@@ -14,7 +14,7 @@ from rlrun_operator.times import seconds_of
 
 @dataclass(frozen=True)
 class Exit:
-    """How a container's process ended."""
+    """End of a container's process."""
 
     code: int
     reason: str
@@ -82,11 +82,11 @@ class Pod:
 
     @property
     def exit(self) -> Exit | None:
-        """How the role's own container ended."""
+        """End of the role's own container."""
         return self.main.exit if self.main else None
 
     def ended_by_itself(self, end: Exit) -> bool:
-        """Whether it ended before anybody asked it to. Within one second, Kubernetes' resolution, it was asked."""
+        """Whether it ended before it was asked to. Within one second, Kubernetes' resolution, it was asked."""
         return self.deleted_at is None or (self.deletion_seen and end.at is not None and end.at < self.deleted_at)
 
     @property

@@ -1,4 +1,4 @@
-"""What a failure costs: the run's own rules first, then the built-in ones, and how long the next attempt waits. Pure."""
+"""Cost of a failure: the run's own rules first, then the built-in ones, and the wait before the next attempt. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Action = Literal["FailRun", "Restart", "RestartUncounted"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What the past has used up."""
+    """Budget that the past has used up."""
 
     counted: int = 0
     """Restarts that count towards `maxRestarts`."""
@@ -41,7 +41,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the failure policy says."""
+    """Answer of the failure policy."""
 
     fails: tuple[str, str] | None
     """Reason and message of Failed; None: the run restarts."""
@@ -103,7 +103,7 @@ def longest_backoff(spec: BackoffSpec) -> float:
 
 
 def budget_of(past: RLRunStatus, progress: ProgressStatus, policy: FailurePolicySpec) -> Budget:
-    """What is used up by now: steps that were never trained before make the run's past forgotten.
+    """Budget used up by now: steps that were never trained before make the run's past forgotten.
 
     Args:
         past: the status as it was written last.

@@ -1,4 +1,4 @@
-"""What must be there before the operator can work: the API server, the CustomResourceDefinition, its own rights. Says what is missing."""
+"""Requirements of the operator: the API server, the CustomResourceDefinition, its own rights. Reports what is missing."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("apps", "deployments", ("create", "patch", "delete")),
     ("", "persistentvolumeclaims", ("create",)),
     ("coordination.k8s.io", "leases", ("create", "patch")),
-    ("", "services", ("create", "patch")),
-    ("", "configmaps", ("create", "patch")),
-    ("", "serviceaccounts", ("create", "patch")),
+    ("", "services", ("get", "create", "patch")),
+    ("", "configmaps", ("get", "create", "patch")),
+    ("", "serviceaccounts", ("get", "create", "patch")),
     ("", "secrets", ("create",)),
-    ("rbac.authorization.k8s.io", "roles", ("create", "patch")),
-    ("rbac.authorization.k8s.io", "rolebindings", ("create", "patch")),
-    ("networking.k8s.io", "networkpolicies", ("create", "patch")),
-    ("policy", "poddisruptionbudgets", ("create", "patch")),
+    ("rbac.authorization.k8s.io", "roles", ("get", "create", "patch")),
+    ("rbac.authorization.k8s.io", "rolebindings", ("get", "create", "patch")),
+    ("networking.k8s.io", "networkpolicies", ("get", "create", "patch")),
+    ("policy", "poddisruptionbudgets", ("get", "create", "patch")),
     ("", "events", ("list", "create", "patch")),
 )
 """API group, resource, verbs in every watched namespace; the chart's Role grants them."""
 
 
 async def problems(client: Client, namespaces: Sequence[str], own_namespace: str) -> list[str]:
-    """What keeps the operator from working, in words for the log and for /readyz.
+    """Obstacles to the operator's work, in words for the log and for /readyz.
 
     Raises:
         UnavailableError: the API server does not answer.

@@ -9,9 +9,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from rlrun_operator import handlers, health, preflight
+from rlrun_operator.api_server import api_server_rules
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.connection import Connection
 from rlrun_operator.events import Poster
@@ -32,6 +34,8 @@ REMIND_SECONDS = 60.0
 RESTART_SECONDS = 2.0
 PRUNE_SECONDS = 600.0
 """All kinds are compared with the cluster this often, in case a watch lost something."""
+ADDRESS_SECONDS = 60.0
+"""The API server is asked for its addresses this often."""
 STOP_SECONDS = 4.0
 BEAT_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -84,6 +88,8 @@ class Operator:
         self._sync_wanted = asyncio.Event()
         self._unsynced: set[Stream] = set(self._streams)
         self._synced_before = False
+        self._network = settings.render.network
+        self._told_of_addresses = False
         self._waiting_for: list[str] = ["the API server was not asked yet"]
         self._lags: deque[float] = deque(maxlen=60)
         self._stop = asyncio.Event()
@@ -96,18 +102,20 @@ class Operator:
             OSError: the health port is taken.
         """
         self._take_signals()
-        runner = await health.serve(self._health(), self._metrics.registry, self._settings.http_port)
+        site = await health.serve(self._health(), self._metrics.registry, self._settings.http_port)
         tasks: list[asyncio.Task[None]] = []
         try:
             tasks.append(asyncio.create_task(self._beat(), name="beat"))
             if not await self._ready_to_start():
                 return
             self._loop = asyncio.get_running_loop()
+            await self._find_api_server()
             self._watcher.start()
             tasks += [
                 asyncio.create_task(self._workers.run(), name="workers"),
                 asyncio.create_task(self._sync(), name="sync"),
                 asyncio.create_task(self._lead(), name="leader"),
+                asyncio.create_task(self._follow_api_server(), name="addresses"),
             ]
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +123,7 @@ class Operator:
             for task in done & set(tasks):
                 task.result()
         finally:
-            await self._shut_down(tasks, runner.cleanup)
+            await self._shut_down(tasks, site.close)
 
     async def _shut_down(self, tasks: list[asyncio.Task[None]], close_http: Callable[[], Awaitable[None]]) -> None:
         self._watcher.stop()
@@ -216,9 +224,38 @@ class Operator:
         """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing."""
         if self._unsynced or not self._leader.is_leading() or self._workers.is_open:
             return
+        self._wake_all()
+        self._workers.open()
+
+    async def _follow_api_server(self) -> None:
+        while True:
+            await asyncio.sleep(ADDRESS_SECONDS)
+            if await self._find_api_server():
+                self._wake_all()
+
+    async def _find_api_server(self) -> bool:
+        """Learn the API server's addresses, for the policies of orchestrators; True: they are other ones than before."""
+        before = self._network
+        if before.given:
+            return False
+        try:
+            rules = await api_server_rules(self._client)
+        except (LookupError, UnavailableError) as error:
+            if not self._told_of_addresses and not before.discovered:
+                log.warning(
+                    "the API server's addresses are not known (%s): policies let orchestrators reach any host on ports 443 and 6443. Let "
+                    "the operator read them, or set networkPolicy.apiServer in the chart's values",
+                    error,
+                )
+                self._told_of_addresses = True
+            return False
+        self._network = replace(before, api_server=rules, discovered=True)
+        self._reconciler.settle_network(self._network)
+        return self._network != before
+
+    def _wake_all(self) -> None:
         for run in self._store.runs():
             self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
-        self._workers.open()
 
     async def _reconcile(self, key: Key) -> None:
         await self._reconciler.reconcile(key)

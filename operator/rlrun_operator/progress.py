@@ -1,4 +1,4 @@
-"""How far the run is: what the orchestrator wrote on its Lease, made into the status."""
+"""Progress of the run: from the orchestrator's Lease to the status."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ LATE_SECONDS = 15.0
 """A renewal that has not come for this long is missing: what the Lease says may not be so any more."""
 COUNT_MAX = 2**53
 """Beyond, a number in JSON is not the same for all who read it."""
+WAITING_ON_MAX = 1000
+"""Characters."""
 ETA_MAX = 10 * 365 * 86400.0
 """Seconds; a later end is no estimate."""
 _DIGITS = 4
@@ -49,7 +51,7 @@ class Report:
 
 
 def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
-    """What the Lease says of `attempt`; None while it speaks of another one, or not at all."""
+    """Report on the Lease about `attempt`; None while it is about another one, or empty."""
     found: Mapping[str, str] = ((lease or {}).get("metadata") or {}).get("annotations") or {}
     if _count(found, keys.ATTEMPT) != attempt:
         return None
@@ -63,7 +65,7 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
         tokens_per_second=_measured(found, keys.TOKENS_PER_SECOND),
         staleness_mean=_measured(found, keys.STALENESS_MEAN),
         eta_seconds=_bounded(_number(found, keys.ETA_SECONDS), ETA_MAX),
-        waiting_on=found.get(keys.WAITING_ON) or None,
+        waiting_on=found.get(keys.WAITING_ON, "")[:WAITING_ON_MAX] or None,
         total_steps=_count(found, keys.TOTAL_STEPS),
         waiting_role=found.get(keys.WAITING_ON_ROLE) or None,
         storage=_trouble(found.get(keys.STORAGE, "")),
@@ -77,7 +79,7 @@ def is_training(report: Report | None) -> bool:
 
 
 def progressed(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
-    """The status' progress after `report`; without one what is known stays. `total` 0: as many steps as the report says."""
+    """Progress in the status after `report`; without one what is known stays. `total` 0: as many steps as the report has."""
     if report is None or report.step is None:
         waiting = report.waiting_on if report is not None else None
         total = total or past.progress.total_steps

@@ -1,4 +1,4 @@
-"""When a run's Lease was renewed last, and when it last told of progress: by the clock and the eyes of this operator alone.
+"""Time of the last renewal of a run's Lease and of its last progress: by the clock and the watch of this operator alone.
 
 A renewal proves that the orchestrator lives. Only another attempt, step or activity proves that the run does. Time in which nobody could
 see the run counts for neither: after an outage, and after a gap between two renewals, the clock begins anew.

@@ -89,7 +89,7 @@ class WorkQueue(Generic[K]):
             self.add(key, now)
 
     def next_due(self) -> float | None:
-        """When the earliest delayed key becomes ready; None without one."""
+        """Time at which the earliest delayed key becomes ready; None without one."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -46,10 +46,12 @@ VALID = "Valid"
 FIELDS_IGNORED = "FieldsIgnored"
 CHANGE_PENDING = "ChangePending"
 INVALID_CONFIGURATION = "InvalidConfiguration"
+FORBIDDEN = "ForbiddenByPolicy"
 HOST_READY = "HostReady"
 HOST_NOT_FOUND = "HostNotFound"
 HOST_IS_GUEST = "HostIsGuest"
 HOST_NOT_SHARED = "HostNotShared"
+HOST_NOT_NAMED = "HostNamesOthers"
 HOST_INCOMPATIBLE = "HostIncompatible"
 HOST_SLOTS_TAKEN = "HostSlotsTaken"
 HOST_NOT_READY = "HostNotReady"
@@ -71,6 +73,7 @@ UNSCHEDULABLE = "Unschedulable"
 QUOTA_EXCEEDED = "QuotaExceeded"
 PODS_REFUSED = "PodsRefused"
 PREVIOUS_RUN_ENDING = "PreviousRunEnding"
+NAME_TAKEN = "NameTaken"
 ALL_READY = "AllReady"
 PODS_STARTING = "PodsStarting"
 IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -109,10 +112,12 @@ CONDITION_REASONS = {
     FIELDS_IGNORED: "The specification has fields of a newer release; this operator does not know them.",
     CHANGE_PENDING: "The specification was edited; the change takes effect when the next attempt begins.",
     INVALID_CONFIGURATION: "The specification, or a pod made from it, is refused; the message names field, value and fix.",
+    FORBIDDEN: "The specification asks for what the installation's policy does not allow; the message names field, value and fix.",
     HOST_READY: "The host's trainer is ready.",
     HOST_NOT_FOUND: "There is no run of the name in `trainer.sharedWith`, or it is being deleted.",
     HOST_IS_GUEST: "The host is itself a guest; a trainer is shared by its owner alone.",
     HOST_NOT_SHARED: "The host trains no adapters, or has one slot, its own.",
+    HOST_NOT_NAMED: "The host's `trainer.guests` does not name this run.",
     HOST_INCOMPATIBLE: "Host and guest differ in what one trainer, its engines and its volume have once; the message names the field.",
     HOST_SLOTS_TAKEN: "As many runs use the host's trainer as `trainer.lora.slots` allows.",
     HOST_NOT_READY: "Not all pods of the host's trainer are ready.",
@@ -133,6 +138,7 @@ CONDITION_REASONS = {
     UNSCHEDULABLE: "No node can take a pod; the message says what it needs.",
     QUOTA_EXCEEDED: "The namespace's quota does not allow the pods.",
     PODS_REFUSED: "The API server refuses the pods, for example by Pod Security.",
+    NAME_TAKEN: "An object that the run needs has the name of one that is not its own; that one is left alone.",
     PREVIOUS_RUN_ENDING: "Objects of a deleted run of the same name are still being removed.",
     ALL_READY: "Every pod of the trainer and the orchestrator is ready.",
     PODS_STARTING: "Containers are starting.",
@@ -177,7 +183,7 @@ VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
 ENDING = frozenset({COMPLETING, GUESTS_JOINED})
 """Of Complete while it is False: the phase is Completing."""
 HOST_NEEDS_A_PERSON = frozenset(
-    {HOST_NOT_FOUND, HOST_IS_GUEST, HOST_NOT_SHARED, HOST_INCOMPATIBLE, HOST_COMPLETE, HOST_FAILED}
+    {HOST_NOT_FOUND, HOST_IS_GUEST, HOST_NOT_SHARED, HOST_NOT_NAMED, HOST_INCOMPATIBLE, HOST_COMPLETE, HOST_FAILED}
 )
 """Of HostAvailable: what does not pass by itself."""
 PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
@@ -191,6 +197,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         STORAGE_SLOW,
         UNSCHEDULABLE,
         QUOTA_EXCEEDED,
+        NAME_TAKEN,
         PODS_REFUSED,
         IMAGE_PULL_FAILED,
         CONTAINER_CONFIG_INVALID,
@@ -220,6 +227,7 @@ RESTART_REQUEST_INVALID = "RestartRequestInvalid"
 
 EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS)} | {
     INVALID_CONFIGURATION: CONDITION_REASONS[INVALID_CONFIGURATION],
+    FORBIDDEN: CONDITION_REASONS[FORBIDDEN],
     CHANGE_PENDING: CONDITION_REASONS[CHANGE_PENDING],
     ATTEMPT_STARTED: "StatefulSet, Deployment and orchestrator pod of an attempt were applied.",
     TRAINING: "The attempt's first step is done.",

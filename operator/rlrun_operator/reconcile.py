@@ -6,20 +6,22 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
 
 from rlrun_operator import reasons
-from rlrun_operator.apply import Applier, OverQuotaError, RejectedError, StaleViewError
+from rlrun_operator.apply import Applier, NameTakenError, OverQuotaError, RejectedError, StaleViewError
+from rlrun_operator.attempts import TAKEN_SECONDS
 from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.conditions import phase, raw_conditions
 from rlrun_operator.events import Poster
 from rlrun_operator.metrics import Metrics
+from rlrun_operator.names import Names
 from rlrun_operator.observe import LookUps, observe
 from rlrun_operator.resources import RLRUN
-from rlrun_operator.settings import RenderSettings
+from rlrun_operator.settings import NetworkSettings, RenderSettings
 from rlrun_operator.state import PROGRESS_SECONDS, SOON_SECONDS, Decision, EventRecord, Manifest, Observed, Urgency
 from rlrun_operator.store import Key, Store
 
@@ -48,10 +50,14 @@ class _Memory:
 
     rejection: tuple[str, int, str] | None = None
     """UID, generation, message: what the API server refused."""
+    taken: tuple[str, str, float] | None = None
+    """UID of the run, the object that has a child's name, and until when that is believed (steady clock)."""
     written_at: float = float("-inf")
     """When the status was written last (steady clock)."""
     over_quota: list[Manifest] = field(default_factory=list)
     """Events about objects that a quota keeps out."""
+    access: str | None = None
+    """See `Observed`."""
     sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
@@ -97,6 +103,10 @@ class Reconciler:
         self._applier = Applier(client, store, now)
         self._memories: dict[Key, _Memory] = {}
 
+    def settle_network(self, network: NetworkSettings) -> None:
+        """Render with other settings of the network from now on; the next pass over each run applies them."""
+        self._settings = replace(self._settings, network=network)
+
     async def reconcile(self, key: Key) -> None:
         """One pass.
 
@@ -125,10 +135,18 @@ class Reconciler:
                 return
             decision = await self._decided(observed, memory)
             try:
+                mark = self._settings.network.mark
                 await self._applier.act(key[0], decision)
+                if any(
+                    apply.manifest["metadata"]["name"] == Names(key[1]).orchestrator_access for apply in decision.apply
+                ):
+                    memory.access = mark
             except RejectedError as error:
                 metadata = observed.run["metadata"]
                 memory.rejection = (metadata["uid"], metadata.get("generation", 0), str(error))
+                continue
+            except NameTakenError as error:
+                memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS
                 continue
             except OverQuotaError as error:
                 if not memory.over_quota:
@@ -158,7 +176,11 @@ class Reconciler:
             uid, generation, message = memory.rejection
             if (uid, generation) == (run["metadata"]["uid"], run["metadata"].get("generation", 0)):
                 rejection = message
-        return observe(self._store, key, rejection=rejection)
+        taken = None
+        if run is not None and memory.taken is not None:
+            uid, found, until = memory.taken
+            taken = found if uid == run["metadata"]["uid"] and self._clock() < until else None
+        return observe(self._store, key, rejection=rejection, taken=taken, access=memory.access)
 
     async def _decided(self, observed: Observed, memory: _Memory) -> Decision:
         """A decision, made once more when it asks for facts that can be looked up."""

@@ -1,4 +1,4 @@
-"""From what was decided to what is told: the whole status, how urgent its writing is, and the events that a change is worth."""
+"""From a decision to its report: the whole status, the urgency of its writing, and the events that a change is worth."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlrun.api.status import RLRunStatus, RoleStatus, SharedWithStatus
+from rlrun.protocol.printable import printable
 from rlrun_operator import life, reasons
 from rlrun_operator.case import Case, read_status
 from rlrun_operator.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
@@ -14,6 +15,8 @@ from rlrun_operator.progress import Report, read_lease
 from rlrun_operator.state import EventRecord, Urgency
 from rlrun_operator.times import seconds_of
 
+TEXT_MAX = 4000
+"""Characters of any text in the status."""
 EVENT_MAX = 1000
 """Characters of an event's message; the API's limit is 1024."""
 _AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "observedGeneration", "nextRetryTime")
@@ -90,9 +93,18 @@ def _kstatus(conditions: list[Any], training: bool) -> dict[str, Say]:
 
 
 def document(new: RLRunStatus) -> dict[str, Any]:
-    """The status as it is written."""
-    result: dict[str, Any] = new.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """The status as it is written: every text in it of bounded length, and such that a terminal shows it."""
+    result: dict[str, Any] = _plain(new.model_dump(mode="json", by_alias=True, exclude_none=True))
     return result
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        text = printable(value, lines=True)
+        return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def shared_with(case: Case) -> SharedWithStatus | None:
 
 
 def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
-    """How long the change may wait to be written."""
+    """Longest delay before the change is written."""
     changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
     if not old or changed & set(_AT_ONCE) or _truth(old) != _truth(new):
         return "now"
@@ -154,7 +166,7 @@ def _truth(document: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
-    """What is worth an event, by comparing two statuses. At most three from creation to the first step of a healthy run.
+    """Events between two statuses. At most three from creation to the first step of a healthy run.
 
     Args:
         old: the status before.
@@ -234,7 +246,7 @@ def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecor
         return
     if reason == reasons.CHANGE_PENDING:
         yield EventRecord("Normal", reason, message)
-    elif reason == reasons.INVALID_CONFIGURATION and new.phase != "Failed":
+    elif reason in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN) and new.phase != "Failed":
         yield EventRecord("Warning", reason, message)
 
 

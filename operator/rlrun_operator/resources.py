@@ -45,10 +45,11 @@ NODE = Resource("Node", "", "v1", "nodes", namespaced=False)
 WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE)
 """What the watches deliver into the store."""
 
+SECRET = Resource("Secret", "", "v1", "secrets")
 _WRITTEN = (
+    SECRET,
     Resource("Service", "", "v1", "services"),
     Resource("ConfigMap", "", "v1", "configmaps"),
-    Resource("Secret", "", "v1", "secrets"),
     Resource("ServiceAccount", "", "v1", "serviceaccounts"),
     Resource("Role", "rbac.authorization.k8s.io", "v1", "roles"),
     Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),

@@ -1,4 +1,4 @@
-"""Why the scheduler finds no node for a pod, in words: what the pod asks for, how many nodes have it, and what to change."""
+"""Reason why the scheduler finds no node for a pod: its requests, the number of nodes that fit, and the fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def waits_for_claim(pods: Iterable[Pod]) -> bool:
 
 
 class Unscheduled(NamedTuple):
-    """Why a role's pods have no node."""
+    """Reason why a role's pods have no node."""
 
     message: str
     for_good: bool
@@ -104,13 +104,13 @@ def _lacking(
 
 
 def scheduler_text(pod: Pod) -> str:
-    """The scheduler's own words, without what it says of preemption."""
+    """The scheduler's own words, without those about preemption."""
     text = pod.unscheduled[1] if pod.unscheduled else ""
     return shorten(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
 
 
 def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str, *, one_node: bool) -> str | None:
-    """What keeps a pod from nodes that have all it asks for, with the fix; None: only that they are full.
+    """Obstacle between a pod and nodes that have all it asks for, with the fix; None: only that they are full.
 
     Args:
         role: of the pod.

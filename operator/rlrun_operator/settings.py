@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from rlrun_operator.names import Role
+from rlrun_operator.restrictions import Installation, RunPolicy
 
 HTTP_PORT = 8080
 LogFormat = Literal["plain", "json"]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+ANY_API_SERVER: tuple[dict[str, Any], ...] = ({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},)
+"""Where the API server's addresses are not known: a policy sees its own port, not that of its Service, and these two are in use
+almost everywhere."""
 _LEVELS = ("debug", "info", "warning", "error")
 _IMAGES: dict[str, Role] = {
     "RLRUN_TRAINER_IMAGE": "trainer",
@@ -29,8 +38,38 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True)
+class NetworkSettings:
+    """Egress rules of NetworkPolicies that depend on the cluster, as in a manifest (`RLRUN_NETWORK`, a JSON map)."""
+
+    dns: tuple[dict[str, Any], ...] = (
+        {
+            "to": [
+                {
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+                    "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+                },
+                {"ipBlock": {"cidr": "169.254.20.10/32"}},  # NodeLocal DNSCache
+            ],
+            "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],
+        },
+    )
+    """The way of all pods of a run to the cluster's DNS."""
+    api_server: tuple[dict[str, Any], ...] = ANY_API_SERVER
+    """The way of an orchestrator to the API server."""
+    given: bool = False
+    """Whether the chart's values hold `api_server`. Else the API server is asked for its addresses."""
+    discovered: bool = False
+    """Whether `api_server` is what the API server answered."""
+
+    @property
+    def mark(self) -> str:
+        """8 hex digits over `api_server`."""
+        return hashlib.sha256(json.dumps(self.api_server, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
 class RenderSettings:
-    """What the builders need to know beside the run."""
+    """Inputs of the builders beside the run."""
 
     images: dict[Role, str] = field(
         default_factory=lambda: {
@@ -44,6 +83,10 @@ class RenderSettings:
     """Of these images (`RLRUN_IMAGE_PULL_POLICY`); None: Kubernetes' default."""
     cluster_domain: str = "cluster.local"
     """DNS domain of Services (`RLRUN_CLUSTER_DOMAIN`)."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    """What runs' NetworkPolicies allow of the cluster."""
+    installation: Installation = field(default_factory=Installation)
+    """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and who the operator is (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +155,14 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     name = environ.get("RLRUN_OPERATOR_NAME", "")
     if name and not _NAMESPACE.fullmatch(name):
         wrong("RLRUN_OPERATOR_NAME", "set a name of lower-case letters, digits and '-', of at most 63 characters")
+    installation = _installation(environ, problems)
+    network = _network(environ, problems)
     if problems:
         raise SettingsError("; ".join(problems))
     return OperatorSettings(
-        render=RenderSettings(images=images, image_pull_policy=policy, cluster_domain=domain),
+        render=RenderSettings(
+            images=images, image_pull_policy=policy, cluster_domain=domain, network=network, installation=installation
+        ),
         name=name,
         namespaces=namespaces,
         read_nodes=read_nodes == "true",
@@ -123,5 +170,43 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         log_format="json" if log_format == "json" else "plain",
         http_port=int(port),
         pod_name=environ.get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        pod_namespace=environ.get("POD_NAMESPACE") or defaults.pod_namespace,
+        pod_namespace=installation.namespace,
     )
+
+
+def _installation(environ: Mapping[str, str], problems: list[str]) -> Installation:
+    """The policy for runs and the operator's identity; what is wrong is added to `problems`."""
+    policy = RunPolicy()
+    try:
+        policy = RunPolicy.model_validate_json(environ.get("RLRUN_POLICY") or "{}")
+    except ValidationError as error:
+        _note("RLRUN_POLICY", "policy", error, problems)
+    namespace = environ.get("POD_NAMESPACE") or OperatorSettings.pod_namespace
+    return Installation(policy, namespace, environ.get("POD_SERVICE_ACCOUNT", ""))
+
+
+class _Network(BaseModel):
+    """`RLRUN_NETWORK`."""
+
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    dns: tuple[dict[str, Any], ...] = Field(NetworkSettings.dns, min_length=1)
+    api_server: tuple[dict[str, Any], ...] = ()
+
+
+def _network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings:
+    """The network's settings; what is wrong is added to `problems`."""
+    try:
+        given = _Network.model_validate_json(environ.get("RLRUN_NETWORK") or "{}")
+    except ValidationError as error:
+        _note("RLRUN_NETWORK", "networkPolicy", error, problems)
+        return NetworkSettings()
+    return NetworkSettings(given.dns, given.api_server or ANY_API_SERVER, given=bool(given.api_server))
+
+
+def _note(variable: str, value: str, error: ValidationError, problems: list[str]) -> None:
+    for problem in error.errors():
+        path = ".".join(map(str, problem["loc"])) or "as a whole"
+        problems.append(
+            f"{variable} {path} ({problem['input']!r}): {problem['msg']}; correct {value} in the chart's values"
+        )

@@ -20,7 +20,7 @@ def host_name(run: Manifest | None) -> str | None:
 
 
 def is_ending(run: Manifest) -> bool:
-    """Whether somebody has deleted it."""
+    """Whether the object is being deleted."""
     return "deletionTimestamp" in run["metadata"]
 
 
@@ -31,7 +31,7 @@ def holds_slot(guest: Manifest) -> bool:
 
 
 def told(run: Manifest) -> dict[str, Any]:
-    """What the runs that share a trainer with `run` decide by: when it changes they are looked at."""
+    """Inputs for the runs that share a trainer with `run`: they are looked at again when these change."""
     status = run.get("status") or {}
     metadata = {key: run["metadata"].get(key) for key in ("uid", "generation", "deletionTimestamp")}
     told = {key: status.get(key) for key in _TOLD}

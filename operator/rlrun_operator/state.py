@@ -1,4 +1,4 @@
-"""What `decide` is given and what it answers: values only, so that every case is a table row in a test."""
+"""Input and output of `decide`: values only, so that every case is a table row in a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that is known about one run, as the API server told it."""
+    """Observed state of one run, from the API server."""
 
     run: Manifest
     """The RLRun."""
@@ -38,6 +38,10 @@ class Observed:
     """The cluster's nodes; None: not allowed to read them, or not looked up."""
     rejection: str | None = None
     """Why the API server refused this spec's children (dry-run, quota or admission); None: it did not."""
+    taken: str | None = None
+    """An object of somebody else under the name of a child, as it was found a moment ago."""
+    access: str | None = None
+    """Mark of the way to the API server that this process applied the run's policy with last."""
     host: Manifest | None = None
     """The RLRun that `trainer.sharedWith` names, if there is one."""
     guests: tuple[Manifest, ...] = ()
@@ -93,7 +97,7 @@ PROGRESS_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, in this order: dry-run, create, apply, scale, delete, status, events."""
+    """Actions, in this order: dry-run, create, apply, scale, delete, status, events."""
 
     status: Mapping[str, Any]
     """The whole new status, camelCase, without nulls; written if it differs."""

@@ -150,17 +150,17 @@ class Store:
         return [self._objects[(RLRUN.kind, *key)] for key in sorted(self._guests.get(host, ()))]
 
     def lease_changed_at(self, namespace: str, name: str) -> float | None:
-        """When a renewal of this Lease was seen last, in seconds since the epoch."""
+        """Time of the last seen renewal of this Lease, in seconds since the epoch."""
         pulse = self._pulses.get((LEASE.kind, namespace, name))
         return pulse.renewed_at if pulse is not None else None
 
     def lease_moved_at(self, namespace: str, name: str) -> float | None:
-        """When this Lease told of progress last, in seconds since the epoch."""
+        """Time of the last progress on this Lease, in seconds since the epoch."""
         pulse = self._pulses.get((LEASE.kind, namespace, name))
         return pulse.moved_at if pulse is not None else None
 
     def rebase_leases(self, now: float) -> None:
-        """Take all Leases for renewed now: the operator could not see renewals for a while, which says nothing about the runs."""
+        """Take all Leases for renewed now: the operator could not see renewals for a while, which is no sign of a stall."""
         self.watching_since = now
         for ident in self._pulses:
             self._pulses[ident] = Pulse(now, now)

@@ -54,7 +54,7 @@ class _Clock:
 
 
 def hear(case: Case, attempt: int) -> progress.Report | None:
-    """What the Lease says of `attempt`, but for whom it waits, should the orchestrator itself not be able to say so any more."""
+    """Report on the Lease about `attempt`, with its reason for waiting replaced should the orchestrator itself not renew it any more."""
     heard = progress.read_lease(case.observed.lease, attempt)
     if heard is None or not orchestrator_hangs(case, heard):
         return heard
@@ -96,7 +96,7 @@ def wake_in(case: Case, heard: progress.Report | None) -> float | None:
 
 
 def cause(case: Case) -> Cause | None:
-    """Why the attempt ends, if it hangs, that is on record, and something is to be done about it."""
+    """Reason to end a hanging attempt that is on record; None: nothing is to be done."""
     known = find(case.past.conditions, reasons.PROGRESSING)
     if known is None or known.reason != reasons.NO_PROGRESS or _action(case) not in ("Restart", "Fail"):
         return None

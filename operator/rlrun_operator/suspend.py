@@ -94,13 +94,16 @@ def _resume(case: Case) -> Decision:
     if case.spec is None:
         fix = "set spec.suspend to true, mend it, and set it to false"
         return _stop(case) if is_begun else _rest(case, f"its specification is invalid: {case.problems}; {fix}")
+    if case.forbidden:
+        fix = "correct it while spec.suspend is true, and resume it"
+        return _stop(case) if is_begun else _rest(case, f"{case.forbidden}; {fix}")
     if not is_begun and host is not None and host.status != "True":
         return _rest(case, host.message)  # not as one that waits between two attempts: that would hold a slot
     return launch(case, case.spec, case.attempt if is_begun else (next_attempt(case) if case.attempt else 1))
 
 
 def where_it_goes_on(case: Case) -> str:
-    """From which step the next attempt trains, as far as the orchestrator has told."""
+    """Step from which the next attempt trains, as far as the orchestrator has reported."""
     done, saved = case.past.progress.step, case.past.checkpoint.latest_complete_step
     if not case.past.attempt:
         return "its first attempt begins"

@@ -1,4 +1,4 @@
-"""What the roles tell of their volume, for the conditions: the operator itself mounts none."""
+"""The roles' reports about their volume, for the conditions: the operator itself mounts none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about kopf's watches, seen from below: every request that kopf makes passes through one HTTP session of ours.
+"""State of kopf's watches, seen from below: every request that kopf makes passes through one HTTP session of ours.
 
 kopf tells handlers neither when a list is complete nor that a watch is alive. The session can see both: a list request, the opening
 of a watch, and every chunk that a watch brings (the API server's bookmarks, about one a minute, included).

@@ -1,4 +1,4 @@
-"""What a run's progress is made of, by its task: steps that are trained, or answers."""
+"""Units of a run's progress, by its task: steps that are trained, or answers."""
 
 from __future__ import annotations
 

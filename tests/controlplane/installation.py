@@ -35,9 +35,15 @@ def _served(cluster: Cluster) -> bool:
 
 
 @contextmanager
-def judged_operator(cluster: Cluster, folder: Path) -> Iterator[OperatorProcess]:
-    """An operator for all namespaces; at the end its log and the way it ends are judged, too."""
-    with OperatorProcess(cluster, folder) as operator:
+def judged_operator(cluster: Cluster, folder: Path, **environment: str) -> Iterator[OperatorProcess]:
+    """An operator for all namespaces; at the end its log and the way it ends are judged, too.
+
+    Args:
+        cluster: that it serves.
+        folder: for its log.
+        environment: more variables.
+    """
+    with OperatorProcess(cluster, folder, **environment) as operator:
         yield operator
         code, seconds = operator.stop()
     operator.check_log()

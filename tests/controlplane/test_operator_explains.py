@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster
-from tests.controlplane.harness import wait_for
+from tests.controlplane.harness import OperatorProcess, wait_for
+from tests.controlplane.installation import judged_operator
 from tests.controlplane.world import CORE, World
 
 LABEL = {"explains": "yes"}
@@ -22,6 +23,16 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     names = cluster.add_fake_nodes(2, gpus=8, labels=LABEL, prefix="explain")
     yield names
     cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, nodes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """An operator whose policy leaves it to Kubernetes to refuse pods."""
+    folder = tmp_path_factory.mktemp("operator")
+    with judged_operator(cluster, folder, RLRUN_POLICY='{"podTemplate": "Any"}') as operator:
+        yield operator
 
 
 def check_told(world: World, condition: str, reason: str, *words: str) -> None:
@@ -60,6 +71,19 @@ def test_a_quota_that_leaves_no_room_for_the_orchestrator(world: World) -> None:
     wait_for(
         lambda: world.status("a"), lambda s: (s.get("orchestrator") or {}).get("ready") == 1, "it runs", timeout=60
     )
+
+
+def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cluster) -> None:
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    cluster.kubectl("label", "namespace", world.namespace, label)
+    world.create("good")
+    world.wait_pods_ready("good", 2)
+    world.create("bad", orchestrator={"batchSize": 16, "podTemplate": {"spec": {"hostNetwork": True}}})
+    status = world.wait_phase("bad", "Failed")
+    assert "PodSecurity" in status["message"]
+    assert "hostNetwork" in status["message"]
+    assert world.condition("bad", "ConfigurationValid")["status"] == "False"
+    assert world.pods("bad") == []
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference"])
@@ -140,3 +164,53 @@ def test_a_taint_that_is_not_tolerated(world: World, cluster: Cluster) -> None:
         check_told(world, "Scheduled", "Unschedulable", *words)
     finally:
         cluster.kubectl("delete", "node", name)
+
+
+TAKEN = {
+    "persistentvolumeclaims": (
+        "a-data",
+        CORE,
+        {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}},
+    ),
+    "serviceaccounts": ("a-rlrun", CORE, {}),
+    "rolebindings": (
+        "a-rlrun",
+        "/apis/rbac.authorization.k8s.io/v1",
+        {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}},
+    ),
+    "services": ("a-trainer", CORE, {"spec": {"ports": [{"port": 80}]}}),
+    "statefulsets": (
+        "a-trainer",
+        "/apis/apps/v1",
+        {
+            "spec": {
+                "replicas": 0,
+                "selector": {"matchLabels": {"app": "db"}},
+                "template": {
+                    "metadata": {"labels": {"app": "db"}},
+                    "spec": {"containers": [{"name": "db", "image": "db"}]},
+                },
+            }
+        },
+    ),
+}
+"""Name of a child of run `a`, its API, and an object of somebody else."""
+
+
+@pytest.mark.parametrize("plural", TAKEN)
+def test_an_object_of_somebody_else_that_has_a_childs_name(world: World, plural: str) -> None:
+    """It is neither used nor taken over: an owner's reference to the run would delete it with the run."""
+    name, api, rest = TAKEN[plural]
+    before = world.kube("POST", world.path(api, plural), {"metadata": {"name": name, "labels": {"app": "ours"}}} | rest)
+    world.create("a")
+    check = lambda s: s.get("reason") == "NameTaken" and f" {name} exists and is not of this run" in s["message"]  # noqa: E731
+    status = wait_for(lambda: world.status("a"), check, "the name is told", timeout=45)
+    assert (status["phase"], world.condition("a", "Scheduled")["reason"]) == ("Pending", "NameTaken")
+    assert world.pods("a") == []
+    now = world.kube("GET", world.path(api, plural, name))
+    assert now["metadata"]["labels"] == {"app": "ours"}
+    assert "ownerReferences" not in now["metadata"]
+    assert now["metadata"]["uid"] == before["metadata"]["uid"]
+    assert not [entry for entry in now["metadata"]["managedFields"] if "rlrun" in entry["manager"]]
+    world.delete(plural, name, api)
+    world.wait_pods_ready("a", 2, timeout=60)

@@ -166,19 +166,6 @@ def test_a_full_quota_is_told_and_overcome(world: World) -> None:
     world.wait_pods_ready("a", 2, timeout=60)
 
 
-def test_pod_security_refuses_what_a_template_asks_for(world: World, cluster: Cluster) -> None:
-    label = "pod-security.kubernetes.io/enforce=restricted"
-    cluster.kubectl("label", "namespace", world.namespace, label)
-    world.create("good")
-    world.wait_pods_ready("good", 2)
-    world.create("bad", orchestrator={"batchSize": 16, "podTemplate": {"spec": {"hostNetwork": True}}})
-    status = world.wait_phase("bad", "Failed")
-    assert "PodSecurity" in status["message"]
-    assert "hostNetwork" in status["message"]
-    assert world.condition("bad", "ConfigurationValid")["status"] == "False"
-    assert world.pods("bad") == []
-
-
 def test_engines_are_scaled_by_an_edit_and_nothing_else_is_touched(world: World) -> None:
     world.start("a")
     followers = ("pods", "deployments", "leases", "poddisruptionbudgets")
@@ -264,7 +251,10 @@ def test_describe_says_what_is_wrong_in_words(world: World, cluster: Cluster) ->
     assert json.loads(cluster.kubectl("get", "rlr", "a", "-n", world.namespace, "-o", "json"))["status"]["message"]
 
 
-HOST = {"trainer": {"lora": {"slots": 2}}, "failurePolicy": {"backoff": {"initialSeconds": 0.1, "maxSeconds": 0.2}}}
+HOST = {
+    "trainer": {"lora": {"slots": 2}, "guests": ["*"]},
+    "failurePolicy": {"backoff": {"initialSeconds": 0.1, "maxSeconds": 0.2}},
+}
 GUEST = {"trainer": {"sharedWith": "host", "lora": {"rank": 8}}}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun_operator.handlers import INACTIVITY_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import wait_served
@@ -16,6 +17,8 @@ from tests.controlplane.world import CORE, World
 
 AWAY_SECONDS = 16.0
 """Longer than the leader's Lease lasts."""
+SEEN_SECONDS = INACTIVITY_SECONDS + 30
+"""In which a watch that brings nothing is opened again."""
 CHART = Path(__file__).parents[2] / "charts" / "rlrun-operator"
 
 
@@ -81,13 +84,22 @@ def uids(world: World, name: str) -> set[str]:
 
 
 def wait_seen(world: World, name: str, step: int, **renewal: object) -> None:
-    """Renew with this step until the status tells it: the operator works."""
+    """Renew with this step until the status tells it: the operator works.
+
+    A watch that a server opened as it came up may bring nothing: it is opened again after `INACTIVITY_SECONDS`.
+    """
 
     def look() -> dict[str, object]:
         world.renew(name, step, **renewal)  # type: ignore[arg-type]
         return world.status(name)
 
-    wait_for(look, lambda s: str(s.get("steps")).startswith(f"{step}/"), f"step {step} is seen", timeout=60, pause=1.0)
+    wait_for(
+        look,
+        lambda s: str(s.get("steps")).startswith(f"{step}/"),
+        f"step {step} is seen",
+        timeout=SEEN_SECONDS,
+        pause=1.0,
+    )
 
 
 def test_an_operator_that_is_killed_and_started_again_touches_nothing(world: World, tmp_path: Path) -> None:
@@ -211,7 +223,8 @@ def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp
         assert operator.http("/livez")[0] == 200
         status, text = operator.http("/readyz")
         assert (status, "rlruns.rlrun.io" in text) == (503, True)
-        cluster.helm("install", "op", str(CHART), "-n", ns, "--set", f"watchNamespaces={{{ns}}}", "--set", "replicas=0")
+        values = f"watchNamespaces={{{ns}}},serveOwnNamespace=true,replicas=0"
+        cluster.helm("install", "op", str(CHART), "-n", ns, "--set", values)
         rules = json.loads(
             cluster.kubectl("get", "role,clusterrole", "-n", ns, "-l", "app.kubernetes.io/instance=op", "-o", "json")
         )

@@ -88,7 +88,7 @@ def test_what_kubectl_shows(cluster: Cluster, namespace: str, run: str) -> None:
     [
         ("rlrun", "reinforcement-learning"),
         ("rlrun.spec.trainer", "processesPerReplica.*Ranks per replica"),
-        ("rlrun.spec.algorithm.maxAsyncLevel", "Depth of the pipeline"),
+        ("rlrun.spec.algorithm.maxAsyncLevel", "Pipeline depth"),
         ("rlrun.spec.storage", "ReadWriteMany|existing PersistentVolumeClaim"),
         ("rlrun.spec.trainer.affinity.nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
         ("rlrun.status.checkpoint", "latestCompleteStep"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import signal
 import socket
@@ -73,7 +72,7 @@ def random_model(seed: int) -> LlamaForCausalLM:
 def sampled_logprobs(model: LlamaForCausalLM, prompt: list[int], tokens: list[int], temperature: float) -> torch.Tensor:
     """Log-probs of `tokens` after `prompt` by transformers, float32."""
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
     return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
@@ -127,7 +126,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
     )
-    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    fast.chat_template = (
+        "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
     fast.save_pretrained(folder)
     random_model(0).save_pretrained(folder)
     return folder
@@ -183,7 +185,3 @@ def server(launch: Callable[..., Server]) -> Iterator[Server]:
     group = running.process.pid
     assert running.stop(signal.SIGTERM) == 0
     wait_for(lambda: not group_members(group), 10, "all processes of the server are gone")
-
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)

@@ -114,11 +114,11 @@ async def test_a_request_keeps_its_adapter_while_newer_ones_come(adapter_server:
     for seed in (4, 5, 6):
         version, new = await hand_over(adapter_server, client, seed)
         (completion,) = await sample(client, PROMPT, version)
-        assert completion.versions == [version] * 16
+        assert list(completion.versions) == [version] * 16
         assert deviation(new, PROMPT, completion) < 1e-3
     assert not generation.done(), "all of them were in one batch"
     for completion in await generation:
-        assert completion.versions == [first] * IN_FLIGHT_TOKENS
+        assert list(completion.versions) == [first] * IN_FLIGHT_TOKENS
         assert deviation(old, PROMPT, completion) < 1e-3
 
 
@@ -129,7 +129,7 @@ async def test_a_cached_prefix_is_of_its_adapter_alone(adapter_server: Server, c
     (fresh,) = await sample(client, LONG_PROMPT, new_version)
     assert deviation(new, LONG_PROMPT, fresh) < 1e-3
     (still,) = await sample(client, LONG_PROMPT, old_version)
-    assert still.versions == [old_version] * 16
+    assert list(still.versions) == [old_version] * 16
     assert deviation(old, LONG_PROMPT, still) < 1e-3
     folder = publish(adapter_server, adapted_model(9), "of-another-attempt")
     await client.update_weights(str(folder), new_version, force=True)

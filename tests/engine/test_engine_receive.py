@@ -22,7 +22,7 @@ GROUP = "receive weights from"
 
 @pytest.fixture
 def outbox() -> Iterator[Outbox]:
-    box = Outbox(torch.device("cpu"))
+    box = Outbox(torch.device("cpu"), "127.0.0.1")
     yield box
     box.close()
 
@@ -78,7 +78,7 @@ async def generate_long(client: EngineClient) -> list[int]:
     (answer,) = await client.generate(
         PROMPT, n=1, max_tokens=256, temperature=1.0, top_p=1.0, stop_token_ids=[], cache_salt="1", ignore_eos=True
     )
-    return answer.versions
+    return list(answer.versions)
 
 
 async def test_what_cannot_be_sent_leaves_the_engine_as_it_is(

@@ -83,7 +83,7 @@ async def test_it_sleeps_until_it_is_given_weights(server: Server, client: Engin
         version, model = await hand_over(server, client, seed)
         assert (await client.status())["asleep"] is False
         (completion,) = await sample(client, PROMPT, str(version))
-        assert completion.versions == [version] * len(completion.token_ids)
+        assert list(completion.versions) == [version] * len(completion.token_ids)
         assert deviation(model, PROMPT, completion) < 1e-3 < deviation(old, PROMPT, completion)
         await client.sleep()
     await client.reload_weights(next(server.versions))
@@ -111,6 +111,25 @@ async def test_top_p_and_seed(server: Server, client: EngineClient) -> None:
     assert max(first[0].logprobs) > -1.0
 
 
+async def test_packed_answers_are_those_of_vllms_own_route(server: Server, client: EngineClient) -> None:
+    """Under a seed both routes sample the same tokens, with the same log-probs and versions."""
+    version, _ = await hand_over(server, client, seed=3)
+    packed = await sample(client, PROMPT, str(version), n=3, max_tokens=24, seed=11)
+    assert client._packs, "the server has no packed route"
+    client._packs = False
+    stock = await sample(client, PROMPT, str(version), n=3, max_tokens=24, seed=11)
+    for one, other in zip(packed, stock, strict=True):
+        assert (list(one.token_ids), list(one.versions)) == (list(other.token_ids), list(other.versions))
+        assert list(one.logprobs) == pytest.approx(list(other.logprobs), abs=1e-5)
+        assert one.finish_reason == other.finish_reason
+    client._packs = True
+    with pytest.raises(EngineError, match="answered 400") as error:
+        await sample(client, [1] * 5000, str(version))
+    assert error.value.status == 400
+    with pytest.raises(EngineError, match="answered 400"):
+        await sample(client, [9_999_999], str(version))
+
+
 async def test_requests_in_flight_continue_on_new_weights_and_say_so(server: Server, client: EngineClient) -> None:
     old_version, old = await hand_over(server, client, seed=4)
     folder = server.publish(random_model(5), "mid")
@@ -122,7 +141,7 @@ async def test_requests_in_flight_continue_on_new_weights_and_say_so(server: Ser
     for completion in await generation:
         switch = completion.versions.index(new_version)
         assert 0 < switch < len(completion.versions) == 900
-        assert completion.versions == [old_version] * switch + [new_version] * (900 - switch)
+        assert list(completion.versions) == [old_version] * switch + [new_version] * (900 - switch)
         reference = sampled_logprobs(old, PROMPT, completion.token_ids, 1.0)
         difference = (reference - torch.tensor(completion.logprobs)).abs()
         assert difference[:switch].max() < 1e-3, "tokens before the switch are of the old weights"
@@ -174,7 +193,7 @@ async def test_same_version_is_loaded_once_and_the_base_model_again(server: Serv
     base = next(server.versions)
     assert (await client.reload_weights(base))["total"] > 0
     (completion,) = await sample(client, PROMPT, str(base))
-    assert completion.versions == [base] * 16
+    assert list(completion.versions) == [base] * 16
     assert deviation(random_model(0), PROMPT, completion) < 1e-3
     assert deviation(model, PROMPT, completion) > 0.05
 
@@ -218,7 +237,7 @@ async def test_a_bad_folder_changes_nothing(server: Server, client: EngineClient
         assert refused.value.status == 400
         assert Path(path).name in str(refused.value)
     (completion,) = await sample(client, PROMPT, str(version))
-    assert completion.versions == [version] * 16
+    assert list(completion.versions) == [version] * 16
     assert deviation(model, PROMPT, completion) < 1e-3
     assert (await client.ready()).ready
 

@@ -1,7 +1,12 @@
-"""Tests for one CUDA GPU, started by hand: `pytest tests/gpu`. No tier collects them; without a GPU each is skipped."""
+"""Tests for one CUDA GPU, started by hand: `pytest tests/gpu`. No tier collects them; without a GPU each is skipped.
+
+With `RLRUN_GPU_DRY=1` those that do not measure a GPU's memory run on the CPU, in float32:
+so a test that cannot even begin is found without one.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,21 +16,38 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rlrun.trainer.group import Group
 
+DRY = os.environ.get("RLRUN_GPU_DRY", "0") == "1"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs one CUDA GPU")
     for item in items:
         if "tests/gpu" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available():
+            measures = item.get_closest_marker("measures_gpu_memory") is not None
+            if not torch.cuda.is_available() and (measures or not DRY):
                 item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")
-def cuda() -> Iterator[Group]:
-    """A group of this process alone, on the GPU."""
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
-    yield Group(0, 1, device, init_device_mesh("cuda", (1,)))
+def device() -> torch.device:
+    """The GPU; the CPU in a dry run."""
+    return torch.device("cpu") if DRY and not torch.cuda.is_available() else torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="session")
+def dtype(device: torch.device) -> torch.dtype:
+    """What the trainer computes in there."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+@pytest.fixture(scope="session")
+def alone(device: torch.device) -> Iterator[Group]:
+    """A group of this process alone."""
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield Group(0, 1, device, init_device_mesh(device.type, (1,)))
     dist.destroy_process_group()

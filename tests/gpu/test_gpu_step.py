@@ -54,15 +54,15 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().float().cpu() - expected.detach().float()).norm() / expected.detach().float().norm())
 
 
-def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu() -> None:
+def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(300, 256).bfloat16() / 8, torch.randn(5000, 256).bfloat16()
     targets, temperatures = torch.randint(5000, (300,)), 0.5 + torch.rand(300)
     results = []
-    for device, dtype in ((CPU, torch.float32), (torch.device("cuda"), torch.bfloat16)):
-        leaves = [tensor.to(device, dtype).requires_grad_() for tensor in (hidden, weight)]
+    for where, kind in ((CPU, torch.float32), (device, dtype)):
+        leaves = [tensor.to(where, kind).requires_grad_() for tensor in (hidden, weight)]
         logprobs, entropy = head_statistics(
-            leaves[0], leaves[1], targets.to(device), temperatures.to(device), chunk_tokens=64
+            leaves[0], leaves[1], targets.to(where), temperatures.to(where), chunk_tokens=64
         )
         (logprobs.sum() + 0.1 * entropy.sum()).backward()
         results.append((logprobs, entropy, leaves[0].grad, leaves[1].grad))
@@ -76,6 +76,7 @@ def test_the_fused_head_in_bfloat16_is_near_float32_on_the_cpu() -> None:
         assert distance(own, exact) < 0.01
 
 
+@pytest.mark.measures_gpu_memory
 def test_the_fused_head_never_holds_the_logits_of_a_row() -> None:
     tokens, vocabulary = 8192, 150_000
     hidden = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -88,14 +89,14 @@ def test_the_fused_head_never_holds_the_logits_of_a_row() -> None:
     assert torch.cuda.max_memory_allocated() - before < tokens * vocabulary * 4 / 2
 
 
-def test_varlen_attention_is_that_of_each_sequence_alone() -> None:
+def test_varlen_attention_is_that_of_each_sequence_alone(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     total = sum(LENGTHS)
     query, key, value = (torch.randn(1, heads, total, 64).bfloat16() for heads in (4, 2, 2))
     results = []
-    for device, dtype in ((CPU, torch.float32), (torch.device("cuda"), torch.bfloat16)):
-        leaves = [tensor.to(device, dtype).requires_grad_() for tensor in (query, key, value)]
-        output, _ = packed_attention(nn.Identity(), *leaves, None, packed=layout(LENGTHS, device))
+    for where, kind in ((CPU, torch.float32), (device, dtype)):
+        leaves = [tensor.to(where, kind).requires_grad_() for tensor in (query, key, value)]
+        output, _ = packed_attention(nn.Identity(), *leaves, None, packed=layout(LENGTHS, where))
         output.float().square().sum().backward()
         results.append((output, *(leaf.grad for leaf in leaves)))
     for own, exact in zip(results[1], results[0], strict=True):
@@ -104,12 +105,12 @@ def test_varlen_attention_is_that_of_each_sequence_alone() -> None:
         assert distance(own, exact) < 0.02
 
 
-def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(cuda: Group, model: Any, batch: Batch) -> None:
+def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(alone: Group, model: Any, batch: Batch) -> None:
     reference = copy.deepcopy(model)
     expected = token_statistics(reference, micro_batch(batch.samples, CPU))
     expected.logprobs.sum().backward()
-    shard(model, cuda)
-    found = token_statistics(model, micro_batch(batch.samples, cuda.device))
+    shard(model, alone)
+    found = token_statistics(model, micro_batch(batch.samples, alone.device))
     found.logprobs.sum().backward()
     torch.testing.assert_close(found.logprobs.detach().cpu(), expected.logprobs.detach(), atol=0.05, rtol=0.02)
     torch.testing.assert_close(found.entropy.cpu(), expected.entropy, atol=0.05, rtol=0.02)
@@ -119,17 +120,17 @@ def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(cuda: Group, mod
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
-def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, cuda: Group, model: Any, batch: Batch) -> None:
+def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: Group, model: Any, batch: Batch) -> None:
     config = OptimizerConfig(name=name, lr=1e-3 if name != "sgd" else 0.1)
-    shard(model, cuda)
-    optimizer = make_optimizer(model, config, cuda.device)
+    shard(model, alone)
+    optimizer = make_optimizer(model, config, alone.device)
     losses = [
         train_step(
             model,
             optimizer,
             batch,
             [(0, 1), (2,)],
-            group=cuda,
+            group=alone,
             loss=Objective("aipo"),
             lr=config.lr,
             max_grad_norm=1.0,
@@ -140,9 +141,9 @@ def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, cuda: Gr
     assert losses[-1]["loss"] < losses[0]["loss"]
 
 
-def test_orthogonalising_in_bfloat16_brings_singular_values_near_one() -> None:
+def test_orthogonalising_in_bfloat16_brings_singular_values_near_one(device: torch.device) -> None:
     torch.manual_seed(0)
-    found = orthogonalized(torch.randn(64, 256, device="cuda"))
+    found = orthogonalized(torch.randn(64, 256, device=device))
     assert found.dtype == torch.float32
     values = torch.linalg.svdvals(found)
     assert 0.5 < float(values.min()) <= float(values.max()) < 1.4

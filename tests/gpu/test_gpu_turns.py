@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 import subprocess
@@ -57,15 +58,16 @@ def model() -> Any:
     return Qwen3ForCausalLM._from_config(config, attn_implementation=attention.NAME).train()
 
 
+@pytest.mark.measures_gpu_memory
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(cuda: Group, name: Any) -> None:
+def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(alone: Group, name: Any) -> None:
     losses: dict[bool, list[float]] = {}
     for in_turns in (False, True):
         sharded = model()
-        shard(sharded, cuda)
-        optimizer = make_optimizer(sharded, OptimizerConfig(name=name), cuda.device)
-        memory = GPUMemory(Asleep(), [sharded], [optimizer], device=cuda.device, stays=False)
-        inputs = micro_batch(fake_batch(256, 1, VOCABULARY).samples, cuda.device)
+        shard(sharded, alone)
+        optimizer = make_optimizer(sharded, OptimizerConfig(name=name), alone.device)
+        memory = GPUMemory(Asleep(), [sharded], [optimizer], device=alone.device, stays=False)
+        inputs = micro_batch(fake_batch(256, 1, VOCABULARY).samples, alone.device)
         losses[in_turns] = []
         for _ in range(3):
             memory.take()
@@ -84,6 +86,9 @@ def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(cuda: Grou
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
 
+@pytest.mark.measures_gpu_memory
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM, the engine")
+@pytest.mark.timeout(START_SECONDS + 300)
 def test_an_engine_gives_its_memory_up_and_wakes_with_weights(tmp_path: Path) -> None:
     folder, weights = tmp_path / "model", tmp_path / "weights"
     made = model().to(torch.bfloat16)

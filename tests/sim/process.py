@@ -22,7 +22,7 @@ from rlrun_operator.metrics import Metrics
 from rlrun_operator.observe import LookUps
 from rlrun_operator.queue import WorkQueue
 from rlrun_operator.reconcile import Reconciler
-from rlrun_operator.resources import WATCHED
+from rlrun_operator.resources import BY_KIND, EVENT, NODE, WATCHED
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Decision, Observed
 from rlrun_operator.store import Key, Store
@@ -50,6 +50,16 @@ class Request(NamedTuple):
     @property
     def writes(self) -> bool:
         return self.method != "GET" and "dryRun" not in self.query
+
+    @property
+    def looks_for_others(self) -> bool:
+        """Whether it only asks if somebody else's object has the name of one that nobody watches."""
+        return self.method == "GET" and self.path.split("/")[-2] in UNWATCHED
+
+
+UNWATCHED = {resource.plural for resource in BY_KIND.values()} - {
+    resource.plural for resource in (*WATCHED, EVENT, NODE)
+}
 
 
 class Wire(Client):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,10 +241,12 @@ class Run:
         sigterm_in: dict[int, str] | None = None,
         kill_in: dict[int, str] | None = None,
         meeting_seconds: float | None = None,
+        environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Group:
         """Start all ranks of an attempt; `sigterm_in`: the ranks that get SIGTERM, and in which `phase:step`; `kill_in`: those that get
-        SIGKILL, `phase:step:milliseconds after it began`; `meeting_seconds`: how long ranks wait for each other after an exception."""
+        SIGKILL, `phase:step:milliseconds after it began`; `meeting_seconds`: how long ranks wait for each other after an exception;
+        `environment`: more variables of all ranks."""
         arguments = ["--config", str(self.write_config(ranks=ranks, **options))]
         arguments += ["--replay", str(replay)] if replay else []
         log = (self.logs or self.paths.root) / f"trainer.{attempt}.log"
@@ -257,6 +259,7 @@ class Run:
         }
         if meeting_seconds is not None:
             shared["TEST_MEETING_SECONDS"] = str(meeting_seconds)
+        shared |= environment or {}
         signals = {rank: {"TEST_SIGTERM_IN": where} for rank, where in (sigterm_in or {}).items()}
         signals |= {rank: {"TEST_KILL_IN": where} for rank, where in (kill_in or {}).items()}
         pids = [
@@ -303,6 +306,8 @@ class Orchestrator:
     def __init__(self, run: Run, attempt: int, prefix: str = "") -> None:
         self.run, self.attempt, self.prefix = run, attempt, prefix
         self.events: list[protocol.Event] = []
+        self.given_up: Callable[[], bool] = lambda: False
+        """Ends what waits."""
 
     def call(self, method: str, route: str, document: dict[str, Any] | None = None, *, key: str = KEY) -> Any:
         """One request; the answer's JSON."""
@@ -317,7 +322,7 @@ class Orchestrator:
     def wait_for(self, kind: str, step: int) -> protocol.Event:
         """The event of that kind and step."""
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self.given_up():
             for event in self.events:
                 if (event.kind, event.step) == (kind, step):
                     return event

@@ -1,6 +1,7 @@
 """The grid of layouts: `python -m tests.trainer.layouts FOLDER PORT CASE...` forks four ranks, which train small models in every layout.
 
-A case is `family:layout`, or `family:layout:activations`. A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon.
+A case is `family:layout`, or with activations or `local` (gradient sums) after another colon.
+A family `<model>+lora` trains adapters alone, `<model>+muon` with Muon.
 Rank 0 computes the reference in plain torch, from the whole batch and without any of the trainer's loop. Every
 case starts from the checkpoint that the case before it in its family wrote, in another layout, and trains a second step from there.
 What was found goes to `FOLDER/found.json`.
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.parallel import ParallelismConfig
 from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.manifest import TRAINER_PART, describe
 from rlrun.protocol.packing import plan
 from rlrun.trainer import attention, checkpoint, lora, optimizers, publish
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
@@ -45,6 +48,7 @@ from rlrun.trainer.loading import load_sharded
 from rlrun.trainer.model import Memory
 from rlrun.trainer.parallel.dims import Meshes, ParallelDims
 from rlrun.trainer.step import objective, parameter_checksum, train_step
+from tests.trainer.held import watched
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "fsdp4": {},
@@ -99,10 +103,10 @@ def make_model(family: str, seed: int) -> Any:
 
 
 def make_batch(step: int) -> Batch:
-    """Lengths that neither rows nor context parts divide evenly, and a temperature of its own for each sample."""
+    """Lengths that neither rows nor context parts divide evenly, two rows or more per rank, and a temperature of its own per sample."""
     rng = np.random.default_rng(step)
     samples = []
-    for index, length in enumerate((23, 3, 9, 14, 17, 5, 11)):
+    for index, length in enumerate((23, 3, 9, 14, 17, 5, 11, 19, 6, 13, 21)):
         mask = np.arange(length) >= min(4, length - 1)
         samples.append(
             Sample(
@@ -227,19 +231,20 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
     rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
     seen: dict[str, Tensor] = {}
     hook = optimizer.register_step_pre_hook(lambda *_: seen.update(gradients(model)))
-    metrics = train_step(
-        model,
-        optimizer,
-        batch,
-        rows,
-        group=group,
-        loss=LOSS,
-        lr=LR,
-        max_grad_norm=None,
-        environments={"other": OTHER},
-    )
+    with watched(model) as held:
+        metrics = train_step(
+            model,
+            optimizer,
+            batch,
+            rows,
+            group=group,
+            loss=LOSS,
+            lr=LR,
+            max_grad_norm=None,
+            environments={"other": OTHER},
+        )
     hook.remove()
-    return metrics, seen
+    return metrics | group.maxima({"held": max(held.gradients) / held.shard}), seen
 
 
 def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[str, Tensor]:
@@ -254,7 +259,7 @@ def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[s
 
 
 def run_case(case: str, before: Path | None, folder: Path, world: Group, expected: list[Any]) -> Any:
-    family, layout, *activations = case.split(":")
+    family, layout, *memory = case.split(":")
     meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     whole = make_model(family.partition("+")[0], 0)
@@ -263,11 +268,11 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     exact = parameter_checksum(whole)
     source = folder / family
     options: dict[str, Any] = {
-        "memory": Memory(activations=activations[0]) if activations else None,  # type: ignore[arg-type]
+        "memory": Memory(**{"accumulation" if word == "local" else "activations": word for word in memory}),  # type: ignore[arg-type]
         "prepare": lambda model: prepare(model, family),
     }
     config = ModelConfig(path=str(source))
-    model = load_sharded(config, str(source), group, **options)
+    model = load_sharded(config, str(source), group, seq_len=128, **options)
     initialise(model, family)
     optimizer = make_optimizer(model, family)
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
@@ -276,9 +281,13 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     state = checkpoint.snapshot({POLICY: Part(model, optimizer)}, Progress(1, 0))
     peers = dist.group.WORLD
     assert peers is not None
-    checkpoint.write(state, here / "checkpoint", group, peers)
+    entries = checkpoint.write(state, here / "checkpoint", group, peers)
+    if group.leads:
+        found["entries_exact"] = set(entries) == set(describe(here / "checkpoint", here / "checkpoint" / TRAINER_PART))
+    else:
+        assert not entries
     weights = published(model, here / "weights", group, family)
-    found |= {name: metrics[name] for name in ("loss", "grad_norm")}
+    found |= {name: metrics[name] for name in ("loss", "grad_norm", "held")}
     saved_checksum = parameter_checksum(model)
     if group.leads:
         want = expected[0]
@@ -286,7 +295,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
         found["published_error"] = error(weights, want["parameters"])
         found["expected"] = {"loss": want["loss"], "grad_norm": want["grad_norm"]}
     if before is not None:  # what another layout saved after the same step
-        other = load_sharded(config, str(source), group, with_weights=with_adapters(family), **options)
+        other = load_sharded(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
         moments = make_optimizer(other, family)
         progress = checkpoint.load({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)
@@ -319,11 +328,11 @@ def rank_main(folder: Path, cases: list[str]) -> None:
         dist.barrier()
 
 
-def main(folder: Path, port: int, cases: list[str]) -> int:
-    """Fork the ranks from this process, which has imported everything; the first that fails ends the others."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+def fork_ranks(count: int, port: int, act: Callable[[], None]) -> int:
+    """Let `count` ranks do something, forked from this process, which has imported everything; the first that fails ends the others."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     ranks = set()
-    for rank in range(RANKS):
+    for rank in range(count):
         pid = os.fork()
         if pid == 0:
             os.environ.update(shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -331,7 +340,7 @@ def main(folder: Path, port: int, cases: list[str]) -> int:
             try:
                 # Here, where there is one thread: torch's pool does not survive the fork, and two threads at once fail to replace it.
                 torch.set_num_threads(1)
-                rank_main(folder, cases)
+                act()
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -351,4 +360,5 @@ def main(folder: Path, port: int, cases: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+    folder, cases = Path(sys.argv[1]), sys.argv[3:]
+    sys.exit(fork_ranks(RANKS, int(sys.argv[2]), lambda: rank_main(folder, cases)))

@@ -109,7 +109,7 @@ def train(solo: Group, *, sign: float = 1.0) -> tuple[list[float], dict[str, flo
         Objective("ppo", proximal="recompute"),
         max_grad_norm=1.0,
         critic=Critic(critic, make_optimizer(critic, OptimizerConfig(), solo.device), 0.5, 1.0),
-        gae={"gamma": 1.0, "lam": 0.95, "whiten": True},
+        gae={"gamma": 1.0, "lam": 0.95, "adv_mean": "batch", "adv_std": "batch"},
     )
     means = []
     metrics: dict[str, float] = {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from rlrun.config.algorithm_names import PRESETS
-from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.config.model import TinyModelConfig
 from rlrun.environments.protocol import Episode, Task
 from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
@@ -43,14 +42,6 @@ MEAN_OF = 5
 MAX_TOKENS = 2 * REPLY
 """The limit that an overlong penalty counts from: a right answer is well below it."""
 EOS = 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_policy(folder: Path, accuracy: float) -> nn.Module:
@@ -155,6 +146,8 @@ def rewards_of(groups: list[FinishedGroup]) -> float:
 def train(preset: str, student: nn.Module, teacher: nn.Module, *, sign: float, steps: int) -> list[float]:
     """The mean reward of each step's rollouts, up to the step in which it is where it should be, and of `steps` at most."""
     config = AlgorithmConfig.model_construct(preset=preset)  # as if the run had what the preset needs
+    if config.effective_advantage.name == "gae":  # a critic's advantages learn in test_learning_critic.py
+        config = config.model_copy(update={"advantage": AdvantageConfig(name="grpo")})
     rules = {"reverse-text": Rules(config.effective_advantage, config.effective_filters, MAX_TOKENS, 104)}
     loss = objective(config, seq_len=16)
     model, play = copy.deepcopy(student), Play()

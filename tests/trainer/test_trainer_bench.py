@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlrun.config.companions import CriticConfig, ReferenceConfig
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
@@ -45,11 +46,15 @@ def test_two_ranks_measure_every_length(
     run.groups.append(Group(pids, log, run.zygote))
     assert run.groups[-1].wait() == [0, 0], log.read_text()
     took = time.monotonic() - began
-    found = json.loads(output.read_text())
+    written = json.loads(output.read_text())
+    found = written["measurements"]
     assert [(one["seq_len"], one["tokens"], len(one["seconds"])) for one in found] == [(16, 64, 2), (64, 256, 2)]
     assert all(second > 0 for one in found for second in one["seconds"])
     assert sum(second for one in found for second in one["seconds"]) < took
-    assert f"M parameters, adamw{beside}\n" in log.read_text()
+    assert (
+        f"M parameters, adamw{beside}, attention sdpa, activations none, torch {torch.__version__}\n" in log.read_text()
+    )
+    assert written["title"] in log.read_text()
     table = [line for line in log.read_text().splitlines() if line.startswith("| ")]
     assert [line.split(" | ")[:3] for line in table] == [
         ["| seq len", "tokens per step", "MFU %"],

@@ -29,7 +29,7 @@ def launch(run: Any, *, ranks: int, **options: Any) -> subprocess.Popen[str]:
     file = run.write_config(ranks=ranks, **options)
     config = RunConfig.model_validate_json(file.read_text()).trainer
     command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
-    environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 

@@ -82,7 +82,7 @@ def test_trainer_and_orchestrator_complete_the_checkpoint_together(make_run: Cal
     file = run.write_config(ranks=2)
     config = RunConfig.model_validate_json(file.read_text()).trainer
     command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
-    environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     try:
         orchestrator = Orchestrator(run, 1)

@@ -5,7 +5,7 @@ One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], 
 
 A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step; with
 `TEST_KILL_IN=<phase>:<step>:<milliseconds>` it gets SIGKILL so long after that. `TEST_MEETING_SECONDS` is how long ranks wait for each
-other after an exception.
+other after an exception, `TEST_SWITCH_SECONDS` how long a thread may keep others from going on.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def start(request: dict[str, object]) -> int:
         signal_in(*os.environ["TEST_SIGTERM_IN"].split(":"))
     if "TEST_MEETING_SECONDS" in os.environ:
         isolation.MEETING_SECONDS = float(os.environ["TEST_MEETING_SECONDS"])
+    if "TEST_SWITCH_SECONDS" in os.environ:
+        sys.setswitchinterval(float(os.environ["TEST_SWITCH_SECONDS"]))
     if "TEST_KILL_IN" in os.environ:
         kill_in(*os.environ["TEST_KILL_IN"].split(":"))
     code = 1

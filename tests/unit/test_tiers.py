@@ -176,7 +176,7 @@ def test_a_signal_ends_what_runs_and_starts_nothing_more(tmp_path: Path) -> None
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    assert {process.stdout.readline() for _ in LANES} == {"== controlplane\n", "== processes\n"}
+    assert {process.stdout.readline() for _ in LANES} == {"== controlplane\n", f"== {THEN[0]}\n"}
     process.terminate()
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, "== cluster" in output, "== unit" in output) == (1, False, False), output

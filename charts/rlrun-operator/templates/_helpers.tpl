@@ -41,8 +41,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- fail (printf "watchNamespaces (%s) and clusterWide (true) contradict each other: remove one of them" (join ", " .Values.watchNamespaces)) -}}
 {{- end -}}
 []
+{{- else if not .Values.watchNamespaces -}}
+{{- fail "watchNamespaces is empty: name the namespaces whose runs the operator serves, such as --set watchNamespaces={team-a}, or set clusterWide to true" -}}
+{{- else if and (has .Release.Namespace .Values.watchNamespaces) (not .Values.serveOwnNamespace) -}}
+{{- fail (printf "watchNamespaces: %s is the namespace of this release; install the operator into one of its own (--namespace rlrun-system --create-namespace), or set serveOwnNamespace to true" .Release.Namespace) -}}
 {{- else -}}
-{{- .Values.watchNamespaces | default (list .Release.Namespace) | toJson -}}
+{{- .Values.watchNamespaces | toJson -}}
 {{- end -}}
 {{- end -}}
 
@@ -74,7 +78,7 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
-  verbs: [create, patch]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
@@ -83,17 +87,26 @@ Leases is also what it hands on to each run's orchestrator, for that run's Lease
   verbs: [get, list, watch, create]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [create, patch]
+  verbs: [get, create, patch]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch]
+  verbs: [get, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [create, patch]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]
+{{- end -}}
+
+{{/* What of the network the operator is given; what is empty it finds itself. */}}
+{{- define "rlrun.network" -}}
+{{- $network := dict -}}
+{{- $given := .Values.networkPolicy | default dict -}}
+{{- with $given.dns }}{{- $_ := set $network "dns" . -}}{{- end -}}
+{{- with $given.apiServer }}{{- $_ := set $network "apiServer" . -}}{{- end -}}
+{{- $network | toJson -}}
 {{- end -}}

@@ -6,6 +6,7 @@ attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic 
 
 from rlrun_operator.build.context import Host, RunContext, config, spec_hash
 from rlrun_operator.build.eviction import eviction_budget
+from rlrun_operator.build.network import orchestrator_policy
 from rlrun_operator.build.objects import Prerequisites, api_key_secret, prerequisites
 from rlrun_operator.build.workloads import Workloads, workloads
 
@@ -17,6 +18,7 @@ __all__ = [
     "api_key_secret",
     "config",
     "eviction_budget",
+    "orchestrator_policy",
     "prerequisites",
     "spec_hash",
     "workloads",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.protocol import endpoints
-from rlrun.protocol.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START, socket_of
+from rlrun.protocol import endpoints, exit_codes
+from rlrun.protocol.bootstrap import SOCKETS_VARIABLE
+from rlrun_operator.build import environments, security
 from rlrun_operator.build.context import RunContext
 from rlrun_operator.build.objects import API_KEY, CONFIG_FILE
 from rlrun_operator.build.probes import probes
@@ -21,22 +21,27 @@ DATA, CONFIG, CREDENTIALS, SHARED_MEMORY = "data", "config", "credentials", "shm
 """Names of the volumes."""
 SCRATCH = {"tmp": "/tmp", "home": HOME, "state": "/run/rlrun"}
 """Empty folders of the pod: name of the volume, and where it is mounted. `state` holds the mark of the trainer's first start."""
+SCRATCH_LIMIT = "50Gi"
+"""Of each of them: compilers' caches of engines and trainers need some. The kubelet evicts a pod that holds more."""
 HUB_FOLDER = ".huggingface"
 """Cache of models and data sets on the run's volume, shared by all runs there. No run can have this name."""
-ENVIRONMENTS = "environments"
-"""Volume of the orchestrator's pod, where environments have containers of their own: this package's code, and their sockets."""
-ENVIRONMENTS_FOLDER = "/run/rlrun-environments"
-CODE_FOLDER = f"{ENVIRONMENTS_FOLDER}/code"
 ENGINE_ATTEMPT = 1
 """Engines outlive attempts, so their pods must not differ between them. The number names only the folder of their logs: what an engine
 serves, it learns from the orchestrator of each attempt."""
 
-_SECURITY = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "runAsNonRoot": True,
-    "capabilities": {"drop": ["ALL"]},
-}
+HEARS_SIGNALS = "; ".join(
+    (
+        'trap "exit 143" TERM INT',
+        f'command -v "$0" >/dev/null || {{ echo "the image has no $0: it needs the package rlrun" >&2; exit {exit_codes.CONFIGURATION}; }}',
+        'env --block-signal=TERM true 2>/dev/null && exec env --block-signal=TERM --block-signal=INT "$0" "$@"',
+        'exec "$0" "$@"',
+    )
+)
+"""Shell code that runs a command with SIGTERM and SIGINT blocked, hence pending, until that command has handlers for them.
+
+The kernel drops a signal that a container's first process has no handler for. Python needs up to a second until it has one, and a trainer's
+container is often started again just when its pod is deleted: it would then live on to the end of the grace period, as a kubelet does not
+always heed a shorter one that comes later. `env` blocks signals since coreutils 8.31; where it is older, the gap stays."""
 
 
 def role_container(ctx: RunContext, role: Role) -> dict[str, Any]:
@@ -70,72 +75,16 @@ def model_container(ctx: RunContext, role: Role) -> dict[str, Any]:
     return container | ({"resources": resources} if resources else {})
 
 
-def has_environment_containers(ctx: RunContext) -> bool:
-    """Whether an environment has an image of its own."""
-    return any(environment.image is not None for environment in ctx.spec.environments)
-
-
-def environment_containers(ctx: RunContext) -> list[dict[str, Any]]:
-    """Init containers of the orchestrator's pod: one that shares the code of this package, and a native sidecar for each environment
-    that has an image. A sidecar has neither the run's key nor a token, and may only read the run's volume.
-    """
-    apart = [(i, e) for i, e in enumerate(ctx.spec.environments) if e.image is not None]
-    own = ctx.spec.orchestrator
-    shares = {
-        "name": "environment-code",
-        "image": own.image or ctx.settings.images["orchestrator"],
-        "command": ["rlrun-pod", "share-code", CODE_FOLDER],
-        "volumeMounts": [{"name": ENVIRONMENTS, "mountPath": ENVIRONMENTS_FOLDER}],
-        "securityContext": _SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
-    if policy is not None:
-        shares["imagePullPolicy"] = policy
-    return [shares, *(_environment_container(ctx, index, environment) for index, environment in apart)]
-
-
-def _environment_container(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dict[str, Any]:
-    data = next(mount for mount in _mounts(ctx, "orchestrator") if mount["name"] == DATA)
-    place = f"{ENVIRONMENTS_FOLDER}/{index}"
-    return {
-        "name": f"environment-{index}",
-        "image": environment.image,
-        "restartPolicy": "Always",
-        "command": [
-            environment.python or "python3",
-            "-c",
-            START,
-            f"{CODE_FOLDER}/rlrun",
-            HOST_MODULE,
-            socket_of(ENVIRONMENTS_FOLDER, index),
-        ],
-        "env": [
-            {"name": "HOME", "value": place},
-            {"name": "TMPDIR", "value": "/tmp"},
-            {"name": "PYTHONUNBUFFERED", "value": "1"},
-            {"name": "OMP_NUM_THREADS", "value": "1"},
-        ],
-        "volumeMounts": [
-            data | {"readOnly": True},
-            {"name": ENVIRONMENTS, "mountPath": ENVIRONMENTS_FOLDER},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
-        "securityContext": _SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-
-
 def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, Any]:
     own = block(ctx.spec, role)
     policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
     container: dict[str, Any] = {
         "name": name,
         "image": own.image or ctx.settings.images[_image(ctx, role)],
-        "command": ["rlrun-pod", command],
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],
         "env": _environment(ctx, role),
         "volumeMounts": _mounts(ctx, role),
-        "securityContext": _SECURITY,
+        "securityContext": security.CONTAINER,
         # The role's own message; the end of its log when it could not write one.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -169,8 +118,8 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
         }
     if role == "orchestrator":
         values["RLRUN_PROGRESS_LEASE"] = ctx.names.progress
-        if has_environment_containers(ctx):
-            values[SOCKETS_VARIABLE] = ENVIRONMENTS_FOLDER
+        if environments.own_images(ctx):
+            values[SOCKETS_VARIABLE] = environments.FOLDER
     if not gpus(ctx.spec, role):
         # CUDA images show all of a node's GPUs to a container that asked for none.
         values |= {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
@@ -201,8 +150,7 @@ def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     ]
     if role == "orchestrator":
         mounts.append({"name": CREDENTIALS, "mountPath": CREDENTIALS_FOLDER, "readOnly": True})
-        if has_environment_containers(ctx):
-            mounts.append({"name": ENVIRONMENTS, "mountPath": ENVIRONMENTS_FOLDER})
+        mounts += environments.socket_mounts(ctx)
     return mounts
 
 

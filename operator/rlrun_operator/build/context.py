@@ -1,4 +1,4 @@
-"""What a run's children are rendered from, and what all of them have in common."""
+"""Inputs from which a run's children are rendered, and their common parts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunContext:
 
     @property
     def storage(self) -> StorageSpec:
-        """How the volume is mounted: a guest's folder lies beside its host's."""
+        """Mounting of the volume: a guest's folder lies beside its host's."""
         return self.host.spec.storage if self.host is not None else self.spec.storage
 
     @property

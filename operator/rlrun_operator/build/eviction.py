@@ -1,4 +1,4 @@
-"""How many engines a drain leaves. Trainer and orchestrator have no budget: a drain makes them save and restart, uncounted."""
+"""Number of engines that a drain leaves. Trainer and orchestrator have no budget: a drain makes them save and restart, uncounted."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""Addresses of a run's pods, and what they may talk to."""
+"""Addresses of a run's pods, and what they may talk to: one NetworkPolicy for the servers, one for the orchestrator."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rlrun.config.rollout import EnvironmentConfig
 from rlrun.protocol import endpoints
-from rlrun_operator.build.context import Host, RunContext, metadata
+from rlrun_operator.build.context import RunContext, metadata
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.state import Manifest
 
-DNS_PORT = 53
-API_SERVER_PORTS = (443, 6443)
-"""A policy sees the API server's own port, not that of its Service: these two are in use almost everywhere."""
 HUB_PORT = 443
+"""Of model hubs and their stores, whose addresses change."""
 
 
 def services(ctx: RunContext) -> list[Manifest]:
@@ -52,34 +51,62 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 
 def network_policies(ctx: RunContext) -> list[Manifest]:
-    """The run's pods talk to each other and ask for names; the orchestrator alone reaches the API server, to renew its Lease.
+    """Policies of the run's pods, by role and port; nobody else reaches them.
 
     Policies add up: one of a person's own can open more, such as the way of a metrics scraper.
     """
-    policy = ctx.spec.network_policy
-    if policy.mode == "None":
+    if ctx.spec.network_policy.mode == "None":
         return _host_access(ctx)
-    own: dict[str, Any] = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name}}}
-    peers = [own] if ctx.host is None else [own, {"podSelector": _serving(ctx.host)}]
-    egress: list[Any] = [
-        {"to": peers},
-        {"ports": [{"protocol": protocol, "port": DNS_PORT} for protocol in ("UDP", "TCP")]},
-    ]
-    if ctx.spec.model.name is not None or _data_of_the_hub(ctx):
+    servers = [_servers(ctx), *_reference_access(ctx)] if ctx.host is None else []
+    return [*_host_access(ctx), *servers, orchestrator_policy(ctx)]
+
+
+def orchestrator_policy(ctx: RunContext) -> Manifest:
+    """Nobody reaches the orchestrator. It reaches the channel of the trainer, the engines, and the API server, to renew its Lease."""
+    serving = ctx.name if ctx.host is None else ctx.host.name
+    doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
+    engines: Role = (
+        "trainer" if (ctx.colocated if ctx.host is None else ctx.host.spec.placement.colocate) else "inference"
+    )
+    doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
+    egress: list[Any] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
+    egress += ctx.settings.network.api_server
+    if _data_of_the_hub(ctx) or any(map(_reads_hub, ctx.spec.environments)):
         egress.append(_tcp(HUB_PORT))
-    egress += policy.extra_egress
-    api = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "orchestrator"}}}
-    return [
-        *_host_access(ctx),
-        _policy(
-            metadata(ctx, ctx.names.account),
-            {**own, "policyTypes": ["Ingress", "Egress"], "ingress": [{"from": [own]}], "egress": egress},
-        ),
-        _policy(
-            metadata(ctx, ctx.names.api_access, "orchestrator"),
-            {**api, "policyTypes": ["Egress"], "egress": [_tcp(*API_SERVER_PORTS)]},
-        ),
-    ]
+    spec = {"podSelector": _pods(ctx.name, "orchestrator"), **_both_ways(ctx, [], egress)}
+    return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
+
+
+def _servers(ctx: RunContext) -> Manifest:
+    """Trainer and engines: the trainer's pods reach each other, and the orchestrator reaches the two ports that want the run's key."""
+    trainers = {"podSelector": _pods(ctx.name, "trainer")}
+    group = [trainers]
+    if ctx.spec.weight_sync.transport == "NCCL" and ctx.has_engines:  # on ports that the system chooses
+        group.append({"podSelector": _pods(ctx.name, "inference")})
+    asks = {"podSelector": _pods(ctx.name, "orchestrator")}
+    doors = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
+    ingress = [{"from": group}, {"from": [asks], **doors}]
+    spec = {"podSelector": _among(ctx.name), **_both_ways(ctx, ingress, [{"to": group}])}
+    return _policy(metadata(ctx, ctx.names.account), spec)
+
+
+def _both_ways(ctx: RunContext, ingress: list[Any], egress: list[Any]) -> dict[str, Any]:
+    """Types and rules of a policy, with what all pods of the run may reach."""
+    hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
+    common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
+    comes_in = {"ingress": ingress} if ingress else {}  # an empty list would be another object at each apply
+    return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": [*egress, *common]}
+
+
+def _reference_access(ctx: RunContext) -> list[Manifest]:
+    """The trainer's way to the hub, where the reference model alone comes from there."""
+    reference = ctx.spec.algorithm.reference
+    if not ctx.has_trainer or ctx.spec.model.name is not None or reference is None:
+        return []
+    if reference.resolved(ctx.spec.model).name is None:
+        return []
+    spec = {"podSelector": _pods(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": [_tcp(HUB_PORT)]}
+    return [_policy(metadata(ctx, ctx.names.reference_access, "trainer"), spec)]
 
 
 def _host_access(ctx: RunContext) -> list[Manifest]:
@@ -90,16 +117,20 @@ def _host_access(ctx: RunContext) -> list[Manifest]:
     host = ctx.host
     if host is None or host.spec.network_policy.mode == "None":
         return []
-    guest = {"podSelector": {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "orchestrator"}}}
-    ports = {"ports": [_tcp_port(port) for port in (endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)]}
-    spec = {"podSelector": _serving(host), "policyTypes": ["Ingress"], "ingress": [{"from": [guest], **ports}]}
+    guest = {"podSelector": _pods(ctx.name, "orchestrator")}
+    ports = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
+    spec = {"podSelector": _among(host.name), "policyTypes": ["Ingress"], "ingress": [{"from": [guest], **ports}]}
     return [_policy(metadata(ctx, ctx.names.host_access, "orchestrator"), spec)]
 
 
-def _serving(host: Host) -> dict[str, Any]:
-    """A host's pods that its guests talk to."""
+def _pods(run: str, role: Role) -> dict[str, Any]:
+    return {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: role}}
+
+
+def _among(run: str) -> dict[str, Any]:
+    """A run's trainer and engines."""
     among = {"key": ROLE_LABEL, "operator": "In", "values": ["trainer", "inference"]}
-    return {"matchLabels": {RUN_LABEL: host.name}, "matchExpressions": [among]}
+    return {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
 
 
 def _data_of_the_hub(ctx: RunContext) -> bool:
@@ -109,13 +140,17 @@ def _data_of_the_hub(ctx: RunContext) -> bool:
     return any(place is not None and place.name is not None for place in (*data.sources, data.validation))
 
 
+def _reads_hub(environment: EnvironmentConfig) -> bool:
+    """Whether a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
+    args = environment.args
+    if environment.id == "gsm8k":
+        return args.get("source", "hub") == "hub" and args.get("path") is None
+    return environment.id == "dataset" and args.get("name") is not None
+
+
 def _policy(meta: dict[str, Any], spec: dict[str, Any]) -> Manifest:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
 
 
 def _tcp(*ports: int) -> dict[str, Any]:
-    return {"ports": [_tcp_port(port) for port in ports]}
-
-
-def _tcp_port(port: int) -> dict[str, Any]:
-    return {"protocol": "TCP", "port": port}
+    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}

@@ -1,4 +1,4 @@
-"""What a run needs beside its pods: volume, configuration, key, progress Lease and the right to renew it, addresses."""
+"""Objects of a run beside its pods: volume, configuration, key, progress Lease and the right to renew it, addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE_SECONDS = 15
 
 
 class Prerequisites(NamedTuple):
-    """What must be there before an attempt's workloads."""
+    """Objects that must exist before an attempt's workloads."""
 
     create: tuple[Manifest, ...]
     """POST; what exists is left as it is: the claim's size and the Lease's progress are not ours to reset."""

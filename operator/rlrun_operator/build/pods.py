@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun_operator import placement
-from rlrun_operator.build import containers
+from rlrun_operator.build import containers, environments, security
 from rlrun_operator.build.context import RunContext
 from rlrun_operator.build.merge import merge
 from rlrun_operator.names import RUN_UID_ANNOTATION, Role, labels
@@ -17,7 +17,6 @@ ENGINE_GRACE_SECONDS = 15
 """Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
 MARGIN_SECONDS = 10
 """The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
-_USER = 1000
 
 
 def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
@@ -56,22 +55,15 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
         "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": security.POD,
     }
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account
     first: list[dict[str, Any]] = []
     if role == _maker(ctx) and ctx.spec.model.tiny is not None:
         first.append(containers.model_container(ctx, role))
-    if role == "orchestrator" and containers.has_environment_containers(ctx):
-        first += containers.environment_containers(ctx)
+    if role == "orchestrator":
+        first += environments.environment_containers(ctx)
     if first:
         spec["initContainers"] = first
     spec |= {"containers": [container], "volumes": _volumes(ctx, role)}
@@ -110,14 +102,13 @@ def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
         {"name": containers.DATA, "persistentVolumeClaim": {"claimName": ctx.claim}},
         {"name": containers.CONFIG, "configMap": {"name": ctx.names.account}},
         {"name": containers.SHARED_MEMORY, "emptyDir": memory},
-        *({"name": name, "emptyDir": {}} for name in containers.SCRATCH),
+        *({"name": name, "emptyDir": {"sizeLimit": containers.SCRATCH_LIMIT}} for name in containers.SCRATCH),
     ]
     if role == "orchestrator":
         token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
         ca = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
         volumes.append({"name": containers.CREDENTIALS, "projected": {"sources": [token, ca]}})
-        if containers.has_environment_containers(ctx):
-            volumes.append({"name": containers.ENVIRONMENTS, "emptyDir": {}})
+        volumes += environments.environment_volumes(ctx)
     return volumes
 
 

@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 
 from rlrun_operator.build.context import RunContext, metadata
 from rlrun_operator.build.pods import pod_template
-from rlrun_operator.names import HOST_ANNOTATION, ROLE_LABEL, RUN_LABEL, SPEC_HASH_ANNOTATION, Role, host_mark
+from rlrun_operator.names import (
+    ACCESS_ANNOTATION,
+    HOST_ANNOTATION,
+    ROLE_LABEL,
+    RUN_LABEL,
+    SPEC_HASH_ANNOTATION,
+    Role,
+    host_mark,
+)
 from rlrun_operator.state import Manifest
 
 NO_DEADLINE_SECONDS = 2**31 - 1
@@ -16,7 +24,7 @@ KEPT_REVISIONS = 1
 
 
 class Workloads(NamedTuple):
-    """What runs an attempt."""
+    """Workloads of an attempt."""
 
     trainer: Manifest | None
     """None: a guest is trained by its host's, an evaluation trains nothing."""
@@ -26,7 +34,7 @@ class Workloads(NamedTuple):
 
     @property
     def made(self) -> tuple[Manifest, ...]:
-        """Those that there are, in the order of their making."""
+        """Existing workloads, in the order of their making."""
         return tuple(child for child in self if child is not None)
 
 
@@ -85,6 +93,8 @@ def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str,
 def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
     """What a later look at the object needs to know whether it is of this attempt and this specification."""
     annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
+    if role == "orchestrator" and ctx.spec.network_policy.mode != "None":
+        annotations[ACCESS_ANNOTATION] = ctx.settings.network.mark
     if ctx.host is not None:
         annotations[HOST_ANNOTATION] = host_mark(ctx.host.uid, ctx.host.attempt)
     return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}

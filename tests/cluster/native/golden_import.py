@@ -31,9 +31,18 @@ def label_layers(value: str) -> None:
 
     What is not committed is a half-unpacked layer of an import that was broken off: that may go at any time.
     """
-    for line in ctr("snapshots", "ls").splitlines()[1:]:
-        if line.split()[-1] == "Committed":
-            ctr("snapshots", "label", line.split()[0], f"{ROOT_LABEL}={value}")
+    for layer in committed_layers():
+        command = [*CTR, "snapshots", "label", layer, f"{ROOT_LABEL}={value}"]
+        labelled = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        # Collection goes on beside this: a layer that no image refers to may go between the list and its label.
+        if labelled.returncode != 0 and layer in committed_layers():
+            sys.exit(f"ctr cannot label the layer {layer}: {labelled.stderr.strip()}")
+
+
+def committed_layers() -> list[str]:
+    """Names of the layers that are whole."""
+    lines = [line.split() for line in ctr("snapshots", "ls").splitlines()[1:]]
+    return [words[0] for words in lines if words[-1] == "Committed"]
 
 
 def main() -> None:

@@ -129,6 +129,7 @@ Each run went on to Complete, with every step once and in order in `metrics.json
 was complete when the fault came; Failed is right for an exit code that no restart can mend. Detected: seconds from the fault until the
 run's status has it. Recovered: until the next step is trained; starting the pods and loading the (stub) model are part of it.
 A full volume and a suspended run do not recover by themselves: from when there was room again, and from when the run was resumed.
+An operator that is killed several times is started again by its kubelet after 10 s, then after 20 s more (CrashLoopBackOff).
 
 | role | fault | what happened | detected, s | recovered, s | steps lost |
 |---|---|---|---|---|---|

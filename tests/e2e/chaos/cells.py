@@ -278,7 +278,9 @@ def _operator_thrice(faults: Faults) -> float:
 
 def _cluster() -> Iterator[Cell]:
     yield Cell("operator", "SIGKILL", _signal("operator", signal.SIGKILL), "same attempt", 0, alone=True)
-    yield Cell("operator", "SIGKILL while it restarts the run", at(_operator_thrice), counted=1, alone=True)
+    yield Cell(
+        "operator", "SIGKILL up to 3 times while it restarts the run", at(_operator_thrice), counted=1, alone=True
+    )
     # The processes train on, until the control plane calls the node lost.
     yield Cell("node", "kubelet killed", _kubelet, counted=0, alone=True, steps=150)
     # The successors may be put on the same node, until it is called lost.

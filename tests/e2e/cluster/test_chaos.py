@@ -37,7 +37,7 @@ def test_runs_that_die_at_a_manifest_are_asked_to_stop_or_lose_their_operator_me
         images,
         "at-checkpoint-manifest-before-rename",
         "trainer-1-sigterm",
-        "operator-sigkill-while-it-restarts-the",
+        "operator-sigkill-up-to-3-times-while-i",
     )
     assert died.lost > 0
     assert asked.lost == 0

@@ -27,7 +27,7 @@ def guest_of(host: dict[str, Any], name: str, steps: int) -> dict[str, Any]:
 def test_a_guest_is_deleted_made_again_and_survives_the_trainer_that_it_shares(
     new_run: NewRun, stub_manifest: Manifest
 ) -> None:
-    lora = {"lora": {"rank": 16, "slots": 2}}
+    lora = {"lora": {"rank": 16, "slots": 2}, "guests": ["*"]}
     manifest = stub_manifest("host", {"trainer": {"stepSeconds": 0.2}}, steps=5000, trainer=lora)
     guest, host = new_run(guest_of(manifest, "guest", STEPS)), new_run(manifest)
     guest.apply()

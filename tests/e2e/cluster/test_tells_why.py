@@ -59,6 +59,6 @@ def test_missing_image(new_run: NewRun, stub_manifest: Manifest) -> None:
 
 
 def test_missing_secret(new_run: NewRun, stub_manifest: Manifest) -> None:
-    run = new_run(stub_manifest("no-secret", trainer={"envFrom": [{"secretRef": {"name": "hub-token"}}]}))
-    _told(run, "trainer", "hub-token")
+    run = new_run(stub_manifest("no-secret", trainer={"envFrom": [{"secretRef": {"name": "for-rlrun-hub"}}]}))
+    _told(run, "trainer", "for-rlrun-hub")
     assert run.condition("PodsReady")["status"] == "False"

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from rlrun.protocol import exit_codes
-from tests.e2e.local.local_run import LEARNED_STEPS, LocalRun, processes_of, quickstart
+from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.timeout(600)
+REPLAYED_STEPS = 20
+"""The volume is filled after the second."""
 
 
 def refused(run: LocalRun, *options: str) -> tuple[int, str]:
@@ -101,7 +103,7 @@ def test_a_full_disk_is_waited_for_and_told_and_the_run_goes_on_by_itself(
 ) -> None:
     document = quickstart(
         model_folder=learned.folder / "model",
-        maxSteps=LEARNED_STEPS,
+        maxSteps=REPLAYED_STEPS,
         evaluation=None,
         trainer={"processesPerReplica": 1},
     )
@@ -113,6 +115,6 @@ def test_a_full_disk_is_waited_for_and_told_and_the_run_goes_on_by_itself(
     assert "the volume is full: " in run.tails()
     (small_volume / "ballast").unlink()
     assert run.wait(300) == exit_codes.OK, run.output + run.tails()
-    assert [line["step"] for line in run.steps()] == list(range(1, LEARNED_STEPS + 1))
+    assert [line["step"] for line in run.steps()] == list(range(1, REPLAYED_STEPS + 1))
     assert "Traceback" not in run.output
     assert processes_of(run.folder) == []

@@ -95,7 +95,6 @@ def test_a_fresh_vllm_gives_the_same_greedy_answers(
             **os.environ,
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process imports it, not two
             "TORCH_COMPILE_DISABLE": "1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -69,7 +70,7 @@ class Model:
 @asynccontextmanager
 async def running(python: Path, args: dict[str, Any]) -> AsyncIterator[IsolatedEnvironment]:
     command = Command("verifiers:word-chain", args, str(python))
-    environment = IsolatedEnvironment("old", command, Limits(start_seconds=200), Log(None))
+    environment = IsolatedEnvironment("old", command, Limits(start_seconds=200), [Log(None)])
     await environment.start()
     try:
         yield environment
@@ -141,3 +142,57 @@ async def test_an_environment_of_verifiers_0_1_gets_its_tools_called(
         assert asked["tool_calls"][0]["id"] == answered["tool_call_id"] == "call_0"
         assert (asked["content"], answered["content"]) == ("I ask.", play.episode.messages[-1]["content"])
         assert model.seen[1] == play.episode.messages[:3]
+
+
+ONE_WRONG = {"rewards": [1, 0, 1, 1], "roles": ["ua"] * 4}
+PLAYED: dict[str, dict[str, list[Any]]] = {
+    "single": ONE_WRONG,
+    "system": ONE_WRONG | {"roles": ["sua"] * 4},
+    "few_shot": ONE_WRONG | {"roles": ["uaua"] * 4},
+    "later": ONE_WRONG | {"rewards": [0.5, 0, 0.5, 0.5]},
+    "info": ONE_WRONG | {"rewards": [0.75] * 4},
+    "xml": ONE_WRONG,
+    "builder": {"rewards": [1, 1, 0, 1, 1], "roles": ["ua"] * 5},
+    "rubrics": ONE_WRONG | {"rewards": [2, 0, 2, 2]},
+    "own_rubric": ONE_WRONG | {"rewards": [0.5] * 4},
+    "stop_words": ONE_WRONG,
+    "ends": {"rewards": [1] * 4, "roles": ["ua", "uaua", "ua", "ua"]},
+    "tools": {"rewards": [0] * 4, "roles": ["uata"] * 4},
+    "stateful": {"rewards": [1] * 4, "roles": ["uata"] * 4},
+    "group": {"rewards": [1, 0, 1, 1] + [1] * 4, "roles": ["ua"] * 4 + ["uata"] * 4},
+}
+REFUSED = {
+    "task_column": "row 0 of the train data: task is 't'",
+    "group_reward": "rewards whole groups (best_of_group)",
+    "group_reward_within": "b: its rubric rewards whole groups (best_of_group)",
+    "no_weight": "no reward with a weight other than 0",
+    "no_rubric": "no reward with a weight other than 0",
+    "completion": "message_type is 'completion'",
+    "unscored": "score_rollouts is False",
+    "temperature": "sampling_args has temperature 0.1; remove it and set environments[].sampling",
+    "picture": "row 0 of the train data: a message has content of type 'image_url'",
+    "eval_only": "it has no dataset",
+    "no_builder": "building its data set raised ValueError",
+    "alone": "holds 1 distinct prompts",
+    "judge": "OPENAI_API_KEY",
+}
+
+
+def test_what_users_of_0_1_write_is_played_or_refused_at_load_by_its_name(python: Path) -> None:
+    folder = Path(__file__).parent / "verifiers_legacy"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    environment |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'workloads'}", "HF_DATASETS_OFFLINE": "1"}
+    ended = subprocess.run([python, folder / "foreign.py"], env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found.keys() == PLAYED.keys() | REFUSED.keys()
+    for kind, expected in PLAYED.items():
+        plays = found[kind].get("plays")
+        assert plays is not None, (kind, found[kind])
+        rewards, roles = [play["reward"] for play in plays], [play["roles"] for play in plays]
+        assert {"rewards": rewards, "roles": roles} == expected, kind
+    for kind, says in REFUSED.items():
+        assert says in found[kind].get("refused", ""), (kind, found[kind])
+    assert [play["eval"] for play in found["builder"]["plays"]] == [True] + [False] * 4
+    for kind, stop in {"stop_words": ["."], "group": []}.items():
+        assert found[kind]["plays"][0]["asked"][0] == {"messages": 1, "max_tokens": 7, "stop": stop}
+    assert found["group"]["plays"][-1]["asked"][0]["max_tokens"] is None

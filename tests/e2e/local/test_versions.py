@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.local.local_run import LocalRun, quickstart
 
 STEPS = 6
+BATCH = 16
 ASYNC_LEVEL = 3
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,17 +20,23 @@ def test_long_answers_hold_tokens_of_two_versions(new_run: Callable[..., LocalRu
         quickstart(
             maxSteps=STEPS,
             seqLen=448,
-            model={"tiny": {"maxLength": 448}, "dtype": "float32"},  # random weights: answers end late, by chance
-            sampling={"maxTokens": 400},
+            model={"tiny": {"maxLength": 448}, "dtype": "float32"},
+            sampling={
+                "maxTokens": 400,
+                "temperature": 0.05,
+            },  # random weights, sampled cold: most answers go on to their limit
             algorithm={"maxAsyncLevel": ASYNC_LEVEL, "maxOffPolicySteps": ASYNC_LEVEL + 1},
-            orchestrator={"batchSize": 32},
+            orchestrator={
+                "batchSize": BATCH,
+                "maxConcurrency": 8,
+            },  # the trainer waits for answers: a hand-over meets one
             evaluation=None,
             checkpoint={"enabled": False},
         )
     )
     run.run()
     rollouts = run.traces()
-    assert len(rollouts) == STEPS * 32
+    assert len(rollouts) == STEPS * BATCH
     spans = [[span["version"] for sequence in rollout["versions"] for span in sequence] for rollout in rollouts]
     assert all(versions == sorted(set(versions)) for versions in spans)
     assert any(len(versions) >= 2 for versions in spans), "no answer spans two versions"

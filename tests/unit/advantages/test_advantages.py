@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.advantages import ADVANTAGES, RewardGroups, advantages
+from rlrun.advantages import ADVANTAGES, RewardGroups, advantages, token_advantages
+from rlrun.config.algorithm_options import Option
+from rlrun.config.algorithm_tables import ADVANTAGE_ENTRIES
+from rlrun.environments.bounds import MAX_REWARD
 
 REWARDS = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0]
 LENGTHS = [10, 20, 30, 5, 5, 10]
@@ -24,8 +28,8 @@ LENGTHS = [10, 20, 30, 5, 5, 10]
         ("opo", [0.58333, -0.41667, 0.08333, -0.75, 0.25, 0.25]),
         ("dr_grpo", [0.5, -0.5, 0.0, -0.66667, 0.33333, 0.33333]),
         ("max_rl", [1.0, -1.0, 0.0, -1.0, 0.5, 0.5]),
-        ("reinforce_pp", [0.84758, -1.18661, -0.16952, -1.18661, 0.84758, 0.84758]),
-        ("reinforce_pp_baseline", [1.03510, -1.03510, 0.0, -1.38013, 0.69007, 0.69007]),
+        ("reinforce_pp", [1.25698, -1.25698, 0.0, -1.25698, 1.25698, 1.25698]),
+        ("reinforce_pp_baseline", [1.43539, -1.21456, 0.11041, -1.65622, 0.99373, 0.99373]),
         ("reward", REWARDS),
     ],
 )
@@ -85,7 +89,8 @@ def _by_hand(name: str, rewards: list[float], lengths: list[int], options: dict[
             if options.get("std") == "group" and size > 1:
                 a /= statistics.stdev(rewards) + 1e-6
         elif name == "max_rl":
-            a = (r - mean) / mean if mean > 0 else 0.0
+            largest = max(abs(other - mean) for other in rewards)
+            a = (r - mean) / max(mean, largest / (size - 1 or 1)) if mean > 0 else 0.0
         elif name == "reward":
             a = r
         elif name == "rloo":
@@ -152,9 +157,17 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
         ({"name": "grop"}, r"unknown advantage 'grop' \(did you mean grpo\?\); known: dr_grpo, gae, grpo"),
         (
             {"leave_one_out": True},
-            r"unknown option of advantage grpo 'leave_one_out'; known: global_std, length_penalty, neg_clipped, std",
+            r"unknown option of advantage grpo 'leave_one_out'; known: adv_mean, adv_std, global_std, length_penalty, mean, neg_",
         ),
-        ({"std": "batch"}, r"std must be one of 'none', 'group', got 'batch'"),
+        ({"std": "run"}, r"std must be one of 'none', 'group', 'batch', got 'run'"),
+        ({"mean": None}, r'mean must not be null; leave it out for the default \("group"\)'),
+        ({"adv_mean": "batch"}, "lengths must be given for advantage grpo with adv_mean batch and adv_std none"),
+        ({"name": "reinforce_pp"}, "lengths must be given for advantage reinforce_pp .*: they are over loss tokens"),
+        (
+            {"name": "reinforce_pp", "lengths": [1, 2], "gamma": 0.9},
+            r"gamma \(0.9\) gives every token an advantage of its own; call token_advantages",
+        ),
+        ({"std": "batch", "global_std": True}, "std and global_std both"),
         ({"neg_clipped": 1}, "neg_clipped must be true or false, got 1"),
         ({"std": "group", "global_std": True}, "std and global_std both"),
         ({"rewards": [1.0, math.nan]}, "rewards is not finite: nan at 1"),
@@ -171,7 +184,7 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
         ({"turns": [1]}, "turns has 1 entries for 2 rewards"),
         ({"turns": [1, -1]}, "turns must be at least 1, got -1"),
         ({"length_penalty": 0.1}, "lengths must be given where length_penalty > 0"),
-        ({"length_penalty": -1.0}, "length_penalty must be at least 0, got -1.0"),
+        ({"length_penalty": -1.0}, r"length_penalty must be at least 0 and at most 1e\+09, got -1.0"),
         ({"turn_discount": 0.0}, "turn_discount must be greater than 0 and at most 1, got 0.0"),
         ({"name": "reinforce_pp", "global_std": True}, "unknown option of advantage reinforce_pp 'global_std'"),
     ],
@@ -202,12 +215,177 @@ def test_max_rl_is_zero_where_the_mean_is_not_positive() -> None:
     assert advantages("max_rl", rewards, group_size=2).tolist() == [0, 0, 0, 0, 0.5, -0.5]
 
 
-def test_whitening_is_over_the_whole_batch() -> None:
-    found = advantages("reinforce_pp", [1.0, 0.0, 0.0, 5.0, -3.0], group_ids=[0, 0, 1, 1, 1])
-    assert float(found.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(found.std(ddof=1)) == pytest.approx(1, abs=1e-5)
-    assert advantages("reinforce_pp", [7.0], group_size=1).tolist() == [0.0]
-    assert advantages("reinforce_pp", [2.0] * 5, group_size=5).tolist() == [0.0] * 5
+def test_max_rl_stays_within_the_range_that_rewards_from_zero_on_give_it() -> None:
+    """One success of G has (R - mean)/mean = G - 1; where rewards cancel the mean is next to nothing, and the quotient anything."""
+    for scale in (1.0, 1e-300, 1e9):
+        one_of_four = [scale, 0.0, 0.0, 0.0]
+        assert advantages("max_rl", one_of_four, group_size=4).tolist() == [3, -1, -1, -1]
+    mixed = [1.0, 1.0, -0.5, 0.5]
+    assert advantages("max_rl", mixed, group_size=4).tolist() == [1, 1, -2, 0]  # the quotient itself
+    for rewards in ([1e9, -1e9, 1e-300], [1e-300, -1e9, 1e9], [0.1, 0.2, -0.3]):  # their sum is 0 up to its rounding
+        assert advantages("max_rl", rewards, group_size=3).tolist() == [0, 0, 0]
+    assert advantages("max_rl", [1e9, -1e9 + 10, 0.0], group_size=3).tolist() == pytest.approx([2, -2, 0], abs=1e-6)
+
+
+_EXTREMES = st.sampled_from([1e9, -1e9, 0.0, 1e-300, -1e-300, 5e-324, 1e-9, 1.0, math.nextafter(1e9, 0)])
+_ACCEPTED_REWARDS = st.one_of(_EXTREMES, st.floats(-MAX_REWARD, MAX_REWARD))
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - {"gae"}))
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_accepted_reward_gives_finite_advantages(name: str, data: st.DataObject) -> None:
+    """Whatever the options: finite in float32, and so is what a float32 sum over the batch's tokens makes of them."""
+    rewards = data.draw(st.lists(_ACCEPTED_REWARDS, min_size=1, max_size=12))
+    several = {"min_size": len(rewards), "max_size": len(rewards)}
+    ids = data.draw(st.lists(st.integers(0, 2), **several))
+    lengths = data.draw(st.lists(st.sampled_from([0, 1, 7, 400]), **several))
+    turns = data.draw(st.lists(st.integers(1, 50), **several))
+    options = {key: data.draw(_option(option)) for key, option in ADVANTAGE_ENTRIES[name].options.items()}
+    if options.get("global_std") and options.get("std", "none") != "none":
+        options["global_std"] = False  # refused together
+    found = token_advantages(name, rewards, group_ids=ids, lengths=lengths, turns=turns, **options)
+    tokens = np.concatenate(found)
+    assert np.isfinite(tokens).all()
+    assert np.isfinite(np.abs(tokens).sum(dtype=np.float32))
+    if name == "max_rl" and not (options["global_std"] or options["length_penalty"]) and options["adv_std"] == "none":
+        assert np.abs(tokens).max(initial=0) <= 2 * len(rewards)
+
+
+def _option(option: Option) -> st.SearchStrategy[Any]:
+    """Values that are accepted, the farthest of them too."""
+    if option.choices:
+        return st.sampled_from(option.choices)
+    if isinstance(option.default, bool):
+        return st.booleans()
+    largest = sys.float_info.max
+    low = math.nextafter(option.low, math.inf) if option.low_excluded else option.low
+    ends = [value for value in (low, option.high, option.default, largest) if option.problem(value) is None]
+    return st.one_of(st.sampled_from(ends), st.floats(low, min(option.high, largest)))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "reinforce_pp_baseline"])
+@settings(max_examples=40, deadline=None)
+@given(reward=_ACCEPTED_REWARDS, count=st.integers(2, 23))
+def test_equal_rewards_of_any_size_teach_nothing(name: str, reward: float, count: int) -> None:
+    spreads: list[dict[str, Any]] = [{}, {"std": "group"}] if name == "grpo" else [{}]
+    spreads += [{"global_std": True}] if name != "reinforce_pp_baseline" else []
+    for options in spreads:
+        found = advantages(name, [reward] * count, group_size=count, lengths=[3, *[5] * (count - 1)], **options)
+        assert np.abs(found).max() < 1e-6, options
+
+
+def test_reinforce_pp_whitens_over_loss_tokens_and_not_over_rollouts() -> None:
+    """The check value of the design; verl 0.9.1 gives 0.3147870 and -3.1478710 for the same batch."""
+    found = advantages("reinforce_pp", [1.0, 0.0], group_size=1, lengths=[100, 10])
+    assert found.tolist() == pytest.approx([0.3147870, -3.1478710], abs=2e-5)
+    assert advantages("reinforce_pp", [7.0], group_size=1, lengths=[1]).tolist() == [0.0]
+    assert advantages("reinforce_pp", [2.0] * 5, group_size=5, lengths=[4] * 5).tolist() == [0.0] * 5
+    assert advantages("reinforce_pp", [2.0, 1.0], group_size=1, lengths=[0, 0]).tolist() == [
+        2.0,
+        1.0,
+    ]  # no token at all
+
+
+def test_the_baseline_of_reinforce_pp_is_its_groups_mean_over_rollouts() -> None:
+    """Group means [1/3, 1/2]; then whitened over 3 + 5 + 2 + 7 + 4 tokens. Check values of verl 0.9.1."""
+    found = advantages(
+        "reinforce_pp_baseline", [1.0, 0.0, 0.0, 1.0, 0.0], group_ids=[0, 0, 0, 1, 1], lengths=[3, 5, 2, 7, 4]
+    )
+    assert found.tolist() == pytest.approx([1.24791, -0.79412, -0.79412, 0.90757, -1.13446], abs=1e-5)
+
+
+def test_a_discounted_return_to_go_is_whitened_over_all_tokens() -> None:
+    """Check values of verl 0.9.1 for rewards [1, 0.5], lengths [3, 2], γ 0.5: returns [.25, .5, 1 | .25, .5]."""
+    first, second = token_advantages("reinforce_pp", [1.0, 0.5], lengths=[3, 2], group_size=1, gamma=0.5)
+    assert [*first, *second] == pytest.approx([-0.81650, 0, 1.63299, -0.81650, 0], abs=1e-5)
+    raw = token_advantages(
+        "reinforce_pp", [1.0, 0.5], lengths=[3, 2], group_size=1, gamma=0.5, adv_mean="none", adv_std="none"
+    )
+    assert [part.tolist() for part in raw] == [[0.25, 0.5, 1.0], [0.25, 0.5]]
+    baseline = token_advantages(
+        "reinforce_pp_baseline", [1.0, 0.0], lengths=[2, 2], group_size=2, gamma=0.5, adv_mean="none", adv_std="none"
+    )
+    assert [part.tolist() for part in baseline] == [[0.25, 0.5], [-0.25, -0.5]]
+
+
+def test_tokens_that_are_not_trained_count_for_the_baseline_alone() -> None:
+    rewards, lengths = [1.0, 0.0, 0.5, 0.25], [3, 5, 7, 2]
+    trained = [True, False, True, True]
+    for gamma in (1.0, 0.5):
+        without, with_it = (
+            token_advantages("reinforce_pp", r, lengths=n, group_size=1, gamma=gamma, trained=kept)
+            for r, n, kept in (([1.0, 0.5, 0.25], [3, 7, 2], None), (rewards, lengths, trained))
+        )
+        for mine, theirs in zip([with_it[0], *with_it[2:]], without, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    found = token_advantages("grpo", rewards, lengths=lengths, group_size=4, trained=trained)
+    assert found[0].tolist() == [0.5625] * 3  # the mean of all four
+    with pytest.raises(ValueError, match=r"trained must have shape \[4\], got \[1\]"):
+        token_advantages("grpo", rewards, lengths=lengths, group_size=4, trained=[True])
+    with pytest.raises(ValueError, match=r"lengths must be whole numbers, got 0.5"):
+        token_advantages("grpo", [1.0], lengths=[0.5], group_size=1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=_batches(), data=st.data())
+def test_without_a_discount_every_token_has_its_rollouts_advantage(
+    batch: tuple[list[int], list[float], list[int]], data: st.DataObject
+) -> None:
+    ids, rewards, lengths = batch
+    name = data.draw(st.sampled_from([name for name in ADVANTAGES if name != "gae"]))
+    lengths[data.draw(st.integers(0, len(lengths) - 1))] = 0
+    per_rollout = advantages(name, rewards, group_ids=ids, lengths=lengths)
+    per_token = token_advantages(name, rewards, group_ids=ids, lengths=lengths)
+    assert [part.tolist() for part in per_token] == [
+        [v] * n for v, n in zip(per_rollout.tolist(), lengths, strict=True)
+    ]
+
+
+LEVELS = ("none", "group", "batch")
+
+
+def _at_levels(values: list[float], ids: list[int], mean: str, std: str) -> list[float]:
+    """AReaL's Normalization, group by group: the deviation is from what was subtracted."""
+
+    def of(group: int, level: str, numbers: list[float]) -> list[float]:
+        return [x for x, own in zip(numbers, ids, strict=True) if level == "batch" or own == group]
+
+    shift = {group: 0.0 if mean == "none" else statistics.fmean(of(group, mean, values)) for group in set(ids)}
+    centred = [value - shift[group] for value, group in zip(values, ids, strict=True)]
+    scale = {}
+    for group in set(ids):
+        own = of(group, std, centred)
+        scale[group] = 1.0
+        if std != "none" and len(own) > 1:
+            scale[group] = math.sqrt(sum(x * x for x in own) / (len(own) - 1)) + 1e-6
+    return [value / scale[group] for value, group in zip(centred, ids, strict=True)]
+
+
+@pytest.mark.parametrize("mean", LEVELS)
+@pytest.mark.parametrize("std", LEVELS)
+@settings(max_examples=15, deadline=None)
+@given(batch=_batches())
+def test_mean_and_std_at_every_level(mean: str, std: str, batch: tuple[list[int], list[float], list[int]]) -> None:
+    ids, rewards, lengths = batch
+    over_rollouts = advantages("grpo", rewards, group_ids=ids, mean=mean, std=std)
+    np.testing.assert_allclose(over_rollouts, _at_levels(rewards, ids, mean, std), rtol=1e-4, atol=1e-4)
+
+    tokens = [k for k, length in enumerate(lengths) for _ in range(length)]
+    for name, before in (("reward", rewards), ("rloo", advantages("rloo", rewards, group_ids=ids).tolist())):
+        found = advantages(name, rewards, group_ids=ids, lengths=lengths, adv_mean=mean, adv_std=std)
+        expected = _at_levels([before[k] for k in tokens], [ids[k] for k in tokens], mean, std)
+        np.testing.assert_allclose(found[tokens], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_levels_of_rewards_and_of_advantages_go_together() -> None:
+    """AReaL's usual recipe: rewards over groups, then advantages over the batch's tokens."""
+    grouped = advantages("grpo", REWARDS, group_size=3, std="group")
+    found = advantages("grpo", REWARDS, group_size=3, lengths=LENGTHS, std="group", adv_mean="batch", adv_std="batch")
+    tokens = np.repeat(grouped.astype(np.float64), LENGTHS)
+    np.testing.assert_allclose(found, (grouped - tokens.mean()) / tokens.std(ddof=1), rtol=1e-4)
+    clipped = advantages("reinforce_pp", REWARDS, group_size=3, lengths=LENGTHS, neg_clipped=True)
+    assert clipped.tolist() == pytest.approx([1.25698, 0, 0, 0, 1.25698, 1.25698], abs=1e-5)
 
 
 def best_of_group(groups: RewardGroups, *, bonus: float = 1.0) -> npt.NDArray[np.float64]:

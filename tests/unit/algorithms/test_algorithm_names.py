@@ -3,24 +3,29 @@
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from rlrun.advantages import ADVANTAGES, advantages
-from rlrun.advantages.estimators import SHAPING
-from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective
+from rlrun.advantages.estimate import SHARED_OPTIONS
+from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective, Preset, gae
 from rlrun.config.algorithm_names import (
     ADVANTAGE_ENTRIES,
     DEFAULT_ADVANTAGE,
+    DEFAULT_PRESET,
     LOSS_ENTRIES,
     Kind,
     complete_options,
+    default_aggregation,
     default_proximal,
     is_import_path,
     needs,
     preset,
 )
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.trainer.step import objective
 
 
 def test_functions_take_exactly_the_options_of_the_table() -> None:
@@ -30,7 +35,9 @@ def test_functions_take_exactly_the_options_of_the_table() -> None:
             parameters = inspect.signature(algorithm.function).parameters.values()
             keywords = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
             if table is ADVANTAGES and algorithm.function.__name__ != "_per_token":
-                keywords = [*keywords, *SHAPING]  # applied to the rewards before any estimator sees them
+                # Applied before and after the estimator, to all that have them in the table.
+                assert not set(keywords) & set(SHARED_OPTIONS)
+                keywords += [option for option in SHARED_OPTIONS if option in entries[name].options]
             if keywords:
                 assert sorted(keywords) == sorted(entries[name].options), name
 
@@ -49,9 +56,12 @@ def test_defaults_are_within_their_own_bounds() -> None:
 def test_presets_run(name: str) -> None:
     chosen = PRESETS[name]
     assert chosen.description
-    values = torch.from_numpy(
-        advantages(chosen.advantage, [1.0, 0.0], group_size=2, lengths=[2, 2], **chosen.advantage_options)
-    )
+    if chosen.advantage == "gae":
+        mask, lengths = torch.ones(4, dtype=torch.bool), [2, 2]
+        values = gae(torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.zeros(4), mask=mask, sequence_lengths=lengths).advantages
+    else:
+        options: dict[str, Any] = dict(chosen.advantage_options)
+        values = torch.from_numpy(advantages(chosen.advantage, [1.0, 0.0], group_size=2, lengths=[2, 2], **options))
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -0.1], requires_grad=True)
     objective = Objective(
         chosen.loss,
@@ -82,8 +92,74 @@ def test_what_an_objective_needs() -> None:
     assert needs("loss", "my.module:loss", {}) == {}
 
 
-def test_defaults_are_the_preset_grpo() -> None:
-    assert (PRESETS["grpo"].advantage, PRESETS["grpo"].loss) == (DEFAULT_ADVANTAGE, DEFAULT_LOSS) == ("grpo", "aipo")
+def test_a_run_without_a_preset_learns_by_aipo_on_group_means() -> None:
+    assert DEFAULT_PRESET == AlgorithmConfig().preset == "aipo"
+    assert PRESETS["aipo"] == Preset(PRESETS["aipo"].description, advantage="grpo", loss="aipo")
+    assert (DEFAULT_ADVANTAGE, DEFAULT_LOSS) == ("grpo", "aipo")
+    assert complete_options("advantage", "grpo", {}) | {"mean": "group", "std": "none"} == complete_options(
+        "advantage", "grpo", {}
+    )
+
+
+NO_DUAL_CLIP = {"dual_clip": None}
+GROUP_STD = {"std": "group"}
+PAPERS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str]] = {
+    "grpo": ("grpo", GROUP_STD, "ppo", NO_DUAL_CLIP, "seq_mean_token_mean"),  # 2402.03300, eq. 3 and section 4.1.2
+    "dr_grpo": ("dr_grpo", {}, "ppo", NO_DUAL_CLIP, "constant_length"),  # 2503.20783, figure 1 and listing 1
+    "dapo": ("grpo", GROUP_STD, "ppo", NO_DUAL_CLIP | {"eps_high": 0.28}, "token_mean"),  # 2503.14476, eq. 8 and 9
+    "gspo": ("grpo", GROUP_STD, "gspo", {}, "seq_mean_token_mean"),  # 2507.18071, eq. 5 and 6
+    "cispo": ("grpo", GROUP_STD, "cispo", {}, "token_mean"),  # 2506.13585, eq. 4 and 5
+    "sapo": ("grpo", GROUP_STD, "sapo", {}, "seq_mean_token_mean"),  # 2511.20347, eq. 5
+    "rloo": ("rloo", {}, "aipo", {}, "seq_mean_token_sum"),  # 2402.14740, eq. 10
+    "reinforce_pp": ("reinforce_pp", {}, "ppo", NO_DUAL_CLIP, "token_mean"),  # 2501.03262
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", {}, "ppo", NO_DUAL_CLIP, "token_mean"),
+    "ppo": ("gae", {}, "ppo", NO_DUAL_CLIP, "token_mean"),  # 1707.06347, eq. 7 and 11
+}
+
+
+@pytest.mark.parametrize("name", list(PAPERS))
+def test_a_preset_is_what_its_paper_says(name: str) -> None:
+    found = PRESETS[name]
+    aggregation = found.aggregation or default_aggregation(found.loss, found.loss_options)
+    assert (found.advantage, found.advantage_options, found.loss, found.loss_options, aggregation) == PAPERS[name]
+
+
+VERL = {
+    "seq_mean_token_mean": (0.0065425, [-0.2064634, 0.0, 0.1466701, 0.0889599, 0.0, 0.1303871]),
+    "token_mean": (0.0947480, [-0.2064634, 0.0, 0.2200051, 0.1334399, 0.0, 0.0651935]),
+}
+TRL = {
+    "seq_mean_token_mean": (0.0065413, [-0.2064242, 0.0, 0.1466422, 0.0889430, 0.0, 0.1303623]),
+    "token_mean": (0.0947300, [-0.2064242, 0.0, 0.2199633, 0.1334145, 0.0, 0.0651811]),
+}
+"""By aggregation: TRL's `loss_type` grpo and dapo, verl's `loss_agg_mode` of the same names."""
+
+
+def test_grpo_end_to_end_against_trl_and_verl() -> None:
+    """The loss and its gradient for one group of ragged answers, off-policy, with clipping on both sides.
+
+    Check values: verl 0.9.1's own functions without a dual clip, and TRL 1.16.0's formulas with its 1e-4 beside the std, not 1e-6.
+    """
+    rewards, lengths = [1.0, 0.0, 0.25], [2, 3, 1]
+    new = torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0, -0.7], requires_grad=True)
+    old = torch.tensor([-0.6, -1.5, -2.5, -0.1, -0.4, -0.9])
+    for chosen in (None, "token_mean"):
+        config = AlgorithmConfig.model_validate({"preset": "grpo", "aggregation": chosen})
+        advantage = config.effective_advantage
+        options: dict[str, Any] = dict(advantage.options)
+        values = torch.from_numpy(advantages(advantage.name, rewards, group_size=3, lengths=lengths, **options))
+        output = objective(config, seq_len=16)(
+            new,
+            inference_logprobs=old,
+            advantages=values,
+            mask=torch.ones(6, dtype=torch.bool),
+            sequence_lengths=lengths,
+        )
+        (found,) = torch.autograd.grad(output.loss, new)
+        for theirs, near in ((VERL, 1e-6), (TRL, 5e-5)):
+            loss, gradient = theirs[chosen or "seq_mean_token_mean"]
+            assert float(output.loss) == pytest.approx(loss, abs=near)
+            assert found.tolist() == pytest.approx(gradient, abs=near)
 
 
 def test_unknown_preset() -> None:

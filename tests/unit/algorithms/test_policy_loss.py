@@ -248,6 +248,23 @@ def test_clip_fractions() -> None:
     assert run("gspo", advantages=torch.tensor([-0.5, 0.5]))[0].metrics["clip_fraction"].item() == 6
 
 
+def test_a_dual_clip_of_none_is_no_dual_clip() -> None:
+    """max(-A·r, -A·clip(r)) where A < 0: the ratio of 5.47 keeps its loss and its gradient, which the default of 3 cuts off."""
+    options: dict[str, object] = {"mask": torch.ones(8, dtype=torch.bool), "denominator": 1.0}
+    capped, flat = run("ppo", **options)
+    output, gradient = run("ppo", dual_clip=None, **options)
+    ratio = math.exp(-0.2 + 1.9)
+    assert float(output.loss - capped.loss) == pytest.approx(0.5 * (ratio - 3.0), rel=1e-5)
+    assert (float(flat[6]), float(gradient[6])) == (0.0, pytest.approx(0.5 * ratio, rel=1e-5))
+    assert torch.equal(flat[[0, 1, 2, 3, 4, 5, 7]], gradient[[0, 1, 2, 3, 4, 5, 7]])
+    assert output.metrics["clip_fraction"] == capped.metrics["clip_fraction"] - 1
+    decoupled = {name: torch.tensor(T) for name in ("proximal_logprobs",)}
+    bounded, weighed = (run("decoupled_ppo", cap=cap, dual_clip=None, **options, **decoupled)[0] for cap in (5.0, None))
+    assert bounded.metrics["cap_fraction"] == 1
+    assert weighed.metrics["cap_fraction"] == 0
+    assert float(weighed.metrics["weight"] - bounded.metrics["weight"]) == pytest.approx(ratio - 5.0, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

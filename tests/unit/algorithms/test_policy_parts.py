@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,6 +135,53 @@ def test_refusals_of_a_correction(options: dict[str, Any], message: str) -> None
 def test_a_misaligned_correction_is_refused() -> None:
     with pytest.raises(ValueError, match=r"inference_logprobs must have shape \[8\], got \[7\]"):
         correct_mismatch(T, I[1:], mask=MASK, sequence_lengths=LENGTHS)
+
+
+VERL_X = [0.5, -0.2, 1.0, -1.5, 0.1, 0.05, -0.1, 0.02]
+"""o - i of sequences of 3, 2 and 3 tokens."""
+VERL_WEIGHTS = {
+    "token": [1.6487213, 0.8187308, 2.0, 0.2231302, 1.1051710, 1.0512711, 0.9048374, 1.0202013],
+    "sequence": [2.0, 2.0, 2.0, 0.2465970, 0.2465970, 0.9704455, 0.9704455, 0.9704455],
+}
+"""Check values of verl 0.9.1: `compute_rollout_correction_weights` with `rollout_is_threshold` 2."""
+
+
+@pytest.mark.parametrize("weight", VERL_WEIGHTS)
+def test_what_a_rejection_keeps_is_weighed(weight: str) -> None:
+    x, mask, lengths = torch.tensor(VERL_X), torch.ones(8, dtype=torch.bool), [3, 2, 3]
+    zeros = torch.zeros(8)
+    weigh = partial(correct_mismatch, x, zeros, mask=mask, sequence_lengths=lengths, action="mask")
+    # As verl's rollout_rs: seq_max_k2, which drops the second sequence, and rollout_is together.
+    found = weigh(level="sequence", measure="k2", reduce="max", high=1.0, weight=weight, cap=2.0)
+    kept = torch.tensor([1.0, 1, 1, 0, 0, 1, 1, 1])
+    torch.testing.assert_close(found.weights, torch.tensor(VERL_WEIGHTS[weight]) * kept)
+    assert found.dropped.tolist() == (kept == 0).tolist()
+    # As AReaL's token mask: what is above the bound goes, the others weigh by their own ratio, whatever its size.
+    found = weigh(high=2.0, weight=weight)
+    expected = x.exp() if weight == "token" else torch.tensor([1.3] * 3 + [-1.4] * 2 + [-0.03] * 3).exp()
+    torch.testing.assert_close(found.weights, torch.where(x.exp() > 2.0, 0, expected))
+
+
+def test_a_geometric_weight_is_the_mean_over_all_loss_tokens_of_the_sequence() -> None:
+    x, mask = torch.tensor([9.0, 0.5, 1.1, -0.4]), torch.tensor([False, True, True, True])
+    found = correct_mismatch(
+        x, torch.zeros(4), mask=mask, sequence_lengths=[4], action="mask", high=2.0, weight="geometric"
+    )
+    assert found.weights.tolist() == pytest.approx([0, math.exp(0.4), 0, math.exp(0.4)])
+
+
+def test_the_loss_of_a_correction_that_rejects_and_weighs() -> None:
+    """ppo to a proximal policy: r·A·w for what is kept, over all loss tokens."""
+    correction = {"action": "mask", "high": 3.0, "weight": "token", "cap": 1.5}
+    proximal = T.detach() - 0.05
+    weights = (proximal - I).exp()
+    weights = torch.where(weights > 3.0, 0, weights.clamp(max=1.5))
+    plain, _ = loss_of(
+        "ppo", proximal_logprobs=proximal, advantages=torch.where(torch.arange(8) < 5, 0.5, -0.5) * weights
+    )
+    weighed, _ = loss_of("ppo", proximal_logprobs=proximal, correction=correction)
+    assert weighed == pytest.approx(plain)
+    assert weights.unique().numel() > 3
 
 
 def test_weights_are_not_applied_twice() -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.algorithms import Moments, gae, returns_to_go, whiten
 
@@ -68,6 +69,42 @@ def test_returns_to_go_pass_over_tokens_that_were_not_sampled(
     torch.testing.assert_close(found, expected)
     noise = torch.where(mask, rewards, rewards + 1e3)
     assert torch.equal(returns_to_go(noise, mask=mask, sequence_lengths=lengths, gamma=gamma), found)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 0.9999, 1.0])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_row_of_long_sequences_is_that_of_the_loop(gamma: float, share: float) -> None:
+    lengths = [4096, 1, 2047, 1025]
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(sum(lengths), generator=generator)
+    mask = torch.rand(sum(lengths), generator=generator) < share
+    expected = torch.zeros(sum(lengths), dtype=torch.float64)
+    for places in sampled(mask, lengths):
+        running = 0.0
+        for j in reversed(places):
+            running = float(rewards[j]) + gamma * running
+            expected[j] = running
+    found = returns_to_go(rewards, mask=mask, sequence_lengths=lengths, gamma=gamma)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Count them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_long_row_takes_no_operation_per_token() -> None:
+    tokens = 65536
+    rewards, values, mask = torch.zeros(tokens), torch.randn(tokens), torch.ones(tokens, dtype=torch.bool)
+    with Operations() as operations:
+        gae(rewards, values, mask=mask, sequence_lengths=[tokens], gamma=0.99, lam=0.95)
+    assert 0 < operations.count < 500
 
 
 def test_an_outcome_reward_is_every_tokens_return() -> None:

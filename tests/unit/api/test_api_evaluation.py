@@ -42,6 +42,7 @@ def test_environments_are_those_of_the_run_that_trained_in_them() -> None:
         ({"orchestrator": {"batchSize": 8}}, r"orchestrator.batchSize \(8\) is for tasks that train"),
         ({"checkpoint": {"interval": 5}}, r"checkpoint.interval \(5\) is for tasks that train"),
         ({"weightSync": {"transport": "NCCL"}}, r"weightSync.transport \(NCCL\) is for tasks that train"),
+        ({"evaluation": {"timeoutSeconds": 5}}, r"evaluation.timeoutSeconds \(5.0\) is for tasks that train"),
         ({"evaluation": {"interval": 5}}, r"evaluation.interval \(5\) is for tasks that train"),
         ({"environments": []}, r"environments is empty; task Eval needs one"),
         ({"data": {"sources": [{"path": "a"}]}}, r"data is for task SFT"),

@@ -29,7 +29,7 @@ spec:
   seqLen: 256
   seed: 1
   algorithm:
-    preset: grpo
+    preset: aipo
     loss: {name: aipo, options: {delta: 4.0}}
     advantage: {name: grpo, options: {neg_clipped: true}}
     filters: {zeroVariance: true}

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.algorithm_names import complete_options
 from rlrun.config.run import RunConfig
 from rlrun.inference.from_config import settings_from_config
 
@@ -74,11 +75,39 @@ def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
         assert config.orchestrator.engine_parses_tools == parses
 
 
+def test_the_orchestrator_knows_how_the_engines_take_replies_apart() -> None:
+    arguments = ["--max-num-seqs", "4", "--tool_call_parser", "hermes", "--enforce-eager", "--reasoning_parser=qwen3"]
+    config = resolved(inference={"extra_args": arguments})
+    assert config.orchestrator.engine_parsers == ["--tool-call-parser", "hermes", "--reasoning-parser=qwen3"]
+
+
 def test_run_json_can_be_read_again() -> None:
-    config = resolved(algorithm={"preset": "ppo", "loss": {"name": "ppo", "options": {"eps_low": 0.1}}})
+    config = resolved(algorithm={"preset": "grpo", "loss": {"name": "ppo", "options": {"eps_low": 0.1}}})
     again = RunConfig.model_validate_json(config.model_dump_json())
     assert again == config
     assert again.hash() == config.hash()
+
+
+def test_a_null_among_the_options_is_a_value_wherever_it_is_read() -> None:
+    """A file, `run.json`, the trainer's objective; a run's own and one environment's."""
+    loss = {"name": "ppo", "options": {"dual_clip": None}}
+    config = resolved(
+        algorithm={"loss": loss},
+        environments=[
+            {"id": "reverse-text", "algorithm": {"loss": {"name": "decoupled_ppo", "options": {"cap": None}}}}
+        ],
+    )
+    again = RunConfig.model_validate_json(config.model_dump_json(by_alias=True))
+    assert again == config
+    chosen = again.trainer.algorithm.effective_loss
+    assert complete_options("loss", chosen.name, chosen.options)["dual_clip"] is None
+    (own,) = again.trainer.environment_algorithms.values()
+    assert own.loss is not None
+    assert complete_options("loss", own.loss.name, own.loss.options) | {
+        "dual_clip": 3.0,
+        "cap": None,
+    } == complete_options("loss", "decoupled_ppo", {"cap": None})
+    assert config.hash() != resolved(algorithm={"loss": loss | {"options": {}}}).hash()
 
 
 def test_the_hash_ignores_where_and_sees_what() -> None:

@@ -37,11 +37,14 @@ def render(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
     env = os.environ | {f"HELM_{name}_HOME": str(home / name) for name in ("CACHE", "CONFIG", "DATA")}
 
     def run(values: dict[str, Any] | None = None, *, release: str = "rlrun-operator") -> list[dict[str, Any]]:
+        values = values or {}
+        if not values.keys() & {"watchNamespaces", "clusterWide"}:
+            values = values | {"watchNamespaces": ["team-a"]}
         command = [str(helm), "template", release, str(CHART), "--namespace", "rlrun-system", "--values", "-"]
         command += ["--kube-version", KUBE_VERSION]
         answer = subprocess.run(
             command,
-            input=yaml.safe_dump(values or {}),
+            input=yaml.safe_dump(values),
             text=True,
             capture_output=True,
             env=env,

@@ -10,10 +10,12 @@ import pytest
 
 from rlrun_operator.build import api_key_secret, prerequisites, workloads
 from rlrun_operator.preflight import lacking
-from rlrun_operator.settings import RenderSettings, from_environment
+from rlrun_operator.restrictions import Installation, RunPolicy
+from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
 from tests.unit.chart.rendering import CHART, RefusedError, Render
 from tests.unit.operator.build.examples import KEY, example
 
+CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 ROLES, BINDINGS = ("Role", "ClusterRole"), ("RoleBinding", "ClusterRoleBinding")
 PLURALS = {"NetworkPolicy": "networkpolicies"}
 
@@ -48,15 +50,90 @@ def verbs(role: dict[str, Any], group: str, resource: str) -> set[str]:
 
 
 def test_chart_has_no_lint_warnings(helm: Path) -> None:
-    answer = subprocess.run([helm, "lint", "--strict", CHART], text=True, capture_output=True, timeout=60, check=False)
+    answer = subprocess.run(
+        [helm, "lint", "--strict", CHART, "--set", "watchNamespaces={team-a}"],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-def test_by_default_the_release_namespace_is_served_and_no_cluster_right_is_taken(render: Render) -> None:
+def test_by_default_no_cluster_right_is_taken_and_none_where_the_operator_is(render: Render) -> None:
     documents = render()
-    assert environment(documents)["RLRUN_WATCH_NAMESPACES"] == "rlrun-system"
-    assert of_kind(documents, "ClusterRole", "ClusterRoleBinding", "ServiceMonitor") == []
-    assert [role["metadata"]["namespace"] for role in run_roles(documents)] == ["rlrun-system"]
+    assert environment(documents)["RLRUN_WATCH_NAMESPACES"] == "team-a"
+    cluster_wide = (*CLUSTER_WIDE, "ServiceMonitor")
+    assert of_kind(documents, *cluster_wide) == []
+    assert [role["metadata"]["namespace"] for role in run_roles(documents)] == ["team-a"]
+
+
+def test_the_operators_own_namespace_is_served_only_on_request(render: Render) -> None:
+    own = {"watchNamespaces": ["team-a", "rlrun-system"]}
+    with pytest.raises(RefusedError, match=r"rlrun-system is the namespace of this release.*serveOwnNamespace"):
+        render(own)
+    served = environment(render({**own, "serveOwnNamespace": True}))["RLRUN_WATCH_NAMESPACES"]
+    assert served == "team-a,rlrun-system"
+
+
+def test_the_policy_reaches_the_operator_and_its_defaults_are_the_operators(render: Render) -> None:
+    def told(values: dict[str, Any]) -> Installation:
+        variables = {name: value or "" for name, value in environment(render(values)).items()}
+        return from_environment(variables).render.installation
+
+    assert told({}).policy == RunPolicy()
+    policy = {"podTemplate": "Any", "secrets": ["a", "b-*"], "images": ["registry.example.com/x/*"], "claims": []}
+    expected = RunPolicy.model_validate(policy)
+    assert told({"policy": policy}).policy == expected
+    assert told({"policy": None, "admissionPolicy": None}).policy == RunPolicy(), "values of an older release"
+    identity = [v for v in operator(render())["env"] if v["name"] == "POD_SERVICE_ACCOUNT"]
+    assert identity[0]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.serviceAccountName"}}
+
+
+def test_the_network_of_runs_is_found_or_given(render: Render) -> None:
+    def told(values: dict[str, Any]) -> NetworkSettings:
+        variables = {name: value or "" for name, value in environment(render(values)).items()}
+        return from_environment(variables).render.network
+
+    def rights(values: dict[str, Any]) -> list[Any]:
+        roles = [role for role in of_kind(render(values), "Role") if role["metadata"]["namespace"] == "default"]
+        return [(rule["resources"], rule["resourceNames"], rule["verbs"]) for role in roles for rule in role["rules"]]
+
+    names = (["endpointslices"], ["services"])
+    assert rights({}) == [(resources, ["kubernetes"], ["get"]) for resources in names]
+    assert told({}) == told({"networkPolicy": None}) == NetworkSettings()
+    rule = {"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}], "ports": [{"protocol": "TCP", "port": 6443}]}
+    dns = {"to": [{"namespaceSelector": {}}], "ports": [{"protocol": "UDP", "port": 5353}]}
+    given = {"networkPolicy": {"apiServer": [rule], "dns": [dns]}}
+    assert told(given) == NetworkSettings((dns,), (rule,), given=True)
+    assert rights(given) == [], "the operator need not ask"
+
+
+@pytest.mark.parametrize(
+    ("values", "ingress"),
+    [
+        ({}, []),
+        ({"networkPolicy": None}, []),
+        ({"serviceMonitor": {"enabled": True}}, [{"ports": [{"protocol": "TCP", "port": 8080}]}]),
+        (
+            {"networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]}},
+            [
+                {
+                    "from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}],
+                    "ports": [{"protocol": "TCP", "port": 8080}],
+                }
+            ],
+        ),
+        ({"networkPolicy": {"operator": False}}, None),
+    ],
+)
+def test_who_may_read_the_operators_metrics(render: Render, values: dict[str, Any], ingress: Any) -> None:
+    documents = render(values)
+    found = [policy["spec"] for policy in of_kind(documents, "NetworkPolicy")]
+    (deployment,) = of_kind(documents, "Deployment")
+    selector = deployment["spec"]["selector"]
+    expected = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": ingress}
+    assert found == ([] if ingress is None else [expected])
 
 
 def test_each_watched_namespace_gets_a_role_and_the_binding_to_it(render: Render) -> None:
@@ -126,7 +203,7 @@ def test_operators_own_check_of_its_rights_is_content(render: Render) -> None:
 def test_operator_understands_its_environment(render: Render, values: dict[str, Any]) -> None:
     documents = render(values)
     told = from_environment({name: value or "" for name, value in environment(documents).items()})
-    expected = () if "clusterWide" in values else tuple(values.get("watchNamespaces", ["rlrun-system"]))
+    expected = () if "clusterWide" in values else tuple(values.get("watchNamespaces", ["team-a"]))
     assert told.namespaces == expected
     assert (told.name, told.read_nodes) == (values.get("operatorName", ""), values.get("readNodes", False))
     assert (told.log_level, told.log_format) == (values.get("logLevel", "info"), values.get("logFormat", "plain"))
@@ -188,6 +265,8 @@ def test_service_and_monitor_lead_to_the_operators_port(render: Render) -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    # `namespace` of a run's series is the run's; without this Prometheus writes the operator's over it.
+    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
     assert service["spec"]["ports"][0]["targetPort"] in [port["name"] for port in operator(documents)["ports"]]
 
@@ -200,10 +279,32 @@ def test_labels_of_pods_cannot_hide_them_from_their_deployment(render: Render) -
     assert spec["selector"]["matchLabels"].items() <= labels.items()
 
 
+def test_the_admission_policy_judges_the_served_namespaces_by_the_values(render: Render) -> None:
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    on = {"admissionPolicy": {"enabled": True}, "policy": {"secrets": ["a", 'b"*']}}
+    documents = render({**on, "watchNamespaces": ["a", "b"]})
+    policy, binding = of_kind(documents, *kinds)
+    assert {v["name"]: v["expression"] for v in policy["spec"]["variables"]}["secrets"] == '["a","b\\"*"]'
+    (chosen,) = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert (chosen["operator"], chosen["values"]) == ("In", ["a", "b"])
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    anywhere = of_kind(render({**on, "clusterWide": True}), *kinds)[1]
+    assert "matchResources" not in anywhere["spec"]
+    free = of_kind(render({"admissionPolicy": {"enabled": True}, "policy": {"podTemplate": "Any"}}), *kinds)[0]
+    assert len(free["spec"]["validations"]) < len(policy["spec"]["validations"])
+    assert any("policy.secrets" in v["message"] for v in free["spec"]["validations"]), "the lists count all the same"
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"watchNamespaces": "a"}, "/watchNamespaces.*got string, want array"),
     ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces.*equal"),
     ({"watchNamespaces": ["Team_A"]}, 'watchNamespaces: "Team_A" is not a namespace'),
+    ({"watchNamespaces": []}, "watchNamespaces is empty"),
+    ({"policy": {"podTemplate": "Loose"}}, "/policy/podTemplate.*'Restricted', 'Any'"),
+    ({"policy": {"secrets": None}}, "/policy.*missing property 'secrets'"),
+    ({"policy": {"secret": ["a"]}}, "'secret' not allowed"),
+    ({"policy": {"secrets": ["a*b"]}}, "/policy/secrets/0"),
+    ({"policy": {"images": ["registry.example.com*"]}}, "/policy/images/0"),
     ({"watchNamespaces": ["a"], "clusterWide": True}, "contradict each other: remove one"),
     ({"image": {"repository": "x"}}, "/image.*got object, want string"),
     ({"images": {"trainer": "a b"}}, 'images.trainer: "a b" holds white space'),

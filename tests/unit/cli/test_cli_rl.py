@@ -118,6 +118,13 @@ def test_a_name_that_no_cluster_takes() -> None:
     assert "is not an RFC 1035 label" in problems(*ROLES, "--name", "My_Run")[0]
 
 
+@pytest.fixture
+def _nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are neither model nor environments here; `test_cli_one_round` looks at such."""
+    monkeypatch.setattr("rlrun.local.judge.findings", lambda *_, **__: [])
+
+
+@pytest.mark.usefixtures("_nothing_is_looked_at")
 def test_main_hands_the_specification_to_the_local_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     import rlrun.local.main as local
 
@@ -135,6 +142,7 @@ def test_main_hands_the_specification_to_the_local_run(monkeypatch: pytest.Monke
     assert called["options"].output_dir == "out"
 
 
+@pytest.mark.usefixtures("_nothing_is_looked_at")
 def test_main_prints_and_refuses_without_starting(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ROLES, "--dry-run"]) == 0
     assert '"max_steps": 20' in capsys.readouterr().out

@@ -36,7 +36,7 @@ def refused(model: type[BaseModel], **values: Any) -> str:
 
 def test_defaults_that_users_rely_on() -> None:
     algorithm, checkpoint = AlgorithmConfig(), CheckpointConfig()
-    assert (algorithm.preset, algorithm.max_async_level, algorithm.max_off_policy_steps) == ("grpo", 2, 8)
+    assert (algorithm.preset, algorithm.max_async_level, algorithm.max_off_policy_steps) == ("aipo", 2, 8)
     assert checkpoint.enabled
     assert checkpoint.resume.policy == "Latest"
     assert not ModelConfig(name="x").trust_remote_code
@@ -156,7 +156,10 @@ def test_expected_values_are_told_in_words() -> None:
     assert expected(fields(OptimizerConfig)["max_grad_norm"]) == "a number greater than 0, or null"
     assert expected(fields(TinyModelConfig)["hidden_size"]) == "a whole number from 16 to 1024, a multiple of 8"
     assert expected(fields(ModelConfig)["dtype"]) == '"float32", "bfloat16" or "float16"'
-    assert expected(fields(LossConfig)["options"].parts[0]) == "true or false, a whole number, a number or a string"
+    assert (
+        expected(fields(LossConfig)["options"].parts[0])
+        == "true or false, a whole number, a number or a string, or null"
+    )
     assert expected(shape_of(dict[str, int])) == "a mapping"
 
 
@@ -164,7 +167,7 @@ def test_parts_replace_those_of_the_preset() -> None:
     dapo = AlgorithmConfig(preset="dapo")
     assert dapo.effective_filters.zero_variance
     assert dapo.effective_filters.overlong_penalty == 1.0
-    assert dapo.effective_loss.options == {"eps_high": 0.28}
+    assert dapo.effective_loss.options == {"eps_high": 0.28, "dual_clip": None}
     assert not AlgorithmConfig(preset="dapo", filters=FilterConfig()).effective_filters.zero_variance
     assert AlgorithmConfig(preset="gspo").effective_aggregation == "seq_mean_token_mean"
     assert AlgorithmConfig(preset="gspo", aggregation="token_mean").effective_aggregation == "token_mean"
@@ -183,6 +186,19 @@ def test_parts_replace_those_of_the_preset() -> None:
         ({"preset": "cispo", "correction": {}}, "loss cispo does so already; use action mask"),
         ({"preset": "ppo", "correction": {}}, "loss ppo does so already without a proximal policy"),
         ({"preset": "ppo", "correction": {"low": 3.0}}, "low (3.0) must not exceed high (2.0)"),
+        ({"correction": {"weight": "token"}}, "weight (token) needs action mask: action clamp weighs already"),
+        ({"correction": {"action": "mask", "cap": 2.0}}, "cap (2.0) needs a weight; set weight to token or sequence"),
+        ({"correction": {"action": "mask", "weight": "token", "cap": 0.0}}, "greater than 0"),
+        (
+            {"correction": {"action": "mask", "weight": "sequence"}},
+            "weight sequence would weigh twice by the ratio of trainer and engine: loss aipo does so already; set weight to none",
+        ),
+        ({"preset": "ppo"}, "advantage gae needs a critic model"),
+        (
+            {"loss": {"name": "ppo", "options": {"eps_high": None}}},
+            "eps_high must not be null; leave it out for the default (0.2)",
+        ),
+        ({"loss": {"name": "ppo", "options": {"dual_clip": 1}}}, "dual_clip must be greater than 1, or null, got 1"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(values: dict[str, Any], message: str) -> None:
@@ -191,9 +207,10 @@ def test_parts_that_do_not_go_together_are_refused(values: dict[str, Any], messa
 
 def test_a_correction_goes_with_a_proximal_policy() -> None:
     correction = CorrectionConfig(level="sequence", high=3.0)
-    assert AlgorithmConfig(preset="ppo", proximal="recompute", correction=correction).correction == correction
+    assert AlgorithmConfig(preset="grpo", proximal="recompute", correction=correction).correction == correction
     assert correction.options == {
         "action": "clamp",
+        "weight": "none",
         "level": "sequence",
         "measure": "ratio",
         "reduce": "mean",
@@ -253,3 +270,11 @@ def test_a_reference_is_the_runs_model_a_folder_or_a_repository() -> None:
     for model in ("initial", "/models/teacher"):
         with pytest.raises(ValidationError, match=f"model is {model}; remove revision"):
             ReferenceConfig(model=model, revision="v1")
+
+
+def test_paths_of_a_container_stay_below_the_volume() -> None:
+    good = ["datasets/words", "a.jsonl", "..b/c.."]
+    assert EnvironmentConfig(id="x", image="x:1", volume_paths=good).volume_paths == good
+    for path in ("/etc", "datasets/", "../other", "a/../b", "a/./b", "a//b", "", "a\nb", "a:b"):
+        assert "volume_paths.0" in refused(EnvironmentConfig, id="x", image="x:1", volume_paths=[path]), path
+    assert "set image or remove volumePaths" in refused(EnvironmentConfig, id="x", volume_paths=["a"])

@@ -13,7 +13,7 @@ from rlrun.api.crd import spec_schema
 from rlrun.api.frozen import always_there, frozen_rules
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
-from rlrun.api.rule import Rule, quoted
+from rlrun.api.rule import Rule, compact, quoted
 from rlrun.api.rules import ROOT_RULES, RULES
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import fields, walk
@@ -64,12 +64,13 @@ def test_the_rules_stand_in_the_schema() -> None:
 def test_a_message_becomes_an_expression_with_its_values() -> None:
     rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a", forbidden=True)
     assert rule.as_json() == {
-        "rule": "self.a < self.b",
-        "messageExpression": r"'a (%s) is 100%% \'too\' large for %s'.format([self.a, self.b])",
+        "rule": "self.a<self.b",
+        "messageExpression": r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])",
         "fieldPath": ".a",
         "reason": "FieldValueForbidden",
     }
     assert Rule("self.a", "write a").as_json() == {"rule": "self.a", "message": "write a"}
+    assert compact(r"a in ['x, y', 'it\'s = c'] && b ? -1 : c") == r"a in['x, y','it\'s = c']&&b?-1:c"
     assert quoted("it's \\d") == r"'it\'s \\d'"
 
 

@@ -73,12 +73,9 @@ ROLES = ("trainer", "inference", "orchestrator")
 def test_only_what_is_free_by_design_is_left_unchecked() -> None:
     free = {path for path, node in nodes(spec_schema()) if _ANY in node}
     roles = {f"{role}.podTemplate" for role in ROLES}
-    terms = ("requiredDuringSchedulingIgnoredDuringExecution[]", "preferredDuringSchedulingIgnoredDuringExecution[]")
-    roles |= {
-        f"{role}.affinity.{k}.{term}" for role in ROLES for k in ("podAffinity", "podAntiAffinity") for term in terms
-    }
-    preferred, fields = terms[1], "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[].matchFields[]"
-    roles |= {f"{role}.affinity.nodeAffinity.{term}" for role in ROLES for term in (preferred, fields)}
+    kinds = ("nodeAffinity", "podAffinity", "podAntiAffinity")
+    terms = ("requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution")
+    roles |= {f"{role}.affinity.{kind}.{term}" for role in ROLES for kind in kinds for term in terms}
     options = {f"algorithm.{part}.options" for part in ("loss", "advantage")}
     options |= {f"environments[].algorithm.{part}.options" for part in ("loss", "advantage")}
     assert free == roles | options | {"environments[].args", "networkPolicy.extraEgress[]", "model.tiny.warmupArgs"}
@@ -105,7 +102,8 @@ def test_every_field_is_there_and_ours_are_documented() -> None:
         by_path = dict(nodes(schema))
         for path, info in walk(model, "camel"):
             node, words = by_path[".".join(path)], " ".join((info.description or "").split())
-            again = path[:2] == ("environments[]", "algorithm") and len(path) > 3  # described at `spec.algorithm`
+            # Described at `spec.algorithm` and `spec.sampling`.
+            again = len(path) > {("environments[]", "algorithm"): 3, ("environments[]", "sampling"): 2}.get(path[:2], 9)
             assert node.get("description", "") == ("" if again else words)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Message, Reply
+from rlrun.environments.protocol import Tool
+from rlrun.orchestrator.parsing import parse_text
 
 Script = Sequence[str | Reply | Exception] | Callable[[Sequence[Message]], str]
 
@@ -20,9 +22,17 @@ class ScriptedModel:
     def __init__(self, script: Script) -> None:
         self._script = script
         self.seen: list[list[Message]] = []
+        self.offered: list[list[Tool]] = []
+        """The tools of each request that offered some."""
+        self._calls = 0
 
     async def complete(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
     ) -> Reply:
         if self.seen:
             assert list(messages[: len(self.seen[-1])]) == self.seen[-1], "a conversation may only grow"
@@ -30,7 +40,13 @@ class ScriptedModel:
         self.seen.append([dict(message) for message in messages])
         if isinstance(said, Exception):
             raise said
-        return said if isinstance(said, Reply) else Reply(said)
+        if isinstance(said, Reply) or tools is None:
+            return said if isinstance(said, Reply) else Reply(said)
+        self.offered.append(list(tools))
+        taken = await parse_text((), said, tools)
+        calls = taken.messages_calls(self._calls)
+        self._calls += len(calls)
+        return Reply(said, tool_calls=tuple(calls), content=taken.content)
 
 
 @pytest.fixture

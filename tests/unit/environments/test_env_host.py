@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ import pytest
 
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments import EpisodeError, Message, Reply
-from rlrun.environments.process import isolated, remote
+from rlrun.environments.process import remote, supervised
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
@@ -47,6 +48,19 @@ class Echo:
         return Reply(f"<{messages[-1]['content']}>", "stop")
 
 
+class Slow(Echo):
+    """Does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def complete(self, messages: Sequence[Message], **_: Any) -> Reply:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class Container:
     """What the kubelet would run, and run again."""
 
@@ -67,7 +81,7 @@ class Container:
 
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
-    monkeypatch.setattr(isolated, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.05)
     found = Container(tmp_path / "sockets" / "bad.sock")
     yield found
@@ -77,7 +91,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conta
 
 @asynccontextmanager
 async def playing(container: Container, id: str = MISBEHAVING) -> AsyncIterator[IsolatedEnvironment]:
-    environment = IsolatedEnvironment("bad", Command(id, {}), LIMITS, Log(None), container.socket)
+    environment = IsolatedEnvironment("bad", Command(id, {}), LIMITS, [Log(None)], container.socket)
     try:
         await environment.start()
         supervising = asyncio.create_task(environment.run())
@@ -136,11 +150,29 @@ async def test_the_end_of_a_process_is_told_before_the_ends_of_its_rollouts(
     assert next(op for op in told if op in ("died", "failed")) == "died"
 
 
+@pytest.mark.parametrize("deed", ["exits", "dies_late"])
+async def test_who_ended_a_process_there_is_known_here(container: Container, deed: str) -> None:
+    """Else the rollouts beside it are counted as failed, and five ends by one task end the run."""
+    async with playing(container) as environment:
+        model, asked = Slow(), Slow()
+        beside = asyncio.ensure_future(play(environment, "slow", model))
+        await asyncio.wait_for(model.asked.wait(), 30)
+        culprit = asyncio.ensure_future(play(environment, deed, asked))
+        if deed == "dies_late":
+            await asyncio.wait_for(asked.asked.wait(), 30)
+            culprit.cancel()
+        with pytest.raises(EpisodeError, match="exited with code 3") as caught:
+            await beside
+        assert (caught.value.bystander, caught.value.death) == (True, 1)
+        await asyncio.gather(culprit, return_exceptions=True)
+        await until(lambda: [NAMES[task.index] for task in environment._record.accused] == [deed])
+
+
 async def test_a_container_that_is_started_again_is_found_again(container: Container) -> None:
     async with playing(container) as environment:
         await play(environment, "good")
         waits = asyncio.create_task(play(environment, "waits"))
-        await until(lambda: bool(environment._life._rollouts))
+        await until(lambda: bool(environment.workers[0].life._rollouts))
         container.kill()
         with pytest.raises(EpisodeError, match="was in a container that ended"):
             await waits
@@ -159,15 +191,35 @@ async def test_a_container_that_never_comes_is_told_by_its_socket(
 ) -> None:
     monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.01)
     limits = Limits(start_seconds=0.05)
-    environment = IsolatedEnvironment("bad", Command("x", {}), limits, Log(None), tmp_path / "none.sock")
+    environment = IsolatedEnvironment("bad", Command("x", {}), limits, [Log(None)], tmp_path / "none.sock")
     with pytest.raises(RoleError, match=r"no container answered at .*none\.sock within 0\.05 seconds"):
         await environment.start()
+
+
+async def test_a_link_in_place_of_the_socket_leads_nowhere(
+    container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with playing(container):
+        pass  # the socket that the link leads to is there, and answers
+    link = tmp_path / "link"
+    link.symlink_to(container.socket)
+    monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.01)
+    environment = IsolatedEnvironment("bad", Command(MISBEHAVING, {}), Limits(start_seconds=0.05), [Log(None)], link)
+    with pytest.raises(
+        RoleError, match=r"no container answered at .*link within .* \(Socket operation on non-socket\)"
+    ):
+        await environment.start()
+
+
+async def test_the_orchestrator_may_connect_as_another_user_of_the_group(container: Container) -> None:
+    async with playing(container):
+        assert stat.S_IMODE(container.socket.stat().st_mode) == 0o660
 
 
 def test_who_has_a_container_is_asked_there_and_only_in_a_pod() -> None:
     both = [EnvironmentConfig(id="a"), EnvironmentConfig(id="b", image="b:1")]
     in_pod = {SOCKETS_VARIABLE: "/run/e"}
-    assert [host_of(both, i, in_pod) for i in (0, 1)] == [None, Path("/run/e/1.sock")]
+    assert [host_of(both, i, in_pod) for i in (0, 1)] == [None, Path("/run/e/1/socket")]
     assert [host_of(both, i, {}) for i in (0, 1)] == [None, None]
 
 

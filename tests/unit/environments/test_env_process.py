@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,12 +18,12 @@ import pytest_asyncio
 
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
-from rlrun.environments.process import isolated, life, talk, worker
+from rlrun.environments.process import life, supervised, talk, worker
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.kill import MARK_VARIABLE
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import MAX_BYTES, Log
-from rlrun.environments.stage import Played
+from rlrun.environments.stage import Played, TaskRef
 from rlrun.orchestrator import arenas
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
@@ -67,15 +68,17 @@ def _importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", FOLDER)
         patch.setenv("RLRUN_API_KEY", "secret")
-        patch.setattr(isolated, "FIRST_BACKOFF_SECONDS", 0.01)
+        patch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
         patch.setattr(life, "CLOSE_SECONDS", 2.0)
         patch.setattr(life, "MAX_PROCESSES", 20)
         yield
 
 
 @asynccontextmanager
-async def running(limits: Limits = LIMITS, log: Log | None = None) -> AsyncIterator[IsolatedEnvironment]:
-    environment = IsolatedEnvironment("bad", Command(MODULE, {}), limits, log or Log(None))
+async def running(
+    limits: Limits = LIMITS, log: Log | None = None, workers: int = 1
+) -> AsyncIterator[IsolatedEnvironment]:
+    environment = IsolatedEnvironment("bad", Command(MODULE, {}), limits, [log or Log(None)] * workers)
     await environment.start()
     supervising = asyncio.create_task(environment.run())
     try:
@@ -85,7 +88,7 @@ async def running(limits: Limits = LIMITS, log: Log | None = None) -> AsyncItera
     finally:
         supervising.cancel()
         environment.close()
-    assert processes_with(MARK_VARIABLE, environment._life._mark) == []
+    assert processes_with(MARK_VARIABLE, environment.workers[0].life._mark) == []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -145,7 +148,7 @@ async def test_what_a_living_process_does_costs_one_rollout_each(living: Isolate
     told = {name: (error.kind, error.task_id) for name, error in found.items()}
     assert told == {
         "raises": ("environment", "raises"),
-        "exits_politely": ("environment", f"train[{NAMES.index('exits_politely')}]"),
+        "exits_politely": ("environment", "exits_politely"),
         "swallows_memory": ("environment", "swallows_memory"),
         "waits": ("timeout", "waits"),
         "no_json": ("environment", "no_json"),
@@ -154,7 +157,7 @@ async def test_what_a_living_process_does_costs_one_rollout_each(living: Isolate
     assert "KeyError: 'row 9'" in str(found["raises"])
     assert "SystemExit(4)" in str(found["exits_politely"])
     assert "MemoryError" in str(found["swallows_memory"])
-    assert "what is not JSON" in str(found["no_json"])
+    assert "which is not JSON" in str(found["no_json"])
     assert "score() did not finish within 0.2 seconds" in str(found["scores_slowly"])
 
 
@@ -172,7 +175,7 @@ async def test_what_a_process_has_loaded_is_spared_once_all_of_it_is_there(monke
 async def test_what_is_printed_ends_in_the_log_even_if_it_looks_like_a_message(living: IsolatedEnvironment) -> None:
     assert (await play(living, "prints")).task_id == "prints"
     assert (await play(living, "good")).task_id == "good"
-    path = living._log.path
+    path = living.workers[0].log.path
     assert path is not None
     await until(lambda: path.read_bytes().count(b'"op":"played"') == 10_000)
     assert b"\xff\x00" in await asyncio.to_thread(path.read_bytes)
@@ -207,7 +210,7 @@ async def test_a_rollout_that_is_cancelled_leaves_nothing_behind(living: Isolate
     playing.cancel()
     await asyncio.gather(playing, return_exceptions=True)
     await until(lambda: model.cancelled == 1)
-    assert living._life._rollouts == {}
+    assert living.workers[0].life._rollouts == {}
 
 
 @on_module_loop
@@ -219,7 +222,7 @@ async def test_what_the_model_client_raised_comes_back_as_it_was(living: Isolate
 
 @on_module_loop
 async def test_an_environment_does_not_get_the_runs_key(living: IsolatedEnvironment) -> None:
-    variables = await asyncio.to_thread(Path(f"/proc/{living._life.pid}/environ").read_bytes)
+    variables = await asyncio.to_thread(Path(f"/proc/{living.workers[0].life.pid}/environ").read_bytes)
     assert b"PYTHONPATH=" in variables
     assert b"RLRUN_API_KEY" not in variables
 
@@ -254,11 +257,36 @@ async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_
             assert environment.metrics()["restarts"] == deaths
 
 
+async def test_a_rollout_that_was_given_up_is_blamed_for_the_end_of_the_process() -> None:
+    """Its group was given up, or its time was over: its code runs on, and those beside it have done nothing."""
+    async with running() as environment:
+        model, late = Model(), Model()
+        beside = asyncio.ensure_future(play(environment, "slow", model))
+        given_up = asyncio.ensure_future(play(environment, "dies_late", late))
+        await until(lambda: bool(model.seen) and bool(late.seen))
+        given_up.cancel()
+        lost = await fails(beside)
+        assert (lost.kind, lost.death, lost.bystander) == ("crash", 1, True)
+        await until(lambda: environment._record.accused == {TaskRef("train", NAMES.index("dies_late"))})
+
+
+async def test_rollouts_that_were_given_up_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "MAX_GIVEN_UP", 3)
+    async with running() as environment:
+        for _ in range(5):
+            model = Model()
+            playing = asyncio.ensure_future(play(environment, "slow", model))
+            await until(lambda model=model: bool(model.seen))
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+        assert len(environment.workers[0].life._given_up) == 3
+
+
 async def test_nothing_that_an_environment_started_outlives_it() -> None:
     async with running() as environment:
         await play(environment, "lets_children_go")
-        mark = environment._life._mark
-        assert len(processes_with(MARK_VARIABLE, mark)) == 4
+        mark = environment.workers[0].life._mark
+        assert len(processes_with(MARK_VARIABLE, mark)) == 5
         await fails(play(environment, "exits"))
         assert processes_with(MARK_VARIABLE, mark) == []
 
@@ -278,7 +306,7 @@ async def test_nothing_that_an_environment_started_outlives_it() -> None:
 )
 async def test_an_environment_that_does_not_start_is_named(command: Command, says: str, code: int) -> None:
     environment = IsolatedEnvironment(
-        "bad", command, replace(LIMITS, start_seconds=1 if "slow" in command.id else 30), Log(None)
+        "bad", command, replace(LIMITS, start_seconds=1 if "slow" in command.id else 30), [Log(None)]
     )
     with pytest.raises(RoleError, match=says) as caught:
         await environment.start()
@@ -287,17 +315,18 @@ async def test_an_environment_that_does_not_start_is_named(command: Command, say
 
 
 async def test_one_that_only_dies_ends_the_run_with_its_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "MAX_DEATHS", 2)
+    monkeypatch.setattr(supervised, "MAX_DEATHS", 2)
 
     async def wear_out() -> None:
         async with running() as environment:
             await fails(play(environment, "exits"))
             await play(environment, "good")  # not in a row
             await fails(play(environment, "exits"))
-            await fails(play(environment, "exits"))
+            await fails(play(environment, "exits"))  # the same task again counts once
+            await fails(play(environment, "dies"))
             await asyncio.sleep(0.1)
 
-    with pytest.raises(RoleError, match=r"'bad': its process ended 2 times in a row .* first time it exited") as caught:
+    with pytest.raises(RoleError, match=r"'bad': its process ended 3 times in a row .* first time it exited") as caught:
         await wear_out()
     assert caught.value.code == exit_codes.DATA
 
@@ -307,8 +336,11 @@ async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
         def send(self, document: dict[str, Any]) -> None:
             self.last = document
 
+        def send_line(self, line: bytes) -> None:
+            pass
+
     wire = Wire()
-    model = worker._Model(wire, 1)  # type: ignore[arg-type]
+    model = worker.RemoteModel(wire, 1)  # type: ignore[arg-type]
     first = asyncio.ensure_future(model.complete([{"role": "user", "content": "a"}]))
     await asyncio.sleep(0)
     first.cancel()
@@ -344,7 +376,7 @@ async def test_it_ends_with_the_orchestrator_even_while_it_computes() -> None:
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert holder.stdout is not None
     mark = (await holder.stdout.readline()).decode().strip()
-    assert len(processes_with(MARK_VARIABLE, mark)) == 1
+    assert len(processes_with(MARK_VARIABLE, mark)) == 2
     holder.kill()
     await holder.wait()
     await until(lambda: processes_with(MARK_VARIABLE, mark) == [])
@@ -358,10 +390,11 @@ async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: P
         "memory_gib": 0.5,
         "timeout_seconds": 9,
     }
-    found = arenas.isolated(EnvironmentConfig.model_validate(document | {"python": "/opt/py"}), tmp_path)
+    document |= {"python": "/opt/py", "variables": ["TEAM_*"]}
+    found = arenas.isolated(EnvironmentConfig.model_validate(document), tmp_path)
     assert found._limits == Limits(start_seconds=7, memory_bytes=2**29, hang_seconds=9)
-    assert found._command == Command("reverse-text", {}, "/opt/py")
-    assert found._log.path == tmp_path / "environment-a_b_c.log"
+    assert found._command == Command("reverse-text", {}, "/opt/py", variables=("TEAM_*",))
+    assert found.workers[0].log.path == tmp_path / "environment-a_b_c.log"
 
 
 def test_a_log_has_an_end_and_does_not_mind_a_full_volume(tmp_path: Path) -> None:
@@ -375,3 +408,18 @@ def test_a_log_has_an_end_and_does_not_mind_a_full_volume(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1"]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == MAX_BYTES + 200_009
     assert log.last_lines()[-1] == "the end"
+
+
+def test_a_line_that_is_still_being_written_can_be_left_out() -> None:
+    """Python's fault handler writes a line piece by piece, and a hang is told by the first one."""
+    log = Log(None)
+    reader, writer = os.pipe()
+    thread = log.follow(reader)
+    os.write(writer, b'Stack (most recent call first):\n  File "a.py"')
+    while len(log.last_lines()) < 2:
+        time.sleep(0.001)
+    assert log.last_lines(whole=True) == ["Stack (most recent call first):"]
+    os.write(writer, b", line 7 in hangs\n")
+    os.close(writer)
+    thread.join()
+    assert log.last_lines(whole=True)[-1] == 'File "a.py", line 7 in hangs'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -38,6 +37,12 @@ ESCAPES = {
     "remove": "import os; os.remove('{folder}/secret')",
     "rename": "import os; os.rename('{folder}/secret', '{folder}/other')",
     "truncate": "import os; os.truncate('{folder}/secret', 0)",
+    "empty without access": "import os; os.open('{folder}/secret', 3 | os.O_TRUNC)",
+    "empty by reading": "import os; os.open('{folder}/secret', os.O_RDONLY | os.O_TRUNC)",
+    "empty by open(2)": "import ctypes; assert ctypes.CDLL(None).syscall(2, b'{folder}/secret', 3 | 0o1000, 0) >= 0",
+    "empty by openat2": "import ctypes, struct; h = struct.pack('QQQ', 3 | 0o1000, 0, 0); "
+    "assert ctypes.CDLL(None).syscall(437, -100, b'{folder}/secret', h, 24) >= 0",
+    "unnamed file": "import os; os.open('{folder}', os.O_TMPFILE | os.O_RDWR)",
     "change rights": "import os; os.chmod('{folder}/secret', 0o777)",
     "link": "import os; os.symlink('/etc/passwd', '{folder}/link')",
     "make a folder": "import os; os.mkdir('{folder}/new')",
@@ -62,13 +67,47 @@ ESCAPES = {
     "third-party": "import numpy",
 }
 
+THREADS_FOR_EVER = """
+import threading, time
+threading.stack_size(32768)
+while True:
+    try:
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    except RuntimeError:
+        time.sleep(0.01)
+"""
+BARE_THREADS_FOR_EVER = """
+import _thread, time
+_thread.stack_size(32768)
+def again():
+    while True:
+        try:
+            _thread.start_new_thread(again, ())
+        except RuntimeError:
+            pass
+        time.sleep(0.001)
+again()
+"""
+"""Each thread starts others."""
+
+
+def change_sandbox(monkeypatch: pytest.MonkeyPatch, script: Path, old: str, new: str) -> None:
+    """Run programs in a sandbox that differs in one place."""
+    text = Path(code_module.sandbox.__file__).read_text()
+    assert text.count(old) == 1
+    script.write_text(text.replace(old, new))
+    monkeypatch.setattr(code_module.sandbox, "__file__", str(script))
+
 
 async def test_an_honest_program_has_what_it_needs() -> None:
     result = await CodeRunner().run(HONEST, "4 6 10")
     assert (result.outcome, result.stdout, result.stderr) == ("ok", "[60]\nTrue 499999500000\n", "")
 
 
-async def test_every_way_out_is_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_every_way_out_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Under each version of Landlock that knows other rights than the one before."""
+    change_sandbox(monkeypatch, tmp_path.with_name("sandbox.py"), "abi - 1", f"min(abi, {version}) - 1")
     (tmp_path / "secret").write_text("42")
     with socket.create_server(("127.0.0.1", 0)) as server:
         fields = {"folder": tmp_path, "pid": os.getpid(), "port": server.getsockname()[1]}
@@ -109,6 +148,9 @@ print(json.dumps(sorted(refused)))
             "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()",
             "timeout",
         ),
+        ("import os, time; os.close(1); os.close(2); time.sleep(20)", "timeout"),
+        (THREADS_FOR_EVER, "threads"),
+        (BARE_THREADS_FOR_EVER, "threads"),
     ],
 )
 async def test_what_takes_too_much_is_ended(program: str, outcome: str) -> None:
@@ -122,16 +164,24 @@ async def test_what_takes_too_much_is_ended(program: str, outcome: str) -> None:
     assert len(result.stdout) <= 10_000
 
 
+async def test_a_program_may_have_a_pool_of_threads() -> None:
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+import time
+with ThreadPoolExecutor(32) as pool:
+    print(sum(pool.map(lambda x: (time.sleep(0.1), x)[1], range(64))))
+"""
+    result = await CodeRunner(CodeLimits(memory_bytes=8 * 1024**3)).run(program)
+    assert (result.outcome, result.stdout) == ("ok", "2016\n"), result
+
+
 async def test_the_reward_is_the_share_of_cases_that_pass() -> None:
     cases = [Case("1", "2"), Case("5", "10\n"), Case("x", "")]
     assert await CodeRunner().share("print(2 * int(input()))", cases) == pytest.approx(2 / 3)
 
 
 async def test_no_program_runs_where_it_cannot_be_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "sandbox.py"
-    text = await asyncio.to_thread(Path(code_module.sandbox.__file__).read_text)
-    script.write_text(text.replace('"x86_64" or', '"pdp11" or'))
-    monkeypatch.setattr(code_module.sandbox, "__file__", str(script))
+    change_sandbox(monkeypatch, tmp_path / "sandbox.py", '"x86_64" or', '"pdp11" or')
     with pytest.raises(SandboxUnavailableError, match="knows Linux on x86-64"):
         await CodeRunner().run("print(1)")
 

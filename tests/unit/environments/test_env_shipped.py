@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +21,14 @@ from rlrun.environments import (
     Episode,
     Reply,
     Task,
+    dataset,
     load,
     run_episode,
 )
 from rlrun.environments.splits import split_of
 from rlrun.environments.text import position_score
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
 
 SMALL: dict[str, dict[str, Any]] = {
     "reverse-text": {},
@@ -232,3 +236,31 @@ async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: An
 def test_arguments_that_leave_a_split_empty_are_refused() -> None:
     with pytest.raises(EnvironmentLoadError, match="none is left for the"):
         load("reverse-text", {"length": 1, "letters": "ab"})
+
+
+@pytest.mark.parametrize(
+    ("id", "args", "asked"),
+    [
+        ("gsm8k", {}, ("openai/gsm8k", None)),
+        ("gsm8k", {"revision": "v1"}, ("openai/gsm8k", "v1")),
+        ("dataset", {"name": "org/rows", "revision": "5d1c0b7"}, ("org/rows", "5d1c0b7")),
+    ],
+)
+def test_a_data_set_of_the_hub_is_asked_for_by_its_revision(
+    id: str, args: dict[str, Any], asked: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    def download(name: str, field: str, revision: str | None = None) -> Path:
+        seen.append((name, revision))
+        raise RoleError("far enough", exit_codes.UNAVAILABLE)
+
+    monkeypatch.setattr(dataset, "download", download)
+    with pytest.raises(EnvironmentLoadError, match="far enough"):
+        load(id, args)
+    assert seen == [asked]
+
+
+def test_a_revision_is_of_the_hub() -> None:
+    with pytest.raises(EnvironmentLoadError, match=r"revision \(v1\) needs name"):
+        load("dataset", {"path": "/data/rows.jsonl", "revision": "v1"})

@@ -90,12 +90,23 @@ async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -
     ]
     model = scripted(replies)
     episode, score = await run_episode(env, task, model, timeout_seconds=20)
-    system, user, *rest = episode.messages
-    assert user["content"] == "Buy 2 of fig."
-    assert '"name": "buy"' in system["content"]
-    assert '"name": "prices_of"' in system["content"]
-    assert "Put fruit into the basket." in system["content"]
-    assert [m["content"] for m in rest if m["role"] == "assistant"] == replies
+    user, *rest = episode.messages
+    assert user == {"role": "user", "content": "Buy 2 of fig."}
+    assert len(model.offered) == 4
+    for tools in model.offered:
+        assert [(tool["type"], tool["function"]["name"]) for tool in tools] == [
+            ("function", "prices_of"),
+            ("function", "buy"),
+        ]
+        assert tools[1]["function"]["description"] == "Put fruit into the basket."
+        assert tools[1]["function"]["parameters"]["required"] == ["fruit"]
+    said = [m for m in rest if m["role"] == "assistant"]
+    assert [m["content"] for m in said] == ["I look it up.", "", "", "Done."]
+    calls = [call for m in said for call in m.get("tool_calls", ())]
+    assert [call["function"]["name"] for call in calls] == ["prices_of", "buy", "nosuch", "buy"]
+    answers = [m for m in rest if m["role"] == "tool"]
+    assert [m["tool_call_id"] for m in answers] == [call["id"] for call in calls]
+    assert len({call["id"] for call in calls}) == 4
     results = [m["content"] for m in rest if m["role"] == "tool"]
     assert results[0] == "five", "@intercept rewrites what the model sees"
     assert "no apple today" in results[1]

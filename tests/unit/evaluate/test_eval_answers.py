@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rlrun.config.data import DataConfig, DataSetConfig, SourceConfig
-from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.config.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.rows import Rows
 from rlrun.environments.stage import TaskRef
 from rlrun.evaluate import dataset, report
@@ -30,6 +30,7 @@ from rlrun.orchestrator.rollouts import Rollout
 from rlrun.orchestrator.sft.conversation import conversation
 from rlrun.protocol.failures import RoleError
 
+SOLVED = {"reverse-text": 1.0}
 POLICY = Policy(10, "whole", Path("w"), "uid attempt 1")
 ENVIRONMENT = EnvironmentConfig(id="reverse-text", args={"length": 4})
 MESSAGES = ({"role": "user", "content": "ab"}, {"role": "assistant", "content": "bä"})
@@ -74,7 +75,7 @@ def test_what_is_answered_is_not_asked_again_and_measures_the_same(tmp_path: Pat
     again = AnswerFile(file.path)
     assert again.missing(QUESTIONS) == [QUESTIONS[2]], "a failed one is tried again"
     assert again.first_error() == "it timed out"
-    assert evaluation_metrics(again.answers(QUESTIONS)) == evaluation_metrics(given)
+    assert evaluation_metrics(again.answers(QUESTIONS), SOLVED) == evaluation_metrics(given, SOLVED)
     again.add((QUESTIONS[2], answer(1.0)))
     assert AnswerFile(file.path).missing(QUESTIONS) == []
     more = [*QUESTIONS, question(2, 0)]
@@ -95,12 +96,12 @@ def test_a_torn_line_is_asked_again_and_spoils_nothing(tmp_path: Path) -> None:
 
 
 def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:
-    sampling = SamplingConfig()
+    sampling = CompleteSampling(temperature=1.0, max_tokens=64)
 
     def name(
         policy: Policy = POLICY,
         environment: EnvironmentConfig = ENVIRONMENT,
-        sampling: SamplingConfig = sampling,
+        sampling: CompleteSampling = sampling,
         **other: Any,
     ) -> str:
         digest = fingerprint(policy, environment, sampling, **{"seq_len": 64, "split": "eval"} | other)
@@ -112,7 +113,8 @@ def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:
         name(replace(POLICY, step=None)),
         name(environment=ENVIRONMENT.model_copy(update={"args": {"length": 5}})),
         name(environment=ENVIRONMENT.model_copy(update={"name": "reverse/text"})),
-        name(sampling=SamplingConfig(temperature=0.5)),
+        name(sampling=sampling.model_copy(update={"temperature": 0.0})),
+        name(sampling=sampling.model_copy(update={"top_k": 5})),
         name(seq_len=128),
         name(split="train"),
     ]
@@ -122,7 +124,7 @@ def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:
 
 
 def test_a_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
-    measured = evaluation_metrics([answer(1.0), answer(0.0, 1)])
+    measured = evaluation_metrics([answer(1.0), answer(0.0, 1)], SOLVED)
     rows = [
         {"environment": "b", "policy": "base", "tasks": 1, "metrics": {"errors": 2.0}},
         {

@@ -32,7 +32,7 @@ from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.lease import progress_annotations
 from rlrun.orchestrator.progress import Progress
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, heap
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.tiny_model import make_tokenizer
@@ -294,3 +294,15 @@ def test_an_attempt_reads_all_files_and_writes_its_own(tmp_path: Path) -> None:
     newest = of(3)
     assert newest.missing(QUESTIONS) == QUESTIONS[3:], "a failure counts for less than an answer, wherever it is"
     assert [file.name for file in newest.files] == ["reverse-text.0123.a0001.jsonl", "reverse-text.0123.a0002.jsonl"]
+
+
+def test_the_process_collects_in_slices_once_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+
+    def process(argv: object, module: str, begin: object) -> int:
+        begun.append(begin)
+        return exit_codes.OK
+
+    monkeypatch.setattr(role, "process", process)
+    assert role.main([]) == 0
+    assert [begin.keywords["loaded"].__func__ for begin in begun] == [heap.Slices.begin]

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from rlrun.inference import adapters as module
 from rlrun.inference.adapters import AdapterHandover
-from rlrun.inference.client import Adapter, EngineError, parse_completions
 from rlrun.inference.command import vllm_arguments
+from rlrun.inference.completions import Adapter, EngineError, parse_stock
 from rlrun.inference.handover import HandoverError, Served
 from rlrun.inference.preflight import FolderError, check_adapter
 from rlrun.inference.settings import InferenceSettings, SettingsError
@@ -229,9 +229,9 @@ def test_tokens_of_an_adapter_have_its_version() -> None:
         "finish_reason": "stop",
         "weight_versions": [{"version": "default", "start": 0, "end": 2}],
     }
-    answer = {"model": "run-v7", "choices": [choice]}
-    assert parse_completions(answer, 1, Adapter("run-v7", 7))[0].versions == [7, 7]
+    text = json.dumps({"model": "run-v7", "choices": [choice]}).encode()
+    assert list(parse_stock(text, 1, Adapter("run-v7", 7))[0].versions) == [7, 7]
     with pytest.raises(EngineError, match="run-v7 answered a request for run-v8"):
-        parse_completions(answer, 1, Adapter("run-v8", 8))
+        parse_stock(text, 1, Adapter("run-v8", 8))
     with pytest.raises(EngineError, match="no known version"):
-        parse_completions(answer, 1)
+        parse_stock(text, 1)

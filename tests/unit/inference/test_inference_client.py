@@ -16,12 +16,11 @@ from aiohttp import web
 from rlrun.inference.client import (
     EngineClient,
     EngineError,
-    EngineMetrics,
     EngineUnavailableError,
-    expand_versions,
-    parse_completions,
-    parse_metrics,
 )
+from rlrun.inference.completions import Completion, expand_versions, parse_stock
+from rlrun.inference.engine_metrics import EngineMetrics, parse_metrics
+from rlrun.protocol.endpoints import ENGINE_GENERATE_PACKED
 
 METRICS = """# HELP vllm:num_requests_running x
 vllm:num_requests_running{engine="0",model_name="a b"} 3.0
@@ -49,11 +48,20 @@ def choice(index: int = 0, **overrides: Any) -> dict[str, Any]:
     return values | overrides
 
 
+def parsed(document: Any, n: int) -> list[Completion]:
+    return parse_stock(json.dumps(document).encode(), n)
+
+
+def columns(completion: Completion) -> tuple[list[int], list[float], list[int], str]:
+    ids, logprobs, versions = completion.token_ids, completion.logprobs, completion.versions
+    return list(ids), list(logprobs), list(versions), completion.finish_reason
+
+
 def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
     second, first = choice(1), choice(0, token_ids=[], logprobs=None, weight_versions=None)
-    empty, full = parse_completions({"choices": [second, first]}, 2)
-    assert (full.token_ids, full.logprobs, full.versions, full.finish_reason) == ([7, 8], [-0.5, -1.5], [3, 4], "stop")
-    assert empty.token_ids == empty.versions == []
+    empty, full = parsed({"choices": [second, first]}, 2)
+    assert columns(full) == ([7, 8], [-0.5, -1.5], [3, 4], "stop")
+    assert columns(empty)[:3] == ([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -69,28 +77,30 @@ def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
         ({"weight_versions": [span("unknown", 0, 2)]}, "no known version"),
         ({"logprobs": None}, "lacks a field"),
         ({"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}, "token_ids": [7, 7]}, "finite"),
-        ({"logprobs": {"content": [{"token_id": 7, "logprob": float("nan")}] * 2}, "token_ids": [7, 7]}, "finite"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": float("nan")}] * 2}, "token_ids": [7, 7]}, "malformed"),
+        ({"logprobs": {"content": [{"token_id": 7, "logprob": 0.5}] * 2}, "token_ids": [7, 7]}, "finite"),
+        ({"logprobs": {"content": [{"token_id": 1 << 40, "logprob": -1}] * 2}, "token_ids": [1 << 40] * 2}, "32-bit"),
         ({"finish_reason": None}, "finish_reason"),
         ({"finish_reason": "abort"}, "did not finish"),
     ],
 )
 def test_nothing_without_logprob_and_version_gets_in(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        parse_completions({"choices": [choice(**overrides)]}, 1)
+        parsed({"choices": [choice(**overrides)]}, 1)
 
 
 def test_a_missing_completion_is_an_error() -> None:
     with pytest.raises(EngineError, match="1 completions instead of 2"):
-        parse_completions({"choices": [choice()]}, 2)
+        parsed({"choices": [choice()]}, 2)
     with pytest.raises(EngineError, match="lacks a field"):
-        parse_completions({}, 1)
+        parsed({}, 1)
     for nonsense in ({"choices": [{"index": "?"}]}, {"choices": ["?"]}, {"choices": [choice(token_ids=["?"])]}):
         with pytest.raises(EngineError, match="lacks a field"):
-            parse_completions(nonsense, 1)
+            parsed(nonsense, 1)
 
 
 def test_versions_are_expanded() -> None:
-    assert expand_versions([span("1", 0, 2), span("12", 2, 3)], 3) == [1, 1, 12]
+    assert list(expand_versions([span("1", 0, 2), span("12", 2, 3)], 3)) == [1, 1, 12]
 
 
 def test_metrics_are_summed_over_engines() -> None:
@@ -109,6 +119,8 @@ async def engine() -> AsyncIterator[tuple[str, dict[str, Any]]]:
     state: dict[str, Any] = {"answers": {}, "seen": None, "hanging": asyncio.Event(), "closed": asyncio.Event()}
 
     async def handle(request: web.Request) -> web.Response:
+        if request.path == ENGINE_GENERATE_PACKED and request.path not in state["answers"]:
+            return web.Response(status=404)
         state["seen"] = (request.headers.get("authorization"), await request.text())
         status, body = state["answers"].get(request.path, (200, None))
         if body == "hang":
@@ -142,7 +154,7 @@ async def test_generate_sends_key_salt_and_sampling(engine: tuple[str, dict[str,
     state["answers"]["/inference/v1/generate"] = (200, {"choices": [choice()]})
     async with EngineClient(url + "/", "the-key") as client:
         (completion,) = await generation(client, seed=11, request_id="group-1")
-    assert completion.versions == [3, 4]
+    assert list(completion.versions) == [3, 4]
     authorization, text = state["seen"]
     body = json.loads(text)
     assert authorization == "Bearer the-key"

@@ -67,6 +67,7 @@ def test_environment(tmp_path: Path) -> None:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
         "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "RLRUN_ENGINE": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
     }

@@ -13,9 +13,9 @@ from rich.console import Console
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.run import RunConfig
+from rlrun.local.inputs import check_data
 from rlrun.local.main import main
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
-from rlrun.local.preflight import PreflightError, check_data
 from rlrun.local.summary import print_summary
 from rlrun.protocol import exit_codes
 
@@ -45,13 +45,18 @@ def test_it_is_a_trainer_and_an_orchestrator() -> None:
 
 
 def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(**data: Any) -> list[str]:
+        return [
+            f"{finding.key}: {finding.message}" for finding in check_data(config(**data).orchestrator.data, here=True)
+        ]
+
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PreflightError, match=r"spec.data.sources\[0\].path: there is no file or folder chats.jsonl"):
-        check_data(config())
-    Path("chats.jsonl").touch()
-    check_data(config())
-    with pytest.raises(PreflightError, match=r"spec.data.validation.path: there is no file or folder held"):
-        check_data(config(validation={"path": "held"}))
+    (absent,) = said()
+    assert "('data', 'sources', 0, 'path'): there is no file or folder chats.jsonl" in absent
+    Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    assert said() == []
+    (held,) = said(validation={"path": "held"})
+    assert "('data', 'validation', 'path'): there is no file or folder held" in held
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_options_of_rl_are_refused(
     problem: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("chats.jsonl").touch()
+    Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     Path("run.yaml").write_text(
         "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: run}\n"
         "spec: {task: SFT, model: {tiny: {}}, data: {sources: [{path: chats.jsonl}]}}\n"

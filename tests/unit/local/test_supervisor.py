@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, last_lines, marked_processes, stacks_file
+from rlrun.protocol.processes import LAUNCH_VARIABLE
 
 DEADLINE_SECONDS = 20.0
 

@@ -6,7 +6,8 @@ import ast
 from pathlib import Path
 
 from rlrun_operator import reasons
-from rlrun_operator.docs import PAGE, page
+from rlrun_operator.docs import ADMISSION_POLICY, PAGE, page
+from rlrun_operator.restrictions import admission_policy
 
 PACKAGE = Path(reasons.__file__).parent
 EXPLAINED = {
@@ -19,6 +20,10 @@ EXPLAINED = {
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == page()
+
+
+def test_the_charts_admission_policy_is_up_to_date() -> None:
+    assert ADMISSION_POLICY.read_text() == admission_policy.template()
 
 
 def test_every_constant_is_explained() -> None:

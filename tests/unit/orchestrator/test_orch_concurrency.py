@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from rlrun.inference.client import EngineMetrics
+from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.orchestrator.concurrency import Concurrency
 
 GROUP = 4

@@ -55,7 +55,7 @@ class Engine:
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
         said = self.replies.pop(0)
-        tokens = self.chat._tokenise(said) + [EOS] * self.stop
+        tokens = [*self.chat._tokenise(said)] + [EOS] * self.stop
         finish = "stop" if len(tokens) <= max_tokens and self.stop else "length"
         tokens = tokens[:max_tokens]
         self.prompts.append(list(token_ids))
@@ -109,7 +109,7 @@ async def test_a_continued_conversation_reads_as_the_template_would_write_it(tem
     engine = Engine(chat, ["xy", "z"])
     await talk(engine, ["a", "b"])
     messages = [user("a"), {"role": "assistant", "content": "xy"}, user("b")]
-    _, expected = chat.opening(messages)
+    expected = list(chat.opening(messages)[1])
     if template == "endless":  # the model's own end token is there, which the template knows nothing of
         assert [t for t in engine.prompts[1] if t != EOS] == expected
     else:

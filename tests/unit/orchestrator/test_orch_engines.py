@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
 from rlrun.config.rollout import SamplingConfig
-from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
+from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.orchestrator.concurrency import REST_LOOKS, Concurrency
 from rlrun.orchestrator.engines import STICKY_SLACK, EnginePool, Replica
 from rlrun.orchestrator.monitor import MISSES, Monitor, Pace

@@ -33,6 +33,8 @@ def test_counts_that_contradict_each_other_are_named(samples: int, solved: int, 
 
 
 def test_powers_of_two_up_to_what_every_task_has() -> None:
-    found = passes([[1.0, 0.0, 0.5, 1.0, 0.0], [0.0, 0.99, 0.0, 1.5]])
-    assert found == pytest.approx({1: (2 / 5 + 1 / 4) / 2, 2: (1 - 3 / 10 + 1 / 2) / 2, 4: 1.0})
-    assert passes([]) == {}
+    rewards = [[1.0, 0.0, 0.5, 1.0, 0.0], [0.0, 0.99, 0.0, 1.5]]
+    expected = {1: (2 / 5 + 1 / 4) / 2, 2: (1 - 3 / 10 + 1 / 2) / 2, 4: 1.0}
+    assert passes(rewards, solved_reward=1.0) == pytest.approx(expected)
+    assert passes(rewards, solved_reward=0.99)[1] == pytest.approx((2 / 5 + 2 / 4) / 2)
+    assert passes([], solved_reward=1.0) == {}

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
+import json
 import os
+import struct
 import threading
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from orch_journal_world import a_rollout
-from orch_simulation import make_config
+from orch_simulation import begin, make_config
 
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import EnvironmentConfig
 from rlrun.orchestrator import group_commit
 from rlrun.orchestrator import journal as journal_module
-from rlrun.orchestrator.journal import Journal, SegmentWriter, remove_settled, rollout_fingerprint
+from rlrun.orchestrator.journal import (
+    OF_A_ROLLOUT,
+    OF_AN_ENVIRONMENT,
+    Journal,
+    SegmentWriter,
+    remove_settled,
+    rollout_fingerprint,
+)
 from rlrun.orchestrator.journal_records import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
+from rlrun.orchestrator.recovery import read_journal
 from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import SLOW_SECONDS, RefusedError, Volume
 
@@ -251,15 +267,142 @@ async def test_the_end_does_not_wait_for_a_volume_that_hangs(tmp_path: Path, mon
     writer.go.release()
 
 
+NO_PART_IN_A_ROLLOUT = {
+    *(
+        "name",
+        "uid",
+        "output_dir",
+        "task",
+        "max_steps",
+        "colocated",
+        "batch_size",
+        "max_concurrency",
+        "oversampling_factor",
+        "record_rollouts",
+    ),
+    *("max_error_ratio", "algorithm", "data", "policies", "evaluation", "checkpoint", "weight_sync", "trainer_url"),
+    *("shared_with", "inference_urls", "inference_service", "metrics_port", "host", "replay"),
+}
+NO_PART_OF_AN_ENVIRONMENT = {
+    *("ratio", "curriculum", "algorithm", "timeout_seconds", "reward_timeout_seconds", "start_timeout_seconds"),
+    *("memory_gib", "workers", "solved_reward", "variables", "volume_paths"),
+}
+
+
+def test_of_every_field_it_is_decided_whether_a_rollout_depends_on_it() -> None:
+    for fields, counted, others in (
+        (OrchestratorConfig.model_fields, set(OF_A_ROLLOUT), NO_PART_IN_A_ROLLOUT),
+        (EnvironmentConfig.model_fields, OF_AN_ENVIRONMENT, NO_PART_OF_AN_ENVIRONMENT),
+    ):
+        assert counted | others == set(fields)
+        assert not counted & others
+
+
 def test_the_fingerprint_is_of_what_a_rollout_is_made_with(tmp_path: Path) -> None:
     def of(**changes: object) -> str:
         return rollout_fingerprint(make_config(tmp_path, tmp_path, **changes))
 
-    assert of() == of(max_steps=99) == of(environments=[{"id": "reverse-text", "group_size": 2, "ratio": 3}])
+    def with_environment(**changes: object) -> str:
+        return of(environments=[{"id": "reverse-text", "group_size": 2} | changes])
+
+    assert of() == of(max_steps=99) == with_environment(ratio=3) == with_environment(timeout_seconds=7)
     others = [
         of(seed=2),
+        of(seq_len=65),
+        of(model={"name": "org/model"}),
         of(sampling={"max_tokens": 9}),
-        of(environments=[{"id": "reverse-text", "group_size": 2, "args": {"num_tasks": 9}}]),
-        of(environments=[{"id": "reverse-text", "group_size": 4}]),
+        of(trajectory_strategy="branching"),
+        of(engine_parsers=["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]),
+        of(engine_parsers=["--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"]),
+        of(engine_parsers=["--reasoning-parser=qwen3"]),
+        with_environment(args={"num_tasks": 9}),
+        with_environment(group_size=4),
+        with_environment(python="/venv/bin/python"),
+        with_environment(image="registry/env:2"),
+        with_environment(name="other"),
+        with_environment(sampling={"temperature": 0.5}),
     ]
-    assert len({of(), *others}) == 5
+    assert len({of(), *others}) == 1 + len(others)
+
+
+def rewritten(path: Path, change: Callable[[int, Any], bytes | None]) -> None:
+    """Let another version have written a file: `change` gets each record's number and document, and gives other bytes for it."""
+    data, place, frames = path.read_bytes(), 0, b""
+    for number in itertools.count():
+        if place == len(data):
+            break
+        length = struct.unpack_from("<I", data, place)[0]
+        key, payload = data[place + 8 : place + 21], data[place + 21 : place + 21 + length]
+        rollout = key[0] == 2
+        start = 4 + struct.unpack_from("<I", payload)[0] if rollout else len(payload)
+        document = json.loads(payload[4:start] if rollout else payload)
+        if (text := change(number, document)) is not None:
+            payload = struct.pack("<I", len(text)) + text + payload[start:] if rollout else text
+        frames += struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(key))) + key + payload
+        place += 21 + length
+    path.write_bytes(frames)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], bytes]:
+    return lambda document: json.dumps({key: value for key, value in document.items() if key != name}).encode()
+
+
+def having(**more: Any) -> Callable[[dict[str, Any]], bytes]:
+    return lambda document: json.dumps(document | more).encode()
+
+
+ODD = [
+    (1, without("temperature"), "no key 'temperature'"),
+    (1, without("lengths"), "no key 'lengths'"),
+    (1, without("messages"), "no key 'messages'"),
+    (1, having(judge=1), "an unknown key 'judge'"),
+    (1, having(lengths=[3]), "columns are not those"),
+    (1, having(lengths=["3"]), "unsupported operand"),
+    (1, lambda _: b"[]", "no JSON document of keys"),
+    (1, lambda _: b"{", "no JSON document"),
+    (2, without("next_group"), "no key 'next_group'"),
+    (2, having(cause=""), "an unknown key 'cause'"),
+]
+
+
+@pytest.mark.parametrize(("number", "change", "says"), ODD)
+def test_a_record_of_another_version_is_told_and_the_others_are_read(
+    tmp_path: Path, number: int, change: Callable[[Any], bytes], says: str
+) -> None:
+    writer, path = writer_of(tmp_path), RunPaths(tmp_path).journal_segment(1, 1)
+    written: list[Entry] = [entry(1, 4), DROPPED, entry(2)]
+    writer.write(written)
+    rewritten(path, lambda i, document: change(document) if i == number else None)
+    content = read_segment(path)
+    [foreign] = content.foreign
+    assert says in foreign.reason
+    assert (foreign.group, foreign.member) == ((1, 4) if number == 1 else (9, -1))
+    assert len(content.entries) == 2
+    assert all(map(same, content.entries, [e for i, e in enumerate(written) if i != number - 1]))
+    assert content.torn == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (having(format_version=2), "format version 2, this version reads 1"),
+        (without("format_version"), "no key 'format_version'"),
+        (without("fingerprint"), "no key 'fingerprint'"),
+        (having(uid="u"), "an unknown key 'uid'"),
+    ],
+)
+def test_rollouts_of_a_file_of_another_version_are_generated_again_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], bytes], says: str
+) -> None:
+    writer, paths = writer_of(tmp_path), RunPaths(tmp_path)
+    writer.write([entry(1, 4), DROPPED, entry(2)])
+    rewritten(paths.journal_segment(1, 1), lambda i, document: change(document) if i == 0 else None)
+    write_attempt(paths, first_attempt(world_size=1, config_hash="hash"))
+    attempt = begin(paths, 2)
+    found = read_journal(paths, attempt, fingerprint="f", settled=lambda group: group == 2)
+    assert found.entries == []
+    assert found.refused == {(1, 4): "format"}
+    assert found.uncounted == {(1, 4)}
+    said = capsys.readouterr().err
+    assert "are of another version of rlrun" in said
+    assert says in said

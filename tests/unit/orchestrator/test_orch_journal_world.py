@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orch_journal_world import GROUP, STEPS, World, without_flushes
+from orch_journal_world import GROUP, STEPS, World, at_once, without_flushes
 
 from rlrun.config.rollout import CurriculumConfig
 from rlrun.orchestrator.journal_records import DroppedEntry
@@ -145,7 +145,8 @@ def test_a_group_that_was_given_up_tells_how_many_groups_were_drawn_before() -> 
     for group in range(4):
         whole.draw(group)
     whole.drop(1, 0, None)
-    readmit(
+    at_once(
+        readmit,
         Found([DroppedEntry(0, "error", None, next_group=4, newest_version=0)]),
         step=1,
         max_off_policy_steps=8,

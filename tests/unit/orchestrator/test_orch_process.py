@@ -84,18 +84,18 @@ def test_what_is_missing_on_the_command_line_and_in_the_environment_is_named(
 
 
 @pytest.mark.usefixtures("identity")
-def test_the_process_spares_what_it_has_loaded(
+def test_the_process_collects_in_slices_once_all_is_loaded(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    asked: list[Any] = []
 
-    async def run(config: object, **options: object) -> int:
+    async def run(config: object, **options: Any) -> int:
         asked.append(options["loaded"])
         return exit_codes.OK
 
     monkeypatch.setattr(role, "run", run)
     assert role.main(["--config", str(write_config(tmp_path, tokenizer_folder))]) == exit_codes.OK
-    assert asked == [heap.spare]
+    assert [loaded.__func__ for loaded in asked] == [heap.Slices.begin]
 
 
 def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.learning import AdvantageConfig, FilterConfig
+from rlrun.environments.bounds import MAX_METRICS
 from rlrun.orchestrator.batcher import assemble, choose, choose_first, split_by_age
 from rlrun.orchestrator.conversation import Recorded
 from rlrun.orchestrator.courtesy import Courtesy
@@ -19,7 +21,7 @@ from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
 from rlrun.orchestrator.filters import Rules
 from rlrun.orchestrator.ledger import Ledger, LedgerError
-from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_metrics
+from rlrun.orchestrator.metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.order import permuted, share_out
 from rlrun.orchestrator.records import MetricsFile, read_lines, spans
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
@@ -179,6 +181,30 @@ def test_with_mixed_sizes_what_does_not_fit_waits_unless_nothing_fits() -> None:
     assert choose([group(0, four), group(1, six)], 12) is None
 
 
+@given(st.lists(st.integers(1, 6), max_size=9), st.integers(1, 20))
+def test_a_batch_of_mixed_sizes_is_exact_as_soon_as_some_groups_add_up_to_it(sizes: list[int], batch: int) -> None:
+    groups = [group(number, [0.0] * size) for number, size in enumerate(sizes)]
+    chosen = choose(groups, batch)
+    if sum(sizes) < batch:
+        assert chosen is None
+        return
+    assert chosen is not None
+    numbers = [found.number for found in chosen]
+    assert numbers == sorted(set(numbers))
+    exact = [
+        max(picked)
+        for count in range(1, len(sizes) + 1)
+        for picked in combinations(range(len(sizes)), count)
+        if sum(sizes[number] for number in picked) == batch
+    ]
+    if exact:
+        assert sum(sizes[number] for number in numbers) == batch
+        assert numbers[-1] == min(exact)
+    else:
+        assert numbers == list(range(len(numbers)))
+        assert sum(sizes[: len(numbers) - 1]) < batch <= sum(sizes[: len(numbers)])
+
+
 def test_what_no_later_step_may_train_comes_first() -> None:
     groups = [group(0, [0.0, 1.0], version=5), group(1, [0.0] * 6, version=4), group(2, [0.0, 1.0], version=3)]
 
@@ -224,7 +250,35 @@ def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
         [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)], step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo"))
     )
     assert [(s.rollout, float(s.advantages[-1])) for s in batch.samples] == [(0, 0.5), (0, 0.5), (0, 0.5), (1, -0.5)]
-    assert batch_metrics(batch)["reward/mean"] == 0.5
+    assert batch_metrics(batch, {})["reward/mean"] == 0.5
+
+
+def test_whitening_counts_loss_tokens_of_several_turns_and_sequences() -> None:
+    """Rewards [1, 0] of 100 and 10 loss tokens: 0.315 and -3.148, however they are cut into turns and sequences.
+
+    Neither tool results count, nor the tokens of a rollout that a filter masks.
+    """
+    mask = np.array([False, *[True] * 4, *[False] * 70, *[True] * 6])
+    recorded = Recorded(np.zeros(81, np.int32), mask, np.zeros(81, np.float32), np.where(mask, 0, -1).astype(np.int32))
+    own = (rollout(1.0, 50, sequences=2), Rollout((recorded,), 0.0), rollout(0.25, 40))
+    assert [r.loss_tokens for r in own] == [100, 10, 40]
+    assert own[2].truncated
+    rule = Rules(AdvantageConfig(name="reinforce_pp"), FilterConfig(overlong_mask=True), max_tokens=16, vocabulary=100)
+    batch = assemble([FinishedGroup(0, "e", "t", 0, 1.0, own)], step=1, attempt=1, rules={"e": rule})
+    tokens = np.concatenate([s.advantages[s.loss_mask] for s in batch.samples])
+    np.testing.assert_allclose(tokens, [0.314787] * 100 + [-3.147871] * 10, atol=2e-5)
+    assert not any(s.advantages[~s.loss_mask].any() for s in batch.samples)
+
+
+def test_a_discount_runs_from_the_end_of_a_rollout_over_all_its_sequences() -> None:
+    config = AdvantageConfig(name="reinforce_pp", options={"gamma": 0.5, "adv_mean": "none", "adv_std": "none"})
+    batch = assemble(
+        [FinishedGroup(0, "e", "t", 0, 1.0, (rollout(1.0, 2, sequences=2), rollout(3.0, 1)))],
+        step=1,
+        attempt=1,
+        rules=rules(config),
+    )
+    assert [s.advantages[s.loss_mask].tolist() for s in batch.samples] == [[0.125, 0.25], [0.5, 1.0], [3.0]]
 
 
 def test_errors_stop_the_run_once_they_dominate_whatever_is_still_to_come() -> None:
@@ -262,20 +316,35 @@ def test_step_metrics_have_the_ecosystems_names_and_meanings() -> None:
         group(2, [1.0, 0.0], version=3, environment="b", tokens=9),
     ]
     batch = assemble(groups, step=5, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
-    found = batch_metrics(batch)
+    found = batch_metrics(batch, {"a": 1.0})  # a recorded batch may be of an environment that the run does not have
     assert found["reward/mean"] == 0.5
     assert found["reward/a/mean"] == 1.0
     assert found["reward/b/mean"] == 0.25
     assert found["batch/solve_all"] == pytest.approx(1 / 3)
     assert found["batch/solve_none"] == pytest.approx(1 / 3)
+    shares = batch_metrics(batch, {"a": 1.5, "b": 0.0})
+    assert (shares["batch/solve_all"], shares["batch/solve_none"]) == pytest.approx((2 / 3, 1 / 3))
     assert found["off_policy/max"] == 2
     assert found["off_policy/mean"] == pytest.approx((6 * 2 + 24 * 1) / 30)
     assert found["completion_length/max"] == 9
     assert found["completion_length/mean"] == 5
-    live = group_metrics(groups)
+    live = group_metrics(groups, OwnMetrics())
     assert live["batch/truncated"] == 0.5
     assert live["env/b/exact"] == 0.25
     assert counter_metrics({"errors": 5}, {"errors": 3})["errors"] == 2
+
+
+def test_names_that_an_environment_makes_up_for_ever_have_a_bound() -> None:
+    own = OwnMetrics()
+    assert own.means("a", [{"x": 1.0}, {"x": 2.0, "y": 4.0}]) == {"x": 1.5, "y": 4.0}
+    seen: set[str] = set()
+    for step in range(50):
+        found = own.means("a", [{f"{step}-{i}": 1.0 for i in range(MAX_METRICS)} | {"x": 7.0}])
+        assert found["x"] == 7.0, "a name that came early stays"
+        seen |= found.keys()
+    assert len(seen - {"left_out"}) <= MAX_METRICS
+    assert found["left_out"] == MAX_METRICS
+    assert own.means("b", [{"z": 1.0}]) == {"z": 1.0}
 
 
 @pytest.mark.parametrize(("version", "expected"), [(0, True), (1, False), (3, True), (10, True), (9, True), (8, False)])
@@ -293,11 +362,12 @@ def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -
         Answer("e", "t2", 0, rollout(1.0)),
         Answer("e", "t2", 1, None),
     ]
-    found = evaluation_metrics(answers)
+    found = evaluation_metrics(answers, {"e": 1.0})
     assert found["eval/e/reward/mean"] == 0.75
     assert found["eval/e/errors"] == 1
     assert found["eval/e/pass@1"] == 0.75
     assert "eval/e/pass@2" not in found  # one task has only one answer
+    assert evaluation_metrics(answers, {"e": 0.0})["eval/e/pass@1"] == 1.0
 
 
 def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | None = None) -> MetricsFile:

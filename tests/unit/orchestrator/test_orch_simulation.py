@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
-from rlrun.environments.process import isolated as isolated_module
+from rlrun.environments.process import supervised as supervised_module
 from rlrun.inference.client import Completion
 from rlrun.orchestrator import dispatcher as dispatcher_module
 from rlrun.orchestrator.arenas import open_arenas
@@ -187,7 +187,7 @@ async def test_errors_that_dominate_end_the_run_and_name_the_environment(
 async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated_module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(supervised_module, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "simulation"))
     environments = [
         {"id": "reverse-text", "group_size": 2, "ratio": 3},
@@ -399,3 +399,18 @@ async def test_long_answers_are_passed_over_once_at_most(
     assert trained >= set(range(max(trained) - 16)), "and all are trained, but for those of the last steps"
     for batch in outcome.trainer.batches:
         assert all(sample.dispatch_version >= batch.step - 1 - 2 for sample in batch.samples)
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.0, 1.0), (2.0, 0.0)])
+async def test_solved_is_what_the_environment_takes_for_it(
+    tmp_path: Path, tokenizer_folder: Path, threshold: float, share: float
+) -> None:
+    environments = [{"id": "reverse-text", "group_size": 2, "solved_reward": threshold}]
+    config = make_config(
+        tmp_path, tokenizer_folder, max_steps=1, environments=environments, evaluation={"num_tasks": 2}
+    )
+    outcome = await simulate(config)
+    assert outcome.code == exit_codes.OK
+    start, step = lines(outcome.paths.metrics)
+    assert (step["batch/solve_all"], step["batch/solve_none"]) == (share, 1 - share)
+    assert start["eval/reverse-text/pass@1"] == step["eval/reverse-text/pass@1"] == share

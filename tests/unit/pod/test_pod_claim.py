@@ -133,7 +133,7 @@ def test_only_attempts_of_this_very_run_count(root: Path) -> None:
     assert has_begun(paths, "uid-1")
     assert not has_begun(paths, "uid-2")
     paths.attempt_file(2).write_text("{}")
-    with pytest.raises(RoleError, match=r"0002\.json is no attempt's file"):
+    with pytest.raises(RoleError, match=r"0002\.json is damaged: .*; give the RLRun another"):
         has_begun(paths, "uid-2")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,9 @@ from pod_harness import Pod, run_config, wait_until
 
 from rlrun.pod.report import MAX_BYTES
 from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError, read_error, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun_operator.build.containers import HEARS_SIGNALS
 
 FAILS = """
     import sys
@@ -70,6 +74,49 @@ def test_a_signal_reaches_the_role_and_its_exit_code_comes_back(pods: Callable[.
     assert pod.message == "", "it was asked to stop: nothing failed"
 
 
+def test_a_signal_that_comes_before_the_first_process_can_hear_it_is_not_lost(
+    pods: Callable[..., Pod], tmp_path: Path
+) -> None:
+    """The kernel drops what the first process of a container has no handler for: the pod would hold for its whole grace period."""
+    pod = pods()
+    pod.run("trainer", FAILS)
+    program = tmp_path / "rlrun-pod"
+    program.write_text(f'#!/bin/sh\nkill -TERM $$\nexec {sys.executable} -m rlrun.pod "$@"\n')
+    program.chmod(0o755)
+    again = pod.start_command(["sh", "-c", HEARS_SIGNALS, str(program), "trainer"])
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 0, err
+    assert "holds until it is deleted" in err
+
+
+def test_a_signal_that_comes_while_the_shell_still_looks_around_ends_the_container(tmp_path: Path) -> None:
+    looks = tmp_path / "env"
+    looks.write_text("#!/bin/sh\nkill -TERM $PPID\nexit 125\n")
+    looks.chmod(0o755)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["sh", "-c", HEARS_SIGNALS, "echo", "started"]
+    end = subprocess.run(command, env=path, capture_output=True, text=True, timeout=60)
+    assert (end.returncode, end.stdout) == (143, "")
+
+
+def test_an_image_without_the_program_is_an_error_of_the_configuration() -> None:
+    end = subprocess.run(
+        ["sh", "-c", HEARS_SIGNALS, "rlrun-nothing", "trainer"], capture_output=True, text=True, timeout=60
+    )
+    assert end.returncode == exit_codes.CONFIGURATION
+    assert end.stderr == "the image has no rlrun-nothing: it needs the package rlrun\n"
+
+
+def test_an_env_that_cannot_block_signals_does_not_keep_the_role_from_starting(tmp_path: Path) -> None:
+    old = tmp_path / "env"
+    old.write_text("#!/bin/sh\necho 'env: unrecognized option' >&2\nexit 125\n")
+    old.chmod(0o755)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["sh", "-c", HEARS_SIGNALS, "echo", "started"]
+    end = subprocess.run(command, env=path, capture_output=True, text=True, timeout=60)
+    assert (end.returncode, end.stdout, end.stderr) == (0, "started\n", "")
+
+
 def test_a_crash_of_native_code_tells_where_python_was(pods: Callable[..., Pod]) -> None:
     pod = pods("demo-orchestrator")
     crash = """
@@ -87,6 +134,34 @@ def test_a_crash_of_native_code_tells_where_python_was(pods: Callable[..., Pod])
     assert told[1] == "Fatal Python error: Segmentation fault"
     assert "in string_at" in told[3], "the latest call comes first, and is not cut off"
     assert "in inner" in told[4]
+
+
+def test_a_pod_that_lost_a_rank_of_another_pod_tells_that_ranks_last_word(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-trainer-0")
+    folder = RunPaths(pod.root).logs(1, "trainer")
+    loses = f"""
+        import os
+        from pathlib import Path
+        from rlrun.protocol.failures import RoleError, write_error
+        write_error(Path({str(folder)!r}), "trainer", RoleError("RuntimeError: Connection closed by peer", follows=True))
+        os._exit(1)
+    """
+    process = pod.start("trainer", loses)
+    wait_until(lambda: read_error(folder), "the rank of this pod has told")
+    time.sleep(0.5)
+    write_error(folder, "trainer", RoleError("rank 3 was ended by SIGSEGV; its last lines:\nin publish", 139))
+    process.communicate()
+    assert process.returncode == 1
+    assert pod.message == "rank 3 was ended by SIGSEGV; its last lines:\nin publish"
+
+
+def test_a_lost_peer_is_told_where_nobody_says_more(pods: Callable[..., Pod]) -> None:
+    pod = pods("demo-trainer-0")
+    loses = FAILS.replace(
+        '"checkpoint.interval: too long", 65', '"RuntimeError: Connection closed by peer", follows=True'
+    )
+    pod.run("trainer", loses)
+    assert pod.message == "RuntimeError: Connection closed by peer"
 
 
 def test_the_line_that_says_most_comes_first_with_its_word(pods: Callable[..., Pod]) -> None:
@@ -135,7 +210,7 @@ def test_a_role_that_says_nothing_is_quoted(pods: Callable[..., Pod]) -> None:
     """
     code, _, _ = pod.run("inference", dies)
     assert code == 128 + signal.SIGKILL
-    assert pod.message.startswith("was ended by SIGKILL (often the container's memory limit); its last lines:")
+    assert pod.message.startswith("was ended by SIGKILL (often for lack of memory); its last lines:")
     assert "line 39" in pod.message
     assert len(pod.message.encode()) <= MAX_BYTES
 
@@ -207,7 +282,7 @@ def test_the_first_pod_makes_the_model_and_the_others_wait(pods: Callable[..., P
     assert serving.stderr is not None
     assert "waiting for the tiny model" in serving.stderr.readline()
     folder = RunPaths(tmp_path / "demo").model
-    make = f"from pathlib import Path; Path({str(folder)!r}).mkdir(parents=True)"
+    make = f"import os; from pathlib import Path; assert 'RLRUN_API_KEY' not in os.environ; Path({str(folder)!r}).mkdir(parents=True)"
     code, _, err = first.run("model", make)
     assert (code, folder.is_dir()) == (0, True), err
     assert waiting.wait(20) == 0

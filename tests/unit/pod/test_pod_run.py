@@ -111,6 +111,9 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
     assert read_attempt(paths.attempt_file(2)).base_step in (2, 4)
     assert complete_checkpoints(paths)[-1].step == 6
     assert json.loads(paths.run_json.read_text())["trainer"]["uid"] == "uid-1"
+    written = [root, *root.rglob("*")]
+    assert len(written) > 50
+    assert [path for path in written if path.stat().st_mode & 0o007] == [], "what a run writes is not for everybody"
 
 
 def test_a_run_without_a_trainer_makes_its_model_in_the_orchestrators_pod_and_claims_its_folder(

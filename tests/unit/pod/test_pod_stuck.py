@@ -10,12 +10,12 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from pod_harness import Pod, run_config, wait_until
 
+from rlrun.inference.command import ENGINE_VARIABLE
 from rlrun.pod.output import Output
 from rlrun.pod.signals import Signals
 from rlrun.pod.stuck import StuckRole
@@ -151,7 +151,7 @@ def test_an_answer_that_is_there_before_it_is_waited_for_counts(
 
     def and_wait(pid: int, number: int) -> None:
         kill(pid, number)
-        wait_until(lambda: "Current thread" in file.read_text(), "it has answered")
+        wait_until(lambda: "most recent call first" in file.read_text(), "it has answered")
         time.sleep(0.2)
 
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.5)
@@ -181,7 +181,23 @@ def test_the_question_comes_long_before_the_end(grace: float, seconds: float) ->
     assert stacks.patience(grace) == seconds
 
 
-def test_an_engines_processes_listen_through_vllms_plugins() -> None:
+def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> None:
+    """In a process of its own: what is registered stays."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    entry = project["entry-points"]["vllm.general_plugins"]["rlrun_stacks"]
-    assert EntryPoint("rlrun_stacks", entry, "vllm.general_plugins").load() is stacks.listen
+    (name,) = project["entry-points"]["vllm.general_plugins"].values()
+    load = f"from importlib.metadata import EntryPoint; EntryPoint('rlrun', {name!r}, 'vllm.general_plugins').load()()"
+    look = (
+        "import faulthandler, sys; from vllm.distributed.weight_transfer import WeightTransferEngineFactory as f; "
+        "from rlrun.inference.command import GLOO_BACKEND; from rlrun.protocol.stacks import SIGNAL; "
+        "print(GLOO_BACKEND in f._registry, faulthandler.unregister(SIGNAL))"
+    )
+
+    def loaded(**more: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != ENGINE_VARIABLE} | more
+        done = subprocess.run(
+            [sys.executable, "-c", f"{load}; {look}"], env=environment, capture_output=True, text=True
+        )
+        return done.stdout.splitlines()[-1] if done.stdout else done.stderr
+
+    assert loaded(**{ENGINE_VARIABLE: "1"}) == "True True"
+    assert loaded() == "False False", "a server that is not ours"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -77,20 +78,28 @@ def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None
 
 def test_a_data_set_of_the_hub(jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 
     folder = jsonl(CHATS, "hub/train.jsonl").parent
     asked: list[Any] = []
 
     def download(name: str, **options: Any) -> str:
-        asked.append((name, options["repo_type"]))
+        asked.append((name, options["repo_type"], options["revision"]))
+        if options["revision"] == "v9":
+            raise RevisionNotFoundError(
+                "404", response=httpx2.Response(404, request=httpx2.Request("GET", "https://hub.example"))
+            )
         if name == "org/gone":
             raise LocalEntryNotFoundError("no connection to the hub")
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert len(Rows(DataSetConfig(name="org/chats"), "data.sources[0]")) == 10
-    assert asked == [("org/chats", "dataset")]
+    Rows(DataSetConfig(name="org/chats", revision="v1"), "data.sources[0]")
+    assert asked == [("org/chats", "dataset", None), ("org/chats", "dataset", "v1")]
+    with pytest.raises(RoleError, match=r"data.sources\[0\].revision: data set org/chats has no revision v9") as caught:
+        Rows(DataSetConfig(name="org/chats", revision="v9"), "data.sources[0]")
+    assert caught.value.code == exit_codes.DATA
     with pytest.raises(RoleError, match=r"data.sources\[0\].name: cannot get org/gone from the hub: no connection"):
         Rows(DataSetConfig(name="org/gone"), "data.sources[0]")
 

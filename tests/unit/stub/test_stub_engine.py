@@ -126,7 +126,7 @@ async def test_it_answers_as_well_as_the_weights_that_it_holds(served: Served) -
     with pytest.raises(EngineError, match="older than 1"):
         await served.client.update_weights(served.publish(0, 0.2), 0)
     (answer,) = await served.generate()
-    assert answer.versions == [1] * 5
+    assert list(answer.versions) == [1] * 5
     assert answer.finish_reason == "stop"
     metrics = await served.client.metrics()
     assert (metrics.running, metrics.waiting) == (0, 0)
@@ -139,7 +139,7 @@ async def test_a_hand_over_in_the_middle_of_an_answer_shows_in_its_versions(serv
     await served.runs(4)
     await served.client.update_weights(served.publish(1, 0.5), 1)
     for answer in await asked:
-        versions = answer.versions
+        versions = list(answer.versions)
         assert len(versions) == 41
         assert versions == sorted(versions)
         assert {*versions} == {0, 1}

@@ -19,7 +19,7 @@ from rlrun.trainer.optimizers import make_optimizer
 
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(0, 1), (2,), (3, 4)]
-GAE = {"gamma": 0.95, "lam": 0.9, "whiten": True}
+GAE = {"gamma": 0.95, "lam": 0.9, "adv_mean": "batch", "adv_std": "batch"}
 MakeModel = Callable[..., nn.Module]
 MakeBatch = Callable[..., Batch]
 
@@ -55,7 +55,3 @@ def with_head(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         module.get_output_embeddings().weight.normal_()
     return module
-
-
-def estimate_options(gae: dict[str, Any]) -> dict[str, Any]:
-    return {"gamma": gae["gamma"], "lam": gae["lam"], "whiten_advantages": gae["whiten"]}

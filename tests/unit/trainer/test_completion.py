@@ -12,7 +12,7 @@ import pytest
 
 from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.protocol.attempts import first_attempt
-from rlrun.protocol.manifest import Manifest, complete_checkpoints, read_manifest, verify
+from rlrun.protocol.manifest import Manifest, complete_checkpoints, describe, read_manifest, verify
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Trouble, Volume
 from rlrun.trainer import completion
@@ -41,6 +41,9 @@ class Run:
         (path / part / "data").write_text(f"{part} {step}")
         return path
 
+    def saved(self, step: int, path: Path) -> None:
+        self.completer.saved(step, path, describe(path, path / "trainer"))
+
     def steps(self) -> list[int]:
         return [checkpoint.step for checkpoint in complete_checkpoints(self.paths)]
 
@@ -48,11 +51,11 @@ class Run:
 def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
     run = Run(tmp_path)
     path = run.part(2, "trainer")
-    run.completer.saved(2, path)
+    run.saved(2, path)
     other = run.part(4, "trainer")
     run.part(4, "orchestrator")
     run.completer.agreed(4)  # may come before the shards' checksums are known
-    run.completer.saved(4, other)
+    run.saved(4, other)
     assert run.told.get(timeout=10) == 4
     assert run.completer.close(10)
     assert run.steps() == [4]
@@ -66,7 +69,7 @@ def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
 def test_old_ones_are_deleted_after_the_new_one_is_complete(tmp_path: Path) -> None:
     run = Run(tmp_path, with_orchestrator=False, keep_last=2)
     for step in (2, 4, 6):
-        run.completer.saved(step, run.part(step, "trainer"))
+        run.saved(step, run.part(step, "trainer"))
     assert run.completer.close(10)
     assert run.steps() == [4, 6]
     assert [artifact.step for artifact in run.paths.checkpoints_on_disk()] == [4, 6]
@@ -74,10 +77,10 @@ def test_old_ones_are_deleted_after_the_new_one_is_complete(tmp_path: Path) -> N
 
 def test_a_late_word_on_a_deleted_one_is_ignored(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.completer.saved(2, run.part(2, "trainer"))
+    run.saved(2, run.part(2, "trainer"))
     path = run.part(4, "trainer")
     run.part(4, "orchestrator")
-    run.completer.saved(4, path)
+    run.saved(4, path)
     run.completer.agreed(4)
     run.completer.agreed(2)
     assert run.completer.close(10)
@@ -88,7 +91,7 @@ def test_a_late_word_on_a_deleted_one_is_ignored(tmp_path: Path) -> None:
 def test_a_failure_is_kept_for_the_loop(tmp_path: Path) -> None:
     run = Run(tmp_path)
     path = run.part(2, "trainer")
-    run.completer.saved(2, path)
+    run.saved(2, path)
     run.completer.agreed(2)  # but there is no part of the orchestrator
     assert run.completer.close(10)
     assert run.completer.failure is not None
@@ -110,7 +113,7 @@ def test_a_manifest_that_the_volume_refuses_is_written_when_it_takes_it(
 
     monkeypatch.setattr(completion, "write_manifest", write)
     run = Run(tmp_path, with_orchestrator=False)
-    run.completer.saved(2, run.part(2, "trainer"))
+    run.saved(2, run.part(2, "trainer"))
     assert refused.wait(60)
     assert run.steps() == []
     assert run.completer.failure is None
@@ -131,13 +134,13 @@ def test_shards_whose_flush_is_refused_are_removed_and_told_and_the_next_checkpo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         patch.setattr(completion, "fsync_tree", refuse)
-        run.completer.saved(2, path)
+        run.saved(2, path)
         assert not run.completer.wait_for(2, worth=lambda: True)
     refused = run.completer.refused
     assert refused is not None
     assert (refused.step, refused.trouble.reason) == (2, "StorageFull")
     assert not path.exists()
-    run.completer.saved(3, run.part(3, "trainer"))
+    run.saved(3, run.part(3, "trainer"))
     assert run.told.get(timeout=60) == 3
     assert run.completer.close(60)
     assert run.steps() == [3]
@@ -158,3 +161,18 @@ def test_a_refused_checkpoint_is_tried_again_ever_more_rarely_until_one_is_writt
     retry.written()
     assert volume.trouble() is None
     assert not retry.due(Refused(9, Trouble("StorageFull", "full again")), blocks=True)
+
+
+@pytest.mark.parametrize(("damage", "said"), [("missing", "is missing"), ("short", "bytes instead of")])
+def test_shards_that_are_not_what_the_ranks_wrote_are_not_made_complete(tmp_path: Path, damage: str, said: str) -> None:
+    run = Run(tmp_path, with_orchestrator=False)
+    path = run.part(2, "trainer")
+    files = describe(path, path / "trainer")
+    (path / "trainer" / "data").unlink()
+    if damage == "short":
+        (path / "trainer" / "data").write_text("trainer")
+    (path / "trainer" / "other").write_text("there is another one")
+    run.completer.saved(2, path, files)
+    assert run.completer.close(10)
+    assert run.steps() == []
+    assert said in str(run.completer.failure)

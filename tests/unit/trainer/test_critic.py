@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,11 +34,12 @@ from tests.unit.trainer.companions import (
     MakeBatch,
     MakeModel,
     critic_of,
-    estimate_options,
     make_learner,
     weights,
     with_head,
 )
+
+GROUPS = (0, 1)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -92,7 +95,7 @@ def test_advantages_and_returns_are_those_of_the_definition(
     module = shard(with_head(to_critic(make_model())), solo)
     samples = [[batch.samples[i] for i in row] for row in [*ROWS, ()]]
     rows = [micro_batch(members, solo.device) for members in samples]
-    found = estimate(module, rows, samples, gamma=0.95, lam=0.9, whiten_advantages=True, group=solo)
+    found = estimate(module, rows, samples, **GAE, groups=GROUPS, group=solo)
 
     raw, targets, valued = [], [], []
     for row, values in zip(samples, found.values, strict=True):
@@ -121,6 +124,35 @@ def test_advantages_and_returns_are_those_of_the_definition(
     assert found.metrics["explained_variance"] == pytest.approx(explained, rel=1e-5)
 
 
+@pytest.mark.parametrize(("mean", "std"), list(itertools.product(("none", "group", "batch"), repeat=2)))
+def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
+    solo: Group, make_model: MakeModel, rewarded: MakeBatch, mean: str, std: str
+) -> None:
+    """Over loss tokens, groups across rows; the spread is around what was subtracted."""
+    batch = rewarded()
+    members = [dataclasses.replace(sample, group=i % 2) for i, sample in enumerate(batch.samples)]
+    samples = [[members[i] for i in row] for row in [*ROWS, ()]]
+    rows = [micro_batch(row, solo.device) for row in samples]
+    module = shard(with_head(to_critic(make_model())), solo)
+
+    def estimated(adv_mean: str, adv_std: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        made = estimate(
+            module, rows, samples, gamma=0.95, lam=0.9, adv_mean=adv_mean, adv_std=adv_std, groups=GROUPS, group=solo
+        ).advantages
+        return torch.cat([values[row.mask] for values, row in zip(made, rows, strict=True)]).double().numpy()
+
+    values, result = estimated("none", "none"), estimated(mean, std)
+    ids = np.concatenate([np.full(int(s.loss_mask.sum()), s.group) for row in samples for s in row])
+    parts: dict[str, list[Any]] = {"none": [], "group": [ids == 0, ids == 1], "batch": [ids >= 0]}
+    centred = values.copy()
+    for part in parts[mean]:
+        centred[part] -= values[part].mean()
+    expected = centred.copy()
+    for part in parts[std]:
+        expected[part] /= np.sqrt((centred[part] ** 2).sum() / (part.sum() - 1)) + 1e-6
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
 def test_a_reward_arrives_at_the_last_loss_token_of_each_sample(solo: Group, rewarded: MakeBatch) -> None:
     batch = rewarded([5, 2, 4])  # the second one has no loss token
     mask = np.array([False, True, True, False])
@@ -140,7 +172,7 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
         critic = Critic(module, make_optimizer(module, OptimizerConfig(lr=0.01), solo.device), 0.2, None)
         samples = [[batch.samples[i] for i in row] for row in rows]
         found = estimate(
-            module, [micro_batch(s, solo.device) for s in samples], samples, **estimate_options(GAE), group=solo
+            module, [micro_batch(s, solo.device) for s in samples], samples, **GAE, groups=GROUPS, group=solo
         )
         signals = [
             Signals(values=v + 0.5, returns=r, advantages=a)
@@ -172,7 +204,7 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
 def found_of_one_row(batch: Batch, make_model: MakeModel, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
     module = shard(with_head(to_critic(make_model())), group)
     row = micro_batch(batch.samples, group.device)
-    found = estimate(module, [row], [batch.samples], **estimate_options(GAE), group=group)
+    found = estimate(module, [row], [batch.samples], **GAE, groups=GROUPS, group=group)
     return found.values[0], found.returns[0]
 
 
@@ -190,7 +222,7 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
 
     members = [[batch.samples[i]] for i in range(len(LENGTHS))]
     rows = [micro_batch(row, solo.device) for row in members]
-    made = estimate(shard(to_critic(make_model()), solo), rows, members, **estimate_options(GAE), group=solo).advantages
+    made = estimate(shard(to_critic(make_model()), solo), rows, members, **GAE, groups=GROUPS, group=solo).advantages
     filled = [dataclasses.replace(s, advantages=a.numpy()) for s, a in zip(batch.samples, made, strict=True)]
     plain = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo"))
     expected = plain.step([Update(dataclasses.replace(batch, samples=tuple(filled)), ROWS)], lr=0.01)
@@ -219,3 +251,18 @@ def test_a_critic_whose_values_are_not_finite_is_told(solo: Group, make_model: M
     learner = make_learner(shard(make_model(), solo), solo, critic=critic, gae=GAE)
     with pytest.raises(RoleError, match=r"algorithm\.critic: the values are not finite"):
         learner.step([Update(rewarded(), ROWS)], lr=0.01, critic_lr=0.01)
+
+
+def test_the_critics_update_is_made_at_its_own_rate(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
+    batch, moved = rewarded(), []
+    for rate in (0.0, 1e-3, 2e-3):
+        module = shard(with_head(to_critic(make_model())), solo)
+        critic = Critic(module, make_optimizer(module, OptimizerConfig(name="sgd", lr=0.7), solo.device))
+        learner = make_learner(shard(make_model(), solo), solo, critic=critic, gae=GAE)
+        before = weights(module)
+        metrics = learner.step([Update(batch, ROWS)], lr=0.5, critic_lr=rate)
+        assert metrics["critic_lr"] == rate
+        moved.append(weights(module) - before)
+    assert not moved[0].any()
+    assert moved[1].abs().max() > 0
+    torch.testing.assert_close(moved[2], 2 * moved[1], atol=1e-6, rtol=1e-3)

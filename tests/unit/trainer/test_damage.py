@@ -63,8 +63,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, solo: Group) -> Path:
     for step in (2, 4):
         saver.save(Progress(step), paths.checkpoint(step, 1))
         saver.wait()
+        written = saver.finished()
+        assert written is not None
         write_snapshot(paths.checkpoint(step, 1), Snapshot(step, Ledger().state()))
-        completer.saved(step, paths.checkpoint(step, 1))
+        completer.saved(step, written.path, written.files)
         completer.agreed(step)
     assert completer.close(30)
     assert completer.failure is None

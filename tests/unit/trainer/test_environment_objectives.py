@@ -107,7 +107,8 @@ def test_what_an_environment_gives_replaces_the_runs_and_all_else_stays() -> Non
             "ppo", aggregation="constant_length", aggregation_length=9, regularizers=Regularizers(entropy=0.5)
         )
     }
-    assert environment_objectives(config(aggregation="token_mean"))["maths"] == Objective(aggregation="token_mean")
+    runs = Objective("ppo", {"dual_clip": None}, aggregation="token_mean")
+    assert environment_objectives(config(aggregation="token_mean"))["maths"] == runs
     assert environment_objectives(config(aggregation="constant_length"))["maths"].aggregation_length == 64
     assert environment_objectives(config(loss=LossConfig(name="decoupled_ppo")))["maths"].proximal == "recompute"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.cli.main import main
 from rlrun.config.checkpoint import ExportConfig
@@ -22,6 +23,7 @@ from rlrun.trainer import export, lora
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.publish import model_files, publish
 from rlrun.trainer.saving import Saver
@@ -93,6 +95,24 @@ def test_an_exported_checkpoint_is_the_model(
     assert half.dtype == torch.bfloat16
     for name, tensor in half.named_parameters():
         assert torch.equal(tensor, expected[name].bfloat16()), name
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "phimoe", "gpt_neox"])
+def test_an_export_has_the_names_of_the_source(
+    kind: str, tmp_path: Path, source: Path, save: Callable[[nn.Module], Path]
+) -> None:
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
+    small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0).save_pretrained(source)
+    expected = load_file(source / "model.safetensors")
+    config = ModelConfig(path=str(source), dtype="float32")
+    checkpoint = save(load_model(config, str(source)))
+    export.export_checkpoint(checkpoint, tmp_path / "out", config, str(source), step=3, shard_bytes=300_000)
+    found: dict[str, torch.Tensor] = {}
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        found |= load_file(file)
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_adapters_are_merged_as_they_are_when_they_are_published(

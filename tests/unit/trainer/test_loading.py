@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer import loading
 from rlrun.trainer.group import Group
-from rlrun.trainer.tensor_names import file_names, file_tensors
+from rlrun.trainer.model import load_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -49,8 +61,18 @@ def mixture() -> Any:
     )
 
 
+def mixtral() -> Any:
+    torch.manual_seed(0)
+    return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2))
+
+
+def gpt_neox() -> Any:
+    torch.manual_seed(0)
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE))
+
+
 def load(folder: Path, group: Group) -> Any:
-    return loading.load_sharded(ModelConfig(path=str(folder)), str(folder), group)
+    return loading.load_sharded(ModelConfig(path=str(folder)), str(folder), group, seq_len=128)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +81,10 @@ def load(folder: Path, group: Group) -> Any:
         (lambda: llama(rope_parameters=LLAMA3), "50GB"),
         (lambda: llama(tie_word_embeddings=True), "10KB"),
         (mixture, "10KB"),
+        (mixtral, "10KB"),
+        (gpt_neox, "50GB"),
     ],
-    ids=["llama3-rope", "tied-several-files", "mixture"],
+    ids=["llama3-rope", "tied-several-files", "qwen-experts", "mixtral-experts", "renamed-head"],
 )
 def test_slices_give_the_whole(
     make: Callable[[], Any], shard_size: str, tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
@@ -103,15 +127,24 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path, solo: Group) -> None
         load(tmp_path, solo)
 
 
-def test_experts_are_called_in_files_as_transformers_calls_them(tmp_path: Path) -> None:
-    model = mixture()
-    model.save_pretrained(tmp_path)
-    expected = load_file(tmp_path / "model.safetensors")
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in model.named_parameters():
-        parts = dict(file_tensors(name, tensor.detach()))
-        assert list(parts) == file_names(name, tuple(tensor.shape))
-        found |= parts
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert isinstance(model, nn.Module)
+class Bomb:
+    """Pickled, it makes a folder where it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.folder),))
+
+
+def test_weights_that_are_a_pickle_with_more_than_tensors_are_not_read(
+    tmp_path: Path, make_model: Callable[..., nn.Module]
+) -> None:
+    model = make_model()
+    model.config.save_pretrained(tmp_path / "model")  # type: ignore[operator,union-attr]
+    torch.save(model.state_dict() | {"x": Bomb(tmp_path / "executed")}, tmp_path / "model" / "pytorch_model.bin")
+    source = str(tmp_path / "model")
+    with pytest.raises(RoleError, match=r"its weights names posix\.mkdir; it is not read") as caught:
+        load_model(ModelConfig(path=source), source)
+    assert caught.value.code == exit_codes.DATA
+    assert not (tmp_path / "executed").exists()

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
+from transformers.core_model_loading import Chunk, WeightConverter
 
 from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
@@ -26,9 +27,11 @@ from rlrun.trainer.checkpoint import POLICY, Part, Progress
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.saving import Saver
 from rlrun.trainer.step import parameter_checksum, train_step
+from rlrun.trainer.tensor_names import remember
 
 CONFIG = LoRAConfig(rank=4, alpha=6)
 
@@ -327,3 +330,33 @@ def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
     for layer in lora.adapted(model).values():
         assert not local_part(layer.lora_A)[3:].any()
         assert not local_part(layer.lora_B)[:, 3:].any()
+
+
+def test_an_adapter_has_the_names_of_the_models_files() -> None:
+    """Phi-3.5-MoE's router is `mlp.router` in memory, and `block_sparse_moe.gate` in files, which engines go by."""
+    with torch.device("meta"):
+        whole = PhimoeForCausalLM(PhimoeConfig())
+    model = small_model(PhimoeForCausalLM, whole.config, attention="eager", seq_len=64, seed=0)
+    remember(model)
+    config = LoRAConfig(rank=2, targets=["router", "q_proj"])
+    lora.inject(model, config)
+    names = sorted(name for name in lora.adapter_tensors(model) if ".0." in name)
+    assert names == [
+        f"base_model.model.model.layers.0.{layer}.lora_{half}.weight"
+        for layer in ("block_sparse_moe.gate", "self_attn.q_proj")
+        for half in "AB"
+    ]
+    assert lora.adapter_config(model, config, "base")["target_modules"] == ["gate", "q_proj"]
+
+
+def test_a_layer_that_is_a_part_of_a_tensor_in_files_has_no_adapter_alone() -> None:
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4, vocab_size=8)
+    )
+    joined = WeightConverter(
+        ["mlp.gate_up.weight"], ["mlp.gate_proj.weight", "mlp.up_proj.weight"], operations=[Chunk(dim=0)]
+    )
+    model._weight_conversions = [joined]
+    lora.inject(model, LoRAConfig(rank=2, targets=["gate_proj"]))
+    with pytest.raises(RoleError, match=r"lora.targets: model.layers.0.mlp.gate_proj is another tensor .*leave it out"):
+        lora.adapter_tensors(model)

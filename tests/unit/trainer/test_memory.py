@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlrun.config.lora import LoRAConfig
 from rlrun.config.roles import TrainerSpec
 from rlrun.protocol.batch import Sample
 from rlrun.protocol.failures import RoleError
@@ -17,6 +18,8 @@ from rlrun.trainer import model as model_module
 from rlrun.trainer.activations import keep_activations
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
+from rlrun.trainer.learning import gradient_accumulation
+from rlrun.trainer.learning.gradient_accumulation import check_memory
 from rlrun.trainer.model import Memory, decoder_layers, local_part, shard
 
 CPU = torch.device("cpu")
@@ -41,7 +44,7 @@ def saved_bytes(model: nn.Module, samples: list[Sample]) -> int:
     return sum(sizes.values())
 
 
-@pytest.mark.parametrize("mode", ["full", "selective", "offload"])
+@pytest.mark.parametrize("mode", ["full", "selective", "attention", "offload"])
 def test_what_is_kept_changes_no_gradient(
     mode: Any, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], solo: Group
 ) -> None:
@@ -128,3 +131,37 @@ def test_what_cannot_be_combined_is_refused() -> None:
         TrainerSpec(attention="varlen")
     chosen = Memory.of(TrainerSpec(compute_dtype="bfloat16", activation_checkpointing="full", compile=True))
     assert chosen == Memory(torch.bfloat16, "full", compile=True)
+
+
+def test_local_gradient_sums_have_to_fit_the_device(make_model: Callable[..., nn.Module]) -> None:
+    model = make_model()
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    check = partial(check_memory, model, shards=4, offloaded=False)
+    check("local", available=size + size // 4)
+    check("reduce", available=0)
+    with pytest.raises(
+        RoleError,
+        match=r"trainer\.gradientAccumulation \(local\) keeps the whole gradient .* set gradientAcc.*: reduce",
+    ):
+        check("local", available=size + size // 4 - 1)
+    check_memory(model, "local", shards=4, offloaded=True, available=size)
+    model.requires_grad_(False)
+    check("local", available=size // 4)
+
+
+def test_a_model_is_refused_before_it_is_sharded(
+    make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_accumulation, "device_memory", lambda device: 1000)
+    shard(make_model(), solo)
+    with pytest.raises(RoleError, match=r"the device has 0\.0 GiB"):
+        shard(make_model(), solo, memory=Memory.of(TrainerSpec(gradient_accumulation="local")))
+
+
+def test_this_machine_has_memory() -> None:
+    assert 2**28 < gradient_accumulation.device_memory(CPU) < 2**50
+    with pytest.raises(ValueError, match=r"remove .* and gradientAccumulation"):
+        TrainerSpec(shared_with="host", lora=LoRAConfig(), gradient_accumulation="local")
+    for mode in ("selective", "attention"):
+        with pytest.raises(ValueError, match=rf"compile \(true\) hides from activationCheckpointing \({mode}\)"):
+            TrainerSpec.model_validate({"compile": True, "activation_checkpointing": mode})

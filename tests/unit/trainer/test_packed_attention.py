@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.config.parallel import AttentionKernel
 from rlrun.protocol.failures import RoleError
@@ -46,22 +50,97 @@ def test_work_follows_the_sequences_and_not_the_row() -> None:
     assert work <= 4 * sum(length**2 for length in lengths)
 
 
+@pytest.mark.parametrize("window", [1, 4, 17, 40])
+def test_a_window_ends_each_querys_view(window: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 4, sum(LENGTHS), 8, generator=generator)
+    key, value = (torch.randn(1, 2, sum(LENGTHS), 8, generator=generator) for _ in range(2))
+    row = layout(LENGTHS, query.device)
+    found, _ = packed_attention(nn.Identity(), query, key, value, None, packed=row, sliding_window=window)
+    start = 0
+    for length in LENGTHS:
+        part = slice(start, start + length)
+        q, k, v = query[0, :, part], key[0, :, part].repeat_interleave(2, 0), value[0, :, part].repeat_interleave(2, 0)
+        scores = q @ k.transpose(1, 2) / 8**0.5
+        behind = torch.arange(length)[:, None] - torch.arange(length)[None]
+        scores = scores.masked_fill((behind < 0) | (behind >= window), -torch.inf)
+        torch.testing.assert_close(found[0, part], (scores.softmax(-1) @ v).transpose(0, 1), atol=1e-6, rtol=1e-5)
+        start += length
+
+
 @pytest.mark.parametrize(
-    ("attention", "told"),
+    ("options", "told"),
     [
-        ({"sliding_window": 4}, r"a sliding window \(4\).*set seqLen to at most 4"),
-        ({"softcap": 50.0}, r"soft-capped attention \(50.0\).*another model"),
+        ({"softcap": 50.0}, r"Identity.*softcap \(50.0\)"),
+        ({"s_aux": torch.zeros(2)}, "s_aux"),
+        ({"dropout": 0.1}, r"dropout \(0.1\)"),
+        ({"is_causal": False}, r"is_causal \(False\)"),
+        ({"something_new": 3, "position_ids": None}, r"has something_new \(3\), which"),
+        ({"attention_mask": torch.zeros(8, 8)}, "attention_mask"),
     ],
 )
-def test_attention_that_is_not_computed_is_refused(attention: dict[str, float], told: str) -> None:
+def test_an_option_that_is_not_computed_is_refused(options: dict[str, Any], told: str) -> None:
     query = torch.zeros(1, 2, 8, 4)
+    mask = options.pop("attention_mask", None)
     with pytest.raises(RoleError, match=told):
-        packed_attention(nn.Identity(), query, query, query, None, packed=layout([3, 5], query.device), **attention)
-    # No query looks further back than its sequence's first token: a window as long as the longest sequence changes nothing.
-    row = layout([4, 4], query.device)
-    assert packed_attention(nn.Identity(), query, query, query, None, packed=row, sliding_window=4)[0].shape == (
-        1,
-        8,
-        2,
-        4,
+        packed_attention(nn.Identity(), query, query, query, mask, packed=layout([3, 5], query.device), **options)
+
+
+def test_options_that_change_nothing_are_taken() -> None:
+    query = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+    row = layout([3, 5], query.device)
+    options = {"softcap": None, "dropout": 0.0, "is_causal": True, "position_ids": query, "output_attentions": False}
+    found, _ = packed_attention(nn.Identity(), query, query, query, None, packed=row, **options)
+    assert torch.equal(found, packed_attention(nn.Identity(), query, query, query, None, packed=row)[0])
+
+
+def test_layers_that_lose_the_layout_are_refused() -> None:
+    query = torch.zeros(1, 2, 8, 4)
+    with pytest.raises(RoleError, match=r"do not hand the row's layout on to their attention \(Identity\)"):
+        packed_attention(nn.Identity(), query, query, query, None)
+
+
+def varlen_of_2_11(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: object = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    """Each sequence alone, with the arguments that torch 2.11 has."""
+    assert window_size == (-1, 0)
+    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
+    groups, ends, parts = query.shape[1] // key.shape[1], cu_seq_q.tolist(), []
+    for start, end in itertools.pairwise(ends):
+        q, k, v = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
+        k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+        parts.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("version", ["2.11", "later"])
+@pytest.mark.parametrize("heads", [(4, 2), (4, 4)])
+def test_torch_is_told_of_grouped_heads_only_where_it_asks(
+    version: str, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def varlen_of_2_13(*inputs: Any, enable_gqa: bool = False, **keywords: Any) -> Tensor:
+        told.append(enable_gqa)
+        return varlen_of_2_11(*inputs, **keywords)
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_of_2_11 if version == "2.11" else varlen_of_2_13)
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, count, sum(LENGTHS), 8) for count in (heads[0], heads[1], heads[1])]
+    row = layout(LENGTHS, torch.device("cpu"))
+    found, expected = (
+        packed_attention(nn.Identity(), *inputs, None, packed=row, kernel=kernel)[0] for kernel in ("varlen", "sdpa")
     )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert told == ([] if version == "2.11" else [heads[0] != heads[1]])

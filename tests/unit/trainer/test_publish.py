@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.config.model import DType, ModelConfig
 from rlrun.protocol import exit_codes
@@ -20,7 +20,9 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import Artifact, RunPaths
 from rlrun.trainer import publish
 from rlrun.trainer.group import Group
+from rlrun.trainer.loading import load_sharded
 from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.modeling.small_model import small_model
 from rlrun.trainer.versions import superfluous
 
 IDS = torch.arange(12)[None]
@@ -72,6 +74,36 @@ def test_transformers_loads_identical_logits(
     )
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "minimax_m2", "phimoe", "qwen3_moe", "gpt_neox", "granitemoe"])
+def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Group, source: Path) -> None:
+    """What is written, and what is sent; of a model that was loaded slice by slice, or whole."""
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
+    small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0).save_pretrained(source)
+    expected = load_file(source / "model.safetensors")
+    config = ModelConfig(path=str(source), dtype="float32")
+    for number, model in enumerate(
+        (
+            load_sharded(config, str(source), solo, seq_len=64),
+            shard(load_model(config, str(source)), solo),
+        )
+    ):
+        files = publish.model_files(model, config, str(source))
+        path = tmp_path / f"v{number}"
+        publish.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=300_000)
+        written: dict[str, torch.Tensor] = {}
+        for file in path.glob("*.safetensors"):
+            written |= load_file(file)
+        index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+        sent = publish.gathered(model, dtype="float32", keep=True, pinned=False)
+        assert sorted(written) == sorted(sent) == sorted(index) == sorted(expected)
+        assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
+        assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
+        read = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        original = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+        torch.testing.assert_close(read(IDS).logits, original(IDS).logits)
+
+
 def test_a_full_volume_is_told_and_leaves_nothing_behind(
     tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,3 +144,15 @@ def test_versions_outside_the_lineage_go_and_those_of_a_later_attempt_stay() -> 
     versions = [artifact(3, 1), artifact(4, 1), artifact(4, 2), artifact(5, 1), artifact(5, 2), artifact(6, 3)]
     gone = superfluous(versions, attempt=second, checkpoints=[], max_async_level=2)
     assert gone == [artifact(4, 1), artifact(5, 1)]
+
+
+def test_files_that_are_named_as_in_memory_stay_so(tmp_path: Path, solo: Group, source: Path) -> None:
+    """What is reverted is what was converted: these files needed nothing."""
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt_neox"]())
+    small = small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0)
+    small.save_pretrained(source, save_original_format=False)
+    expected = load_file(source / "model.safetensors")
+    assert "lm_head.weight" in expected
+    model = load_sharded(ModelConfig(path=str(source), dtype="float32"), str(source), solo, seq_len=64)
+    assert sorted(publish.gathered(model, dtype="float32", keep=True, pinned=False)) == sorted(expected)

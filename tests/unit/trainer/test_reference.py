@@ -129,15 +129,17 @@ def test_a_teacher_comes_from_its_own_folder_and_must_have_the_vocabulary(
     monkeypatch.setattr(loading, "load_model", None)  # nothing is loaded whole
     policy = ModelConfig(path=str(source))
     options = {"initial": str(source), "group": solo}
-    found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, **options)
+    found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, seq_len=64, **options)
     assert torch.equal(weights(found.model), weights(make_model()))
     assert not found.model.training
     assert not any(p.requires_grad for p in found.model.parameters())
     with pytest.raises(RoleError, match=r"algorithm\.reference: model .*source.* 50 tokens.*one of 51") as caught:
-        FrozenReference.load(ReferenceConfig(model=str(source)), policy, vocabulary=51, **options)
+        FrozenReference.load(ReferenceConfig(model=str(source)), policy, vocabulary=51, seq_len=64, **options)
     assert caught.value.code == exit_codes.CONFIGURATION
     with pytest.raises(RoleError, match=r"algorithm\.reference.*is not a folder"):
-        FrozenReference.load(ReferenceConfig(model=str(tmp_path / "none")), policy, vocabulary=50, **options)
+        FrozenReference.load(
+            ReferenceConfig(model=str(tmp_path / "none")), policy, vocabulary=50, seq_len=64, **options
+        )
 
 
 def test_a_rounded_reference_keeps_the_exact_rotary_frequencies(make_model: MakeModel) -> None:

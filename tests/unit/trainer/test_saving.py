@@ -13,10 +13,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.config.learning import OptimizerConfig
+from rlrun.protocol import manifest
+from rlrun.protocol.attempts import first_attempt
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
 from rlrun.trainer import checkpoint
 from rlrun.trainer.checkpoint import POLICY, Part, Progress
+from rlrun.trainer.completion import Completer
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import shard
 from rlrun.trainer.optimizers import make_optimizer
@@ -176,3 +182,34 @@ def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, mak
     again = {POLICY: make_part(), "critic": make_part()}
     assert checkpoint.load(again, tmp_path / "one") == Progress(1, 7)
     assert {name: (parameter_checksum(part.module), moments(part)) for name, part in again.items()} == sums
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
+    tmp_path: Path, solo: Group, make_part: MakePart, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    paths, read = RunPaths(tmp_path), []
+    path = paths.checkpoint(2, 1)
+    saver = Saver({POLICY: make_part()}, solo, background=background)
+    saver.save(Progress(2), path)
+    saver.wait()
+    written = saver.finished()
+    assert written is not None
+    checksum = manifest.checksum
+    with monkeypatch.context() as watched:
+        watched.setattr(manifest, "checksum", lambda file: read.append(file) or checksum(file))
+        completer = Completer(
+            paths,
+            first_attempt(world_size=1, config_hash="h"),
+            CheckpointConfig(),
+            with_orchestrator=False,
+            on_complete=lambda step, path: None,
+            volume=Volume(tmp_path),
+        )
+        completer.saved(2, path, written.files)
+        assert completer.close(30)
+    assert completer.failure is None
+    assert not read
+    assert set(written.files) == set(manifest.describe(path, path / manifest.TRAINER_PART))
+    assert {file.path for file in written.files} == {"trainer/.metadata", "trainer/__0_0.distcp"}
+    manifest.verify(path, manifest.read_manifest(path))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.algorithms import Objective, Regularizers
 from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
@@ -168,6 +170,54 @@ def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., 
         weight[0] = torch.nextafter(weight[0], torch.tensor(2.0))
     assert parameter_checksum(model) == parameter_checksum(same)
     assert parameter_checksum(model) != parameter_checksum(other)
+
+
+def test_changes_that_cancel_each_other_change_the_checksum(make_model: Callable[..., nn.Module]) -> None:
+    model = make_model()
+    before = parameter_checksum(model)
+    words = model.model.embed_tokens.weight.detach().view(torch.int32)
+    for first, second in ((1, -1), (2**20, -(2**20)), (-(2**31), -(2**31))):
+        changed = words[0, :2].clone()
+        words[0, 0], words[0, 1] = words[0, 0] + first, words[0, 1] + second
+        assert parameter_checksum(model) != before
+        words[0, :2] = changed
+    assert parameter_checksum(model) == before
+
+
+def test_the_checksum_makes_no_copy_of_a_parameter(make_model: Callable[..., nn.Module]) -> None:
+    class Largest(TorchDispatchMode):  # type: ignore[misc]
+        made = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() != held:
+                self.made = max(self.made, result.nbytes)
+            return result
+
+    model = nn.Linear(1024, 1024, bias=False)
+    held = model.weight.untyped_storage().data_ptr()
+    with Largest() as largest:
+        parameter_checksum(model)
+    assert 0 < largest.made <= 4 * 2**16 < 4 * model.weight.numel()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_an_update_is_made_at_the_rate_of_its_step(
+    solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch], name: Any
+) -> None:
+    moved = []
+    for lr in (0.0, 1e-3, 2e-3):
+        model = shard(make_model(), solo)
+        before = weights(model)
+        optimizer = make_optimizer(model, OptimizerConfig(name=name, lr=0.7), solo.device)
+        metrics = train_step(
+            model, optimizer, make_batch(LENGTHS), [(0, 1, 2, 3, 4)], group=solo, loss=AIPO, lr=lr, max_grad_norm=None
+        )
+        assert metrics["lr"] == lr
+        moved.append((weights(model) - before).double())
+    assert not moved[0].any()
+    assert moved[1].abs().max() > 0
+    torch.testing.assert_close(moved[2], 2 * moved[1], atol=2e-6, rtol=1e-3)
 
 
 def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:

@@ -13,6 +13,7 @@ from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
+from rlrun.protocol.symptoms import lost_peer
 from rlrun.trainer.__main__ import attempt_number, read_config
 from rlrun.trainer.group import device_for
 from rlrun.trainer.launch import torchrun_command
@@ -26,6 +27,39 @@ def test_the_first_error_stays(tmp_path: Path) -> None:
     error = read_error(tmp_path / "logs")
     assert error is not None
     assert (str(error), error.code) == ("the cause", 65)
+
+
+def test_what_follows_from_the_loss_of_a_rank_makes_room_for_that_ranks_word(tmp_path: Path) -> None:
+    lost, cause = "Connection closed by peer", "rank 1 was ended by SIGSEGV"
+    for told, found in (
+        (RoleError(lost, follows=True), lost),
+        (RoleError("Connection reset by peer", follows=True), lost),
+        (RoleError(cause, 139), cause),
+        (RoleError("a later one", 65), cause),
+        (RoleError("Broken pipe", follows=True), cause),
+    ):
+        write_error(tmp_path, "trainer", told)
+        error = read_error(tmp_path)
+        assert error is not None
+        assert str(error) == found
+    assert (error.code, error.follows) == (139, False)
+
+
+@pytest.mark.parametrize(
+    ("raised", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:51000"), True),
+        (RoleError("saving failed: ... Connection reset by peer"), True),
+        (ZeroDivisionError("division by zero"), False),
+        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), False),
+        (RoleError("the model folder has no weights", 65), False),
+    ],
+)
+def test_an_error_from_a_lost_connection_is_known(raised: Exception, lost: bool) -> None:
+    assert lost_peer(raised) is lost
+    wrapped = RoleError("the run failed")
+    wrapped.__cause__ = raised
+    assert lost_peer(wrapped) is lost
 
 
 def test_the_launchers_own_folder_gets_the_message_when_the_volume_does_not(

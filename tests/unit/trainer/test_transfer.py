@@ -19,7 +19,7 @@ LIMIT = datetime.timedelta(seconds=60)
 
 @pytest.fixture
 def outbox() -> Iterator[Outbox]:
-    box = Outbox(torch.device("cpu"))
+    box = Outbox(torch.device("cpu"), "127.0.0.1")
     yield box
     box.close()
 

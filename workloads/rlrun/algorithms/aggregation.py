@@ -19,7 +19,7 @@ from rlrun.config.algorithm_names import AGGREGATIONS, known
 def aggregation_weights(
     aggregation: str, mask: Tensor, sequence_lengths: Sequence[int], *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """What each token's loss is multiplied by, `[T]` `dtype`: 1, or 1 / (loss tokens of its sequence); 0 outside the mask.
+    """Factors of the tokens' losses, `[T]` `dtype`: 1, or 1 / (loss tokens of its sequence); 0 outside the mask.
 
     Args:
         aggregation: a key of `AGGREGATIONS`.
@@ -41,7 +41,7 @@ def aggregation_weights(
 def aggregation_count(
     aggregation: str, mask: Tensor, sequence_lengths: Sequence[int], *, length: float | None = None
 ) -> Tensor:
-    """What these sequences add to the divisor, a scalar: loss tokens, or sequences that have one, times a constant `length`.
+    """Share of these sequences in the divisor, a scalar: loss tokens, or sequences that have one, times a constant `length`.
 
     Args:
         aggregation: a key of `AGGREGATIONS`.

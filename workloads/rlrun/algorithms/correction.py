@@ -14,7 +14,7 @@ from rlrun.config.algorithm_names import complete_correction
 
 
 class Corrected(NamedTuple):
-    """What each token's loss is multiplied by. Both `[T]`, detached; outside the mask the weight is 0 and nothing is dropped."""
+    """Factors of the tokens' losses. Both `[T]`, detached; outside the mask the weight is 0 and nothing is dropped."""
 
     weights: Tensor
     dropped: Tensor
@@ -30,14 +30,17 @@ def correct_mismatch(
     `k1` = -x, `k2` = x²/2, `k3` = exp(x) - 1 - x. At `level: sequence` a sequence has one measure, of the mean (geometric mean of the
     ratios, mean of the estimates), the sum (product of the ratios) or the maximum over its loss tokens.
     `action: clamp` weighs by the ratio, clamped to [low, high] (truncated importance sampling); `mask` weighs by 1 inside of the bounds
-    and by 0 outside (rejection).
+    and by 0 outside (rejection). With a `weight`, `mask` weighs what it keeps by a ratio min(r, cap): r = exp(x) of the token
+    (`token`), exp(sum of x) (`sequence`) or exp(mean of x) (`geometric`) over the sequence's loss tokens: AReaL's rejection sampling
+    with action mask; verl's rollout correction with `rollout_rs` and `rollout_is` together. That a token of it is
+    dropped changes a sequence's ratio nothing.
 
     Args:
         logprobs: `[T]`, of the trainer: the proximal policy's, or the current one's.
         inference_logprobs: `[T]`, as sampled.
         mask: `[T]` bool, the loss mask.
         sequence_lengths: S positive lengths that add up to T.
-        options: `action`, `level`, `measure`, `reduce`, `low`, `high`, see `CORRECTION_OPTIONS`.
+        options: `action`, `weight`, `cap`, `level`, `measure`, `reduce`, `low`, `high`, see `CORRECTION_OPTIONS`.
 
     Raises:
         ValueError: names the argument that is misaligned, not finite, unknown or out of range.
@@ -66,8 +69,24 @@ def corrected(inputs: LossInputs, options: Mapping[str, Any]) -> Corrected:
         measure = inputs.on_tokens(_of_sequence(inputs, log_ratio, measure, options))
     low, high = options["low"], options["high"]
     outside = ((measure < low) | (measure > high)) & inputs.mask
-    weights = measure.clamp(low, high) if options["action"] == "clamp" else (~outside).to(measure.dtype)
+    if options["action"] == "clamp":
+        weights = measure.clamp(low, high)
+    else:
+        weights = torch.where(outside, 0, _kept_weights(inputs, log_ratio, options))
     return Corrected(torch.where(inputs.mask, weights, 0), outside)
+
+
+def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """`[T]`, what `mask` multiplies a token by that it keeps."""
+    level, cap = options["weight"], options["cap"]
+    if level == "none":
+        return torch.ones_like(log_ratio)
+    if level != "token":
+        total = inputs.sequence_sum(log_ratio)
+        mean = total / inputs.sequence_tokens().clamp(min=1)
+        log_ratio = inputs.on_tokens(mean if level == "geometric" else total)
+    ratio = bounded_exp(log_ratio)
+    return ratio if cap is None else ratio.clamp(max=cap)
 
 
 def _measure(log_ratio: Tensor, kind: str) -> Tensor:

@@ -22,7 +22,7 @@ def advantages(
     turns: Tensor | Sequence[int] | None = None,
     **options: Any,
 ) -> Tensor:
-    """One advantage per rollout, `[N]` fp32 without a gradient, where `rewards` are; `rlrun.advantages.advantages` says what of what.
+    """One advantage per rollout, `[N]` fp32 without a gradient, where `rewards` are; see `rlrun.advantages.advantages`.
 
     Raises:
         ValueError: names the argument that is misaligned, not finite, unknown or out of range.

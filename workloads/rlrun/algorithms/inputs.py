@@ -1,4 +1,4 @@
-"""What a policy loss is given: packed tensors, aligned, finite, and neutral outside the loss mask."""
+"""Inputs of a policy loss: packed tensors, aligned, finite, and neutral outside the loss mask."""
 
 from __future__ import annotations
 

@@ -38,26 +38,28 @@ def aipo(inputs: LossInputs, *, delta: float) -> TokenLoss:
     return TokenLoss(loss, _ratio_metrics(bounded_exp(log_ratio)) | {"clip_fraction": log_ratio > math.log(delta)})
 
 
-def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float) -> TokenLoss:
-    """max(-A·r, -A·clip(r, 1-ε_lo, 1+ε_hi)) (PPO, eq. 7); where A < 0 at most -A·c (Ye et al. 2020)."""
+def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float | None) -> TokenLoss:
+    """max(-A·r, -A·clip(r, 1-ε_lo, 1+ε_hi)) (PPO, eq. 7); where A < 0 at most -A·c (Ye et al. 2020), unless `dual_clip` is None."""
     ratio = bounded_exp(inputs.log_proximal_ratio)
     clipped, is_clipped = _clipped(ratio, inputs.advantages, eps_low, eps_high)
-    negative = inputs.advantages < 0
-    loss = torch.where(negative, torch.minimum(clipped, -inputs.advantages * dual_clip), clipped)
-    is_clipped = is_clipped | (negative & (ratio > dual_clip))
-    return TokenLoss(loss, _ratio_metrics(ratio) | {"clip_fraction": is_clipped})
+    if dual_clip is not None:
+        negative = inputs.advantages < 0
+        clipped = torch.where(negative, torch.minimum(clipped, -inputs.advantages * dual_clip), clipped)
+        is_clipped = is_clipped | (negative & (ratio > dual_clip))
+    return TokenLoss(clipped, _ratio_metrics(ratio) | {"clip_fraction": is_clipped})
 
 
 def decoupled_ppo(
-    inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float, cap: float, cap_mode: str
+    inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float | None, cap: float | None, cap_mode: str
 ) -> TokenLoss:
-    """PPO on exp(t - o), weighted by w = sg exp(o - i), capped or dropped above `cap` (Hilton et al. 2022; AReaL)."""
+    """PPO on exp(t - o), weighted by w = sg exp(o - i), capped or dropped above `cap`, if any (Hilton et al. 2022; AReaL)."""
     if inputs.proximal_logprobs is None:
         raise ValueError("proximal_logprobs must be given for loss decoupled_ppo; without them use ppo")
     result = ppo(inputs, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip)
     log_weight = inputs.proximal_logprobs - inputs.inference_logprobs
-    above = log_weight > math.log(cap)
-    weight = log_weight.clamp(max=math.log(cap)).exp()
+    log_cap = math.inf if cap is None else math.log(cap)
+    above = log_weight > log_cap
+    weight = bounded_exp(log_weight.clamp(max=log_cap))
     if cap_mode == "mask":
         weight = torch.where(above, 0, weight)
     metrics = {"weight": weight, "cap_fraction": above}

@@ -1,4 +1,4 @@
-"""How the metrics of micro-batches and ranks become those of a step, exactly.
+"""Exact aggregation of the metrics of micro-batches and ranks to those of a step.
 
 `policy_loss` returns sums over its loss tokens next to the number of these tokens (`tokens`) and of the sequences that
 have any (`sequences`); metrics whose name ends in `_max` are maxima. Adding up first and dividing once gives the
@@ -28,7 +28,7 @@ def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def mean_metrics(merged: Mapping[str, Tensor]) -> dict[str, float]:
-    """What a person reads: sums divided by `tokens`; counts and `*_max` as they are. Without tokens, all are 0."""
+    """Reported means: sums divided by `tokens`; counts and `*_max` as they are. Without tokens, all are 0."""
     return joint_means([{name: float(value) for name, value in merged.items()}])
 
 

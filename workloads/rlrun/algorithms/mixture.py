@@ -128,7 +128,7 @@ class Mixture:
         return merge_metrics([self._nothing(reference, device), *parts])
 
     def means(self, merged: Mapping[str, float], divisors: Divisors) -> dict[str, float]:
-        """What a person reads, of the sums over all micro-batches and ranks.
+        """Reported means of the sums over all micro-batches and ranks.
 
         A metric that only some objectives have is a mean over the tokens of these. `loss` is that of the batch.
 

@@ -17,7 +17,7 @@ from rlrun.config.algorithm_names import DEFAULT_LOSS
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step minimises. Call `denominator` with the whole batch, then the objective with each micro-batch of it."""
+    """Objective of a step. Call `denominator` with the whole batch, then the objective with each micro-batch of it."""
 
     loss: str = DEFAULT_LOSS
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Objective:
         return self.regularizers.entropy > 0
 
     def denominator(self, mask: Tensor, sequence_lengths: Sequence[int]) -> float:
-        """What the loss of each micro-batch is divided by.
+        """Divisor of the loss of each micro-batch.
 
         Args:
             mask: `[T]` bool, the loss mask of all sequences of the batch, on all ranks.

@@ -116,7 +116,7 @@ def denominator_count(
     aggregation_length: float | None = None,
     **options: Any,
 ) -> Tensor:
-    """What this batch adds to the denominator of `policy_loss(name, ..., **options)`, a scalar.
+    """Share of this batch in the denominator of `policy_loss(name, ..., **options)`, a scalar.
 
     The loss tokens for `token_mean`, else the sequences that have a loss token, for `constant_length` times that length.
     """

@@ -123,29 +123,36 @@ def gae(
 
 def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int]) -> Tensor:
     """For each masked token the value at the next masked token of its sequence, 0 after the last one; `[T]`."""
-    places = kept.nonzero()[:, 0]
-    sequence = torch.repeat_interleave(torch.tensor(list(lengths), dtype=torch.long)).to(values.device)[places]
+    places, sequence = _masked(kept, lengths)
     result = torch.zeros_like(values)
     same = sequence[1:] == sequence[:-1]
     result[places[:-1]] = torch.where(same, values[places[1:]], 0)
     return result
 
 
+def _masked(kept: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Positions of the N masked tokens, and the number of the sequence of each; both `[N]` int64."""
+    places = kept.nonzero()[:, 0]
+    return places, torch.repeat_interleave(torch.tensor(list(lengths), dtype=torch.long)).to(kept.device)[places]
+
+
 def _backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], decay: float) -> Tensor:
-    """y_j = x_j + decay·y_{next masked}, over the masked tokens of each sequence; all sequences at once."""
+    """y_j = x_j + decay·y_{next masked}, over the masked tokens of each sequence; all tokens at once.
+
+    A scan by doubling (Hillis and Steele 1986): after k passes y_j is the sum over the 2^k masked tokens from j on, so log2 of the longest
+    sequence passes are enough. In float64, whose rounding is far below that of the result.
+    """
     _same_shape("mask", mask, values)
     lengths = checked_lengths(sequence_lengths, len(values))
-    rows = [x.masked_select(m) for x, m in zip(values.detach().split(lengths), mask.bool().split(lengths), strict=True)]
+    places, sequence = _masked(mask.bool(), lengths)
+    running = values.detach()[places].double()
+    distance, factor = 1, decay
+    while factor and distance < min(len(places), max(lengths, default=0)):
+        later = torch.where(sequence[distance:] == sequence[:-distance], running[distance:], 0)
+        running = torch.cat([running[:-distance] + factor * later, running[-distance:]])
+        distance, factor = 2 * distance, factor * factor
     result = torch.zeros_like(values)
-    if not rows or not any(len(row) for row in rows):
-        return result
-    reversed_rows = torch.nn.utils.rnn.pad_sequence([row.flip(0) for row in rows])  # [longest, S]
-    running, columns = torch.zeros_like(reversed_rows[0]), []
-    for row in reversed_rows:
-        running = row + decay * running
-        columns.append(running)
-    table = torch.stack(columns, 1)  # [S, longest]
-    result[mask.bool()] = torch.cat([line[: len(row)].flip(0) for line, row in zip(table, rows, strict=True)])
+    result[places] = running.to(values.dtype)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What a critic learns from, and how good it is: the clipped value loss and the explained variance, on packed tensors."""
+"""Losses and metrics of a critic: the clipped value loss and the explained variance, on packed tensors."""
 
 from __future__ import annotations
 

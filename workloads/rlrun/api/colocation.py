@@ -1,4 +1,4 @@
-"""What a run whose engines have the trainer's GPUs (`placement.colocate`) can be, and what it cannot."""
+"""Rules of a run whose engines have the trainer's GPUs (`placement.colocate`)."""
 
 from __future__ import annotations
 

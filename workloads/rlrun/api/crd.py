@@ -6,6 +6,7 @@ everything that a CEL rule walks over; so the models are walked here instead of 
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -15,16 +16,19 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rlrun.api.formats import Format
 from rlrun.api.frozen import always_there
+from rlrun.api.kubernetes import NodeAffinity, PodAffinity
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, quoted
 from rlrun.api.rules import ROOT_RULES, RULES
 from rlrun.api.status import RLRunStatus
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.formats import Format
+from rlrun.config.rollout import EnvironmentConfig
 from rlrun.config.schema import shape_of
 
 Json = dict[str, Any]
+_ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
 
 PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
 _GROUP, _, _VERSION = API_VERSION.partition("/")
@@ -37,27 +41,32 @@ INTEGER_MAX = 2**53 - 1
 """Larger integers are not exact in JSON."""
 
 _KUBERNETES = "rlrun.api.kubernetes"
-_DESCRIBED_ELSEWHERE: tuple[type[BaseModel], ...] = (EnvironmentAlgorithm,)
-"""Blocks whose parts are those of `spec.algorithm`, where their fields are described; a second time would not fit."""
+_DESCRIBED_ELSEWHERE = {
+    *((EnvironmentAlgorithm, name) for name in EnvironmentAlgorithm.model_fields),
+    (EnvironmentConfig, "sampling"),
+}
+"""Fields whose parts are those of `spec.algorithm` and `spec.sampling`, which describe them; a second time would not fit."""
+_FREE: tuple[type[BaseModel], ...] = (NodeAffinity, PodAffinity)
+"""Blocks whose fields' names alone the API server checks: in every role, the terms were a twentieth of the CRD."""
 _BOUNDS = {
     "str": {"min_length": "minLength", "max_length": "maxLength"},
     "list": {"min_length": "minItems", "max_length": "maxItems"},
     "mapping": {"min_length": "minProperties", "max_length": "maxProperties"},
 }
 _COLUMNS = (
-    ("Phase", "string", ".status.phase", "Where the run is in its life.", 0),
-    ("Step", "string", ".status.steps", "Trained steps of all.", 0),
-    ("Reward", "number", ".status.progress.reward", "Mean reward of the last trained step.", 0),
-    ("Trainer", "string", ".status.trainerReady", "Trainer pods that are ready.", 0),
-    ("Inference", "string", ".status.inferenceReady", "Engines that are ready.", 0),
-    ("Restarts", "integer", ".status.restarts", "Restarts of the whole run.", 0),
-    ("Ckpt", "integer", ".status.checkpoint.latestCompleteStep", "Newest complete checkpoint.", 0),
-    ("Age", "date", ".metadata.creationTimestamp", "Since the run was created.", 0),
-    ("Reason", "string", ".status.reason", "Reason of the condition that matters most now.", 1),
-    ("Attempt", "integer", ".status.attempt", "Number of the current attempt.", 1),
-    ("Version", "integer", ".status.progress.policyVersion", "Newest policy version that an engine holds.", 1),
-    ("Staleness", "number", ".status.progress.stalenessMean", "Mean age of tokens in policy versions.", 1),
-    ("Tok/s", "number", ".status.progress.tokensPerSecond", "Tokens trained per second.", 1),
+    ("Phase", "string", ".status.phase", 0),
+    ("Step", "string", ".status.steps", 0),
+    ("Reward", "number", ".status.progress.reward", 0),
+    ("Trainer", "string", ".status.trainerReady", 0),
+    ("Inference", "string", ".status.inferenceReady", 0),
+    ("Restarts", "integer", ".status.restarts", 0),
+    ("Ckpt", "integer", ".status.checkpoint.latestCompleteStep", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Reason", "string", ".status.reason", 1),
+    ("Attempt", "integer", ".status.attempt", 1),
+    ("Version", "integer", ".status.progress.policyVersion", 1),
+    ("Staleness", "number", ".status.progress.stalenessMean", 1),
+    ("Tok/s", "number", ".status.progress.tokensPerSecond", 1),
 )
 
 
@@ -92,8 +101,8 @@ def crd() -> Json:
     }
 
 
-def _column(name: str, kind: str, path: str, description: str, priority: int) -> Json:
-    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+def _column(name: str, kind: str, path: str, priority: int) -> Json:
+    column = {"name": name, "type": kind, "jsonPath": path}
     return column | ({"priority": priority} if priority else {})
 
 
@@ -146,17 +155,18 @@ class _Writer:
         if required:
             schema["required"] = required
         schema["properties"] = {
-            info.alias or name: self._field(model, info) for name, info in model.model_fields.items()
+            info.alias or name: self._field(model, name) for name, info in model.model_fields.items()
         }
         if self._spec and (rules := _rules(model)):
             schema["x-kubernetes-validations"] = [rule.as_json() for rule in rules]
         return schema
 
-    def _field(self, owner: type[BaseModel], info: FieldInfo) -> Json:
+    def _field(self, owner: type[BaseModel], name: str) -> Json:
+        info = owner.model_fields[name]
         described = self._described and owner.__module__ != _KUBERNETES
         description = _words(info.description) if described else ""
-        inside = _Writer(spec=self._spec, described=self._described and owner not in _DESCRIBED_ELSEWHERE)
-        schema = inside._type(info.annotation, info.metadata)
+        inside = _Writer(spec=self._spec, described=self._described and (owner, name) not in _DESCRIBED_ELSEWHERE)
+        schema = dict(_ANY) if owner in _FREE else inside._type(info.annotation, info.metadata)
         inner = schema.pop("description", "")
         if description or inner:
             schema = {"description": description or inner} | schema
@@ -193,14 +203,14 @@ class _Writer:
                 schema |= value if _is_any(value) else {"additionalProperties": value}
                 return schema | self._sizes("mapping", bounds, {"maxProperties": PROPERTIES_MAX})
             case _:
-                return {"x-kubernetes-preserve-unknown-fields": True}
+                return dict(_ANY)
 
     def _union(self, members: list[Any], metadata: Iterable[Any]) -> Json:
         if len(members) == 1:
             return self._type(members[0], metadata)
         schemas = [self._type(member) for member in members]
         if {schema.get("type") for schema in schemas} != {"string", "integer"}:
-            return {"x-kubernetes-preserve-unknown-fields": True}
+            return dict(_ANY)
         text, number = sorted(schemas, key=lambda schema: schema["type"] != "string")
         schema = {"x-kubernetes-int-or-string": True, "maxLength": text["maxLength"], "minimum": number["minimum"]}
         if "x-kubernetes-validations" in text:
@@ -249,7 +259,7 @@ def _format_rule(item: Format) -> Rule:
 
 
 def _is_any(schema: Json) -> bool:
-    return schema == {"x-kubernetes-preserve-unknown-fields": True}
+    return schema == _ANY
 
 
 def _default(info: FieldInfo, schema: Json) -> Json:
@@ -263,13 +273,17 @@ def _default(info: FieldInfo, schema: Json) -> Json:
     if info.is_required() or value is PydanticUndefined or value is None:
         return {}
     if isinstance(value, BaseModel):
-        filled = _filled(schema)
-        if not filled or not always_there(info):
+        if not _filled(schema) or not always_there(info):
             return {}
-        # The API server checks a default by the object's own rules before it fills in what is below.
-        return {"default": filled if "x-kubernetes-validations" in schema else {}}
+        return {"default": _read_by_rules(schema)}
     nullable = type(None) in typing.get_args(info.annotation)
     return {"default": value} | ({"nullable": True} if nullable else {})
+
+
+def _read_by_rules(schema: Json) -> Json:
+    """The defaults that an object's own rules read: the API server checks a default by them before it fills in what is below."""
+    read = {word for rule in schema.get("x-kubernetes-validations", ()) for word in re.findall(r"\w+", rule["rule"])}
+    return {name: value for name, value in _filled(schema).items() if name in read}
 
 
 def _filled(schema: Json) -> Json:

@@ -1,4 +1,4 @@
-"""What may change in the specification of a run that has begun, as CEL rules of the whole resource.
+"""Mutable and immutable fields of a run that has begun, as CEL rules of the whole resource.
 
 They stand at its root because they read the status: an update of the spec sees the status as it is stored. Python has no such rules, as
 only the API server knows the old object.
@@ -101,13 +101,14 @@ def _changed(compared: dict[str, list[str]]) -> str:
     parts = [
         *(f"({value})" for value in values),
         _differing("", [name for name in compared[""] if name not in valued]),
-        *(f"{_differing(b, names)}.map(n,'{b}.'+n)" for b, names in compared.items() if b and names),
+        *(_differing(b, names) for b, names in compared.items() if b and names),
     ]
     return "+".join(parts)
 
 
 def _differing(block: str, names: Iterable[str]) -> str:
-    return f"{_listed(names)}.filter(n,{_value('self', block)}!={_value('oldSelf', block)})"
+    path = f"'{block}.'+n" if block else "n"
+    return f"{_listed(names)}.map(n,{_value('self', block)}!={_value('oldSelf', block)},{path})"
 
 
 def _value(root: str, block: str) -> str:

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from rlrun.api.formats import Format
 from rlrun.config.base import Config
+from rlrun.config.formats import RESERVED_VARIABLES, Format
 
 Quantity = Annotated[
     str,
@@ -29,13 +29,13 @@ LabelValue = Annotated[
     Field(max_length=63),
     Format(
         r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?",
-        "a label value: letters, digits, '-', '_' and '.', starting and ending with a letter or digit",
+        "a label value: letters and digits, and -, _ or . between them",
     ),
 ]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
 RESERVED_ENV = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-RESERVED_ENV_PREFIX = "RLRUN_"
+RESERVED_ENV_PREFIX = RESERVED_VARIABLES
 
 
 class LocalObjectReference(Config):
@@ -95,27 +95,12 @@ class EnvFromSource(Config):
     config_map_ref: EnvSourceReference | None = None
 
 
-class NodeSelectorRequirement(Config):
-    key: LabelKey
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=64)] | None = None
-
-
 FreeTerms = Annotated[list[dict[str, JsonValue]], Field(max_length=16)]
-"""Checked by the dry-run of the pods alone: with two selectors each, and so often in every role, their types were a fifth of the CRD."""
-
-
-class NodeSelectorTerm(Config):
-    match_expressions: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] | None = None
-    match_fields: FreeTerms | None = None
-
-
-class NodeSelector(Config):
-    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=16)]
+"""Checked by the dry-run of the pods alone."""
 
 
 class NodeAffinity(Config):
-    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    required_during_scheduling_ignored_during_execution: dict[str, JsonValue] | None = None
     preferred_during_scheduling_ignored_during_execution: FreeTerms | None = None
 
 

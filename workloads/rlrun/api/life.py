@@ -1,4 +1,4 @@
-"""How a run lives: what failures cost, what its end removes, and what its pods may talk to."""
+"""Lifetime of a run: the cost of failures, removal at the end, and the network access of its pods."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FailureReason = Literal[
 
 
 class FailureRule(Config):
-    """Fits what has all that is set; without codes and reasons: what would count anyway."""
+    """Matches failures with all that is set; without codes and reasons, those that count anyway."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """For messages."""
@@ -98,7 +98,7 @@ class ProgressSpec(Config):
     """When a run counts as stuck, and what then."""
 
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
-    """Longest time to an attempt's first step, from when all its pods are scheduled."""
+    """Longest time from all pods scheduled to the attempt's first step."""
     deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
     """Longest time without a step, or a part of one."""
     action: Literal["Restart", "Fail", "Report"] = "Restart"
@@ -109,7 +109,6 @@ class NetworkPolicySpec(Config):
     """What the run's pods may talk to."""
 
     mode: Literal["Restricted", "None"] = "Restricted"
-    """Restricted: the run's own pods, DNS, the API server (orchestrator), and port 443 when the model comes from the hub.
-    None: no policy."""
+    """Restricted: each role reaches what it needs of the run, DNS, the API server, and port 443 if it reads the hub. None: no policy."""
     extra_egress: Annotated[list[dict[str, JsonValue]], Field(max_length=32)] = Field(default_factory=list)
-    """More egress rules, as in a Kubernetes NetworkPolicy, such as one for a judge's server."""
+    """More egress rules of a NetworkPolicy, such as one for a judge's server."""

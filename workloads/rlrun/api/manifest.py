@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun
-from rlrun.config.explain import validate
+from rlrun.config.examine import Examined, examine
 from rlrun.config.files import read_text
 from rlrun.config.layers import Layer, Reader
 from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.yaml_text import Document, parse_yaml
+from rlrun.config.yaml_text import Document, examine_yaml
 
 GROUP = API_VERSION.partition("/")[0]
 
@@ -26,10 +26,30 @@ def read_manifest(path: Path) -> RLRun:
 
 def parse_manifest(text: str, source: str) -> tuple[RLRun, Layer]:
     """As `read_manifest`, from a text that messages call `source`; with the origin of every field, for more checks."""
-    document = _the_run(parse_yaml(text, source), source)
-    _check_type(document, source)
-    layer = Reader(RLRun, source, document.lines, camel_only=True).read(document.value, line=document.line)
-    return validate(RLRun, layer), layer
+    examined, layer = examine_manifest(text, source)
+    if examined.problems or examined.result is None:
+        raise ConfigError(examined.problems)
+    return examined.result, layer
+
+
+def examine_manifest(text: str, source: str) -> tuple[Examined[RLRun], Layer]:
+    """As `parse_manifest`, with every problem beside what can be understood all the same.
+
+    Raises:
+        ConfigError: it is not YAML, or holds none or several RLRuns.
+    """
+    documents, broken = examine_yaml(text, source)
+    try:
+        document = _the_run(documents, source)
+    except ConfigError as error:
+        raise ConfigError([*broken, *error.problems]) from None
+    wrong_type = _check_type(document, source)
+    if wrong_type and not _is_run(document.value):  # the fields of another type would only confuse
+        raise ConfigError([*broken, *wrong_type])
+    value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
+    layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
+    layer.problems += [*broken, *wrong_type]
+    return examine(RLRun, layer), layer
 
 
 def _the_run(documents: list[Document], source: str) -> Document:
@@ -55,8 +75,8 @@ def _is_run(document: dict[str, Any]) -> bool:
     return is_kind or (isinstance(version, str) and version.partition("/")[0] == GROUP)
 
 
-def _check_type(document: Document, source: str) -> None:
-    """Refuse another apiVersion or kind before anything else: the fields of another type would only confuse."""
+def _check_type(document: Document, source: str) -> list[Problem]:
+    """Problems of apiVersion and kind."""
     problems = []
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         line = document.lines.get((field,), document.line)
@@ -64,5 +84,4 @@ def _check_type(document: Document, source: str) -> None:
             problems.append(Problem(source, field, f"required, but not set; write {field}: {wanted}", line))
         elif (got := document.value[field]) != wanted:
             problems.append(Problem(source, field, f"got {str(got)[:80]!r}, expected {wanted}", line))
-    if problems:
-        raise ConfigError(problems)
+    return problems

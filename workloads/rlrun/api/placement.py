@@ -1,4 +1,4 @@
-"""Where pods may run."""
+"""Placement of pods."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class RolePlacement(Config):
     """Replaces the run's placement for one role."""
 
     gpu_product: LabelValue | None = None
-    """GPU model, as the node label `nvidia.com/gpu.product` says."""
+    """GPU model: node label `nvidia.com/gpu.product`."""
     pool: LabelValue | None = None
-    """Pool of nodes, as the node label `rlrun.io/pool` says."""
+    """Node pool: node label `rlrun.io/pool`."""
 
 
 class TopologySpec(Config):
     """Keep pods near each other. At most one of `required` and `preferred`."""
 
     required: LabelKey | None = None
-    """Node label, such as `nvidia.com/gpu.clique`, that all pods of the scope must agree in; else they wait."""
+    """Node label, such as `nvidia.com/gpu.clique`, that all pods of the scope must share; else they wait."""
     preferred: LabelKey | None = None
     """Node label that the pods of the scope should agree in."""
     scope: Literal["Role", "Run"] = "Role"
@@ -43,9 +43,9 @@ class PlacementSpec(Config):
     """Where the run's GPU pods may run, in the words of GPU clusters."""
 
     gpu_product: LabelValue | None = None
-    """GPU model of trainer and inference, as the node label `nvidia.com/gpu.product` says."""
+    """GPU model of trainer and inference: node label `nvidia.com/gpu.product`."""
     pool: LabelValue | None = None
-    """Pool of nodes of all roles, as the node label `rlrun.io/pool` says."""
+    """Node pool of all roles: node label `rlrun.io/pool`."""
     trainer: RolePlacement = RolePlacement()
     """Replaces the two above for the trainer."""
     inference: RolePlacement = RolePlacement()

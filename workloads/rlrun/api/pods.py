@@ -1,4 +1,4 @@
-"""What each role's block says about its pods, beside what the role computes."""
+"""Fields of each role's block that configure its pods, beside those of its computation."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlrun.api.kubernetes import (
     Toleration,
 )
 from rlrun.config.base import Config
+from rlrun.config.formats import GuestPattern
 from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 
 
@@ -27,15 +28,15 @@ class PodFields(Config):
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """Container image; default: the operator's for this role."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When the node pulls the image; default: Kubernetes'."""
+    """When to pull the image; default: Kubernetes'."""
     image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets of this namespace with the registry's credentials."""
+    """Secrets with the registry's credentials."""
     resources: ResourceRequirements = ResourceRequirements()
-    """CPU, memory and other requests and limits of the role's container; GPUs come from `gpusPerReplica`."""
+    """Requests and limits of the container; GPUs come from `gpusPerReplica`."""
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
     """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """Taints of nodes that the pods bear. The GPU resource's own taint is always tolerated by pods with GPUs."""
+    """Tolerated taints; pods with GPUs always tolerate the GPU resource's own."""
     affinity: Affinity = Affinity()
     """Kubernetes affinity; `placement` adds to it."""
     priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
@@ -43,25 +44,27 @@ class PodFields(Config):
     runtime_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """RuntimeClass of the pods, such as `nvidia`."""
     env: Annotated[list[EnvVar], Field(max_length=128)] = Field(default_factory=list)
-    """More environment variables. `RLRUN_*` and torchrun's own names are reserved."""
+    """Environment variables; `RLRUN_*` and torchrun's own are reserved."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=32)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables, such as a hub token."""
+    """Secrets and ConfigMaps whose keys become environment variables."""
     shared_memory: Quantity | None = None
-    """Size limit of `/dev/shm`; default: bounded by the container's memory alone."""
+    """Size limit of `/dev/shm`; default: the container's memory."""
     pod_template: dict[str, JsonValue] = Field(default_factory=dict)
-    """The way out: a PodTemplateSpec merged over the generated one as `kubectl patch` would; the role's container is called
-    after the role."""
+    """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
 
 
 class TrainerBlock(TrainerSpec, PodFields):
     """The torchrun group that steps the optimizer (FSDP2), and its pods."""
+
+    guests: Annotated[list[GuestPattern], Field(max_length=64)] = Field(default_factory=list)
+    """Runs that may use this trainer (`sharedWith`), by name or by its beginning (`ann-*`); default: none."""
 
 
 class InferenceBlock(InferenceSpec, PodFields):
     """The vLLM engines and their pods."""
 
     min_available: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Ready engines below which the condition InferenceAvailable is False. At most `replicas`."""
+    """Ready engines below which InferenceAvailable is False; at most `replicas`."""
 
     @model_validator(mode="after")
     def _enough(self) -> Self:

@@ -86,7 +86,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             checkpoint=spec.checkpoint,
             weight_sync=spec.weight_sync,
             shared_with=spec.trainer.shared_with,
-            engine_parses_tools=spec.inference.parses_tools,
+            engine_parsers=spec.inference.parsers,
         ),
     )
 

@@ -34,6 +34,7 @@ LIVE_FIELDS = (
     "progress",
     "inference.replicas",
     "inference.minAvailable",
+    "trainer.guests",
     "activeDeadlineSeconds",
     "ttlSecondsAfterFinished",
     "cleanupPolicy",
@@ -176,7 +177,11 @@ class RLRunSpec(Config):
             ("inference", self.inference, InferenceBlock.model_fields),
             ("sampling", self.sampling, SamplingConfig.model_fields),
             ("weightSync", self.weight_sync, WeightSyncConfig.model_fields),
-            ("orchestrator", self.orchestrator, ("batch_size", "max_concurrency", "max_error_ratio")),
+            (
+                "orchestrator",
+                self.orchestrator,
+                ("batch_size", "max_concurrency", "oversampling_factor", "max_error_ratio"),
+            ),
             ("algorithm", self.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
         )
         unread.refuse(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
@@ -191,7 +196,7 @@ class RLRunSpec(Config):
             (
                 "orchestrator",
                 self.orchestrator,
-                ("batch_size", "trajectory_strategy", "record_rollouts", "max_error_ratio"),
+                ("batch_size", "oversampling_factor", "trajectory_strategy", "record_rollouts", "max_error_ratio"),
             ),
             (
                 "checkpoint",
@@ -199,7 +204,7 @@ class RLRunSpec(Config):
                 [name for name in CheckpointConfig.model_fields if name != "grace_period_seconds"],
             ),
             ("weightSync", self.weight_sync, ("transport",)),
-            *((("evaluation", self.evaluation, ("interval",)),) if self.evaluation else ()),
+            *((("evaluation", self.evaluation, ("interval", "timeout_seconds")),) if self.evaluation else ()),
         )
 
     @model_validator(mode="after")
@@ -251,6 +256,11 @@ class RLRunSpec(Config):
                     f"{where}.maxTokens ({sampling.max_tokens}) must be less than seqLen ({self.seq_len}), "
                     "which holds the prompt too; lower maxTokens or raise seqLen"
                 )
+            if self.evaluation is not None and self.evaluation.sampling is not None:
+                try:
+                    self.evaluation.sampling.check(sampling, seq_len=self.seq_len)
+                except ValueError as error:
+                    raise ValueError(f"evaluation.sampling, for environments[{i}]: {error}") from None
         return self
 
 

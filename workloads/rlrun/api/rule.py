@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,()\[\]])\s*")
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -21,13 +23,13 @@ class Rule:
 
     def as_json(self) -> dict[str, str]:
         """As the CRD has it."""
-        result = {"rule": self.holds}
+        result = {"rule": compact(self.holds)}
         parts = re.split(r"\{([^{}]*)\}", self.message)
         texts, values = parts[::2], parts[1::2]
         if values:
             # `format` and not `+`: the API server takes the length of a number as a string for unbounded, and refuses the sum.
             template = "%s".join(text.replace("%", "%%") for text in texts)
-            result["messageExpression"] = f"{quoted(template)}.format([{', '.join(values)}])"
+            result["messageExpression"] = f"{quoted(template)}.format([{','.join(compact(value) for value in values)}])"
         else:
             result["message"] = self.message
         if self.field is not None:
@@ -35,6 +37,11 @@ class Rule:
         if self.forbidden:
             result["reason"] = "FieldValueForbidden"
         return result
+
+
+def compact(expression: str) -> str:
+    """A CEL expression without the spaces beside its operators and brackets; strings are left alone."""
+    return _SPACED.sub(lambda found: found["text"] or found["symbol"], expression)
 
 
 def quoted(text: str) -> str:

@@ -17,8 +17,8 @@ from rlrun.api.placement import TopologySpec
 from rlrun.api.pods import InferenceBlock, TrainerBlock
 from rlrun.api.resource import NAME_MAX, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, quoted
-from rlrun.api.storage import StorageSpec
-from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
+from rlrun.api.storage import RESERVED_PATHS, StorageSpec
+from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, DEFAULT_PRESET, LOSS_ENTRIES, PRESETS
 from rlrun.config.checkpoint import ResumeConfig
 from rlrun.config.companions import ReferenceConfig
 from rlrun.config.data import DataConfig, SourceConfig, ValidationConfig
@@ -31,7 +31,7 @@ from rlrun.config.learning import (
     OptimizerConfig,
 )
 from rlrun.config.model import ModelConfig
-from rlrun.config.rollout import CurriculumConfig
+from rlrun.config.rollout import CurriculumConfig, EnvironmentConfig
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -99,7 +99,7 @@ _SPEC = (
         ".evaluation",
     ),
     Rule(
-        "self.task != 'SFT' || self.algorithm.preset in ['grpo', 'sft']",
+        f"self.task != 'SFT' || self.algorithm.preset in {_listed((DEFAULT_PRESET, 'sft'))}",
         "algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft",
         ".algorithm.preset",
     ),
@@ -154,6 +154,11 @@ _SPEC = (
     ),
 )
 
+_REVISION = Rule(
+    "!has(self.revision) || has(self.name)",
+    "revision ({self.revision}) needs name: a local folder has no revisions; remove revision",
+    ".revision",
+)
 _MODEL = (
     Rule(
         "[has(self.name), has(self.path), has(self.tiny)].filter(given, given).size() == 1",
@@ -161,11 +166,7 @@ _MODEL = (
         "{!has(self.name) && !has(self.path) && !has(self.tiny) ? 'none of them' : "
         "has(self.name) && has(self.path) ? 'name and path' : has(self.name) ? 'name and tiny' : 'path and tiny'}",
     ),
-    Rule(
-        "!has(self.revision) || has(self.name)",
-        "revision ({self.revision}) needs name: a local folder has no revisions; remove revision",
-        ".revision",
-    ),
+    _REVISION,
 )
 
 _STORAGE = (
@@ -175,6 +176,11 @@ _STORAGE = (
         "{has(self.claimName) ? 'both' : 'neither'}",
     ),
     Rule(
+        f"!{_listed(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/'))",
+        "mountPath ({self.mountPath}) is a folder of the image or of the pod; choose another such as /data",
+        ".mountPath",
+    ),
+    Rule(
         "self.whenDeleted != 'Delete' || has(self.claimTemplate)",
         "whenDeleted (Delete) needs claimTemplate: a claim that the run did not make is never deleted; remove it",
         ".whenDeleted",
@@ -182,6 +188,7 @@ _STORAGE = (
 )
 
 _PLACE = (
+    _REVISION,
     Rule(
         "has(self.path) != has(self.name)",
         "exactly one of path and name says where the data is; got {has(self.path) ? 'both' : 'neither'}",
@@ -190,7 +197,7 @@ _PLACE = (
 
 _RANKS = "(self.replicas * (has(self.processesPerReplica) ? self.processesPerReplica : self.gpusPerReplica > 0 ? self.gpusPerReplica : 1))"
 _DIVIDED = "(self.parallelism.dpReplicate * self.parallelism.cp * self.parallelism.tp)"
-_SHARING = f"({_RANKS} / (self.parallelism.dpReplicate * self.parallelism.tp))"
+_REPLICATED = "(self.parallelism.dpReplicate * self.parallelism.tp)"
 
 _TRAINER = (
     Rule(
@@ -206,8 +213,8 @@ _TRAINER = (
         ".parallelism",
     ),
     Rule(
-        f"{_RANKS} % {_DIVIDED} != 0 || {_SHARING} % self.parallelism.ep == 0",
-        f"parallelism.ep ({{self.parallelism.ep}}) must divide dpShard * cp ({{{_SHARING}}}); lower ep or raise dpShard",
+        f"[{_RANKS}].all(ranks, ranks % {_DIVIDED} != 0 || ranks / {_REPLICATED} % self.parallelism.ep == 0)",
+        f"parallelism.ep ({{self.parallelism.ep}}) must divide dpShard * cp ({{{_RANKS} / {_REPLICATED}}}); lower ep or raise dpShard",
         ".parallelism",
     ),
     Rule(
@@ -241,17 +248,22 @@ _TRAINER = (
         "self.parallelism.dpReplicate == 1 && !has(self.parallelism.dpShard) && self.parallelism.tp == 1 && "
         "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.activationCheckpointing == 'none' && "
         "self.attention == 'auto' && !self.compile && self.computeDtype == 'auto' && !self.cpuOffload && "
+        "self.gradientAccumulation == 'reduce' && "
         "(!has(self.lora) || self.lora.slots == 1))",
         "sharedWith ({self.sharedWith}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
-        "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype and cpuOffload",
+        "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload and "
+        "gradientAccumulation",
         ".sharedWith",
     ),
     Rule(
-        "!self.compile || self.activationCheckpointing != 'selective'",
-        "compile (true) hides from activationCheckpointing (selective) what it selects; "
+        "!self.compile || !(self.activationCheckpointing in ['selective', 'attention'])",
+        "compile (true) hides from activationCheckpointing ({self.activationCheckpointing}) what it selects; "
         "set activationCheckpointing: full or remove compile",
         ".compile",
     ),
+)
+_GAE = "has(self.advantage) ? self.advantage.name == 'gae' : self.preset in " + _listed(
+    name for name, preset in PRESETS.items() if preset.advantage == "gae"
 )
 _NOT_THERE = " model, which this run does not have; set algorithm."
 
@@ -271,12 +283,12 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             ".maxOffPolicySteps",
         ),
         Rule(
-            "!has(self.advantage) || self.advantage.name != 'gae' || has(self.critic)",
+            f"!({_GAE}) || has(self.critic)",
             f"advantage gae needs a critic{_NOT_THERE}critic, or choose another preset or part",
             ".critic",
         ),
         Rule(
-            "!has(self.critic) || (has(self.advantage) && self.advantage.name == 'gae')",
+            f"!has(self.critic) || ({_GAE})",
             "critic is not used by advantage {has(self.advantage) ? self.advantage.name : 'of the preset'}; "
             "set advantage to gae or remove critic",
             ".critic",
@@ -326,6 +338,13 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "!has(self.fromRun) || self.policy != 'Step'",
             "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them",
             ".fromRun",
+        ),
+    ),
+    EnvironmentConfig: (
+        Rule(
+            "!has(self.volumePaths) || self.volumePaths.size() == 0 || has(self.image)",
+            "volumePaths is for the container of image; set image or remove volumePaths",
+            ".volumePaths",
         ),
     ),
     CurriculumConfig: (

@@ -1,4 +1,4 @@
-"""What the operator tells about a run. Source of the CRD's status schema; the operator alone writes it."""
+"""Status of a run, written by the operator alone. Source of the CRD's status schema."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RoleStatus(Config):
     ready: int = 0
     """How many are ready."""
     weight_version: int | None = None
-    """Inference: newest policy version that an engine holds."""
+    """Newest policy version that an engine holds."""
 
 
 class ProgressStatus(Config):
@@ -146,8 +146,7 @@ class RLRunStatus(Config):
     phase: Phase | None = None
     """Where the run is in its life."""
     conditions: list[Condition] = Field(default_factory=list)
-    """ConfigurationValid, HostAvailable (guests), StorageReady, Scheduled, PodsReady, InferenceAvailable, Progressing, CheckpointHealthy,
-    Restarting, Suspended, Complete, Failed, and kstatus' Reconciling and Stalled."""
+    """Conditions by type, from ConfigurationValid to Complete and Failed, and kstatus' Reconciling and Stalled."""
     reason: str | None = None
     """Reason of the condition that matters most now."""
     message: str | None = None
@@ -155,7 +154,7 @@ class RLRunStatus(Config):
     attempt: int = 0
     """Number of the current attempt; 0 before the first."""
     launched_attempt: int = 0
-    """The newest attempt whose workloads have all been seen: from then on a missing one was deleted."""
+    """Newest attempt whose workloads were all seen: a missing one was deleted."""
     restarts: int = 0
     """All restarts."""
     restarts_counted_towards_max: int = 0

@@ -6,15 +6,23 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.api.formats import Format
 from rlrun.api.kubernetes import Quantity
 from rlrun.config.base import Config
+from rlrun.config.formats import Format
 
 MountPath = Annotated[
     str,
     Field(min_length=2, max_length=512),
-    Format(r"/[^:]*[^:/]", "an absolute path such as /data, without ':' and without '/' at its end"),
+    Format(
+        r"(/[A-Za-z0-9_][-A-Za-z0-9_.]*)+",
+        "an absolute path such as /data: names of letters, digits, '-', '_' and '.', without '/' at its end",
+    ),
 ]
+RESERVED_PATHS = (
+    *("/bin", "/boot", "/dev", "/etc", "/home/rlrun", "/lib", "/lib64", "/opt/rlrun"),
+    *("/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var/run"),
+)
+"""Folders of the image and of the pod: a volume there would hide them, or be written by what takes them for its own."""
 SubPath = Annotated[
     str,
     Field(min_length=1, max_length=512),
@@ -42,7 +50,7 @@ class ClaimTemplate(Config):
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=2)] = Field(
         default_factory=_read_write_many
     )
-    """ReadWriteMany where pods run on several nodes; ReadWriteOnce puts all pods on one node."""
+    """ReadWriteMany for pods on several nodes; ReadWriteOnce puts all on one node."""
 
 
 class StorageSpec(Config):
@@ -53,11 +61,11 @@ class StorageSpec(Config):
     claim_template: ClaimTemplate | None = None
     """Make a claim named `<run>-data`."""
     mount_path: MountPath = "/data"
-    """Where the volume is mounted in every pod; the run's folder is `<mountPath>/<run>`."""
+    """Mount path in every pod; the run's folder is `<mountPath>/<run>`."""
     sub_path: SubPath | None = None
     """Folder of the volume that is mounted; default: its root."""
     when_deleted: Literal["Retain", "Delete"] = "Retain"
-    """What becomes of a claim made from `claimTemplate` when the run is deleted."""
+    """Fate of a claim made from `claimTemplate` when the run is deleted."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -65,6 +73,10 @@ class StorageSpec(Config):
             given = "neither" if self.claim_name is None else "both"
             raise ValueError(
                 f"exactly one of claimName and claimTemplate says where the run's volume comes from; got {given}"
+            )
+        if any(f"{self.mount_path}/".startswith(f"{path}/") for path in RESERVED_PATHS):
+            raise ValueError(
+                f"mountPath ({self.mount_path}) is a folder of the image or of the pod; choose another such as /data"
             )
         if self.claim_name is not None and self.when_deleted == "Delete":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a task never reads is refused where somebody has set it: it would do nothing.
+"""Refusal of fields that a run's task never reads but its manifest sets.
 
 What the API server fills in is not refused: it cannot be told from what nobody has set.
 """

@@ -6,12 +6,14 @@ import argparse
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from rlrun.api.resource import RLRunSpec
 from rlrun.config.arguments import COMMAND_LINE
 from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.roles import TrainerConfig
+from rlrun.config.yaml_text import Key
 from rlrun.local.preflight import free_port
 from rlrun.protocol.durable import write_json
 from rlrun.trainer.bench_options import BenchOptions
@@ -60,8 +62,13 @@ def _number(option: str, text: str, least: int) -> int:
     return int(text)
 
 
+def not_benched(_spec: RLRunSpec) -> Collection[Key]:
+    """Fields of a run's description that no measurement on fake data reads."""
+    return (("environments",), ("data",), ("algorithm", "advantage"))
+
+
 def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
-    """Start the ranks that `config` says on this machine, and wait for them; returns the exit code."""
+    """Start the ranks of `config` on this machine, and wait for them; returns the exit code."""
     from rlrun.trainer.launch import torchrun_command
 
     with tempfile.TemporaryDirectory() as folder:

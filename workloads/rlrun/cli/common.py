@@ -1,4 +1,4 @@
-"""What the command lines share: how problems become an exit code."""
+"""Shared parts of the command lines: the conversion of problems to an exit code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from collections.abc import Callable, Sequence
 from rlrun.config.arguments import COMMAND_LINE
 from rlrun.config.problems import ConfigError
 from rlrun.protocol import exit_codes
+from rlrun.protocol.privacy import refuse_inspection
 
 
 def report(error: ConfigError) -> int:
-    """Print every problem; the exit code tells a wrong command line from a wrong configuration."""
+    """Print every problem; the exit code distinguishes a wrong command line from a wrong configuration."""
     print(error, file=sys.stderr)
     only_command_line = all(problem.source == COMMAND_LINE for problem in error.problems)
     return exit_codes.USAGE if only_command_line else exit_codes.CONFIGURATION
 
 
 def piped(run: Callable[[], int]) -> int:
-    """The exit code of `run`. A reader that has read enough of its output (`| head`) is no error worth a traceback."""
+    """The exit code of `run`. A reader that has read enough of its output (`| head`) is no error worth a traceback.
+
+    The process is closed to the environments that it or its roles start: it has its user's variables and the run's key.
+    """
+    refuse_inspection()
     try:
         code = run()
         sys.stdout.flush()

@@ -59,7 +59,7 @@ def presets_page() -> str:
         "# Presets, advantages and losses",
         "",
         "`spec.algorithm.preset` names an advantage, a loss, how the tokens' losses become one number, and filters. The other fields of",
-        "`spec.algorithm` replace its parts: `algorithm: {preset: grpo, loss: {name: aipo, options: {delta: 4.0}}}`. A name may also be an",
+        "`spec.algorithm` replace its parts: `algorithm: {preset: aipo, loss: {name: aipo, options: {delta: 4.0}}}`. A name may also be an",
         "import path `package.module:function` of your own: a loss is called as `function(LossInputs, **options)` and returns a",
         "`TokenLoss` (see `rlrun.algorithms`), an advantage as `function(RewardGroups, **options)`, with numpy arrays, and returns one",
         "number per rollout (see `rlrun.advantages`).",
@@ -139,7 +139,7 @@ def _values(option: Option) -> str:
         return "true, false"
     low = "" if option.low == -math.inf else f"{'>' if option.low_excluded else '≥'} {option.low:g}"
     high = "" if option.high == math.inf else f"≤ {option.high:g}"
-    return ", ".join(filter(None, (low, high)))
+    return ", ".join(filter(None, (low, high, "null" if option.nullable else "")))
 
 
 def cli_page() -> str:

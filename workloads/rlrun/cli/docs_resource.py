@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlrun.api import kubernetes
-from rlrun.api.formats import Format
 from rlrun.api.resource import API_VERSION, IDENTITY_FIELDS, LIVE_FIELDS, RLRunSpec
 from rlrun.api.status import RLRunStatus
+from rlrun.config.formats import Format
 from rlrun.config.help import shown_default
 from rlrun.config.schema import Shape, fields, limits_of, size_of, spelled, type_name
 

@@ -1,15 +1,16 @@
-"""`eval RUN.yaml` and `synthesize RUN.yaml`: ask a run's policies, and tell how good they are, or keep what they say."""
+"""`eval RUN.yaml` and `synthesize RUN.yaml`: sample from a run's policies, and measure the answers or keep them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlrun.cli.common import arguments, piped
 from rlrun.config.parser import Parser
+from rlrun.config.rollout import EvaluationSamplingConfig
 
 if TYPE_CHECKING:
     from rlrun.evaluate.job import Request
@@ -82,6 +83,26 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--inference-gpu-ids", type=_numbers, metavar="0,1", help="GPUs of the engines that are started here"
     )
+    drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
+    for name, info in EvaluationSamplingConfig.model_fields.items():
+        kind, metavar = _KINDS[name]
+        more: dict[str, Any] = {"action": "append"} if name == "stop" else {}
+        told = (info.description or "") + (" Again for more." if more else "")
+        drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
+
+
+_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    name: (str, "TEXT")
+    if name == "stop"
+    else (int, "N")
+    if name in ("max_tokens", "min_tokens", "top_k", "seed")
+    else (float, "X")
+    for name in EvaluationSamplingConfig.model_fields
+}
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +160,11 @@ def _request(
         training_sampling=newest,
         engine_urls=options.engine_url,
         gpu_ids=options.inference_gpu_ids,
+        sampling={
+            name: value
+            for name in EvaluationSamplingConfig.model_fields
+            if (value := getattr(options, name)) is not None
+        },
     )
 
 

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -18,13 +19,14 @@ from pydantic import Field, field_validator
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec, check_name
-from rlrun.cli.bench import run_bench, take_bench
+from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
 from rlrun.config.arguments import COMMAND_LINE, parse_arguments
+from rlrun.config.examine import validate
 from rlrun.config.files import read_document
 from rlrun.config.help import help_text
 from rlrun.config.layers import Layer, Origin, Reader, merge
-from rlrun.config.loader import combine
+from rlrun.config.loader import combined
 from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.schema import Shape, fields, snake
 from rlrun.config.yaml_text import Document, Key
@@ -73,6 +75,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
         prog: the program's name.
         usage: how the help page calls it.
     """
+    from rlrun.local.judge import judge_layer, nothing, stopped
     from rlrun.local.main import add_options, run_spec
 
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
@@ -87,15 +90,20 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
         return exit_codes.USAGE
     try:
         rest, bench = take_bench(rest)
-        config, _, dry_run = read(rest, os.environ, model)
+        given = read_layer(rest, os.environ, model)
+        if given.dry_run:
+            config = validate(model, given.layer)
+            folder = options.output_dir or config.output_dir or str(Path("runs") / config.name)
+            print(resolve(config.spec(), name=config.name, uid=UID, output_dir=folder).model_dump_json(indent=2))
+            return exit_codes.OK
     except ConfigError as error:
         return report(error)
+    judged = judge_layer(model, given.layer, leave_out=nothing if bench is None else not_benched)
+    code = stopped(judged)
+    if code is not None or judged.run is None:
+        return code or exit_codes.CONFIGURATION
+    config = judged.run
     options.output_dir = options.output_dir or config.output_dir
-    if dry_run:
-        folder = options.output_dir or str(Path("runs") / config.name)
-        print(resolve(config.spec(), name=config.name, uid=UID, output_dir=folder).model_dump_json(indent=2))
-        return exit_codes.OK
-
     if bench is not None:
         return run_bench(resolve(config.spec(), name=config.name, uid=UID, output_dir="runs").trainer, bench)
 
@@ -105,6 +113,16 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
     return run_spec(config.spec(), name=config.name, options=options, console=Console(), command=called)
 
 
+@dataclass(frozen=True)
+class Given:
+    """Values of a command line and its files, not judged yet."""
+
+    layer: Layer
+    files: list[Path]
+    dry_run: bool
+    """Whether only to print it."""
+
+
 def read(
     argv: Sequence[str], env: Mapping[str, str], model: type[RlConfig] = RlConfig
 ) -> tuple[RlConfig, list[Path], bool]:
@@ -112,6 +130,16 @@ def read(
 
     Raises:
         ConfigError: every problem of every source.
+    """
+    given = read_layer(argv, env, model)
+    return validate(model, given.layer), given.files, given.dry_run
+
+
+def read_layer(argv: Sequence[str], env: Mapping[str, str], model: type[RlConfig] = RlConfig) -> Given:
+    """All that the sources say, as one layer.
+
+    Raises:
+        ConfigError: the command line is none, or a file cannot be read.
     """
     rest, role_files = _split(argv)
     rest, data = take_data_set(rest)
@@ -124,14 +152,12 @@ def read(
             layers += file_layers(path, role, read_document(path), group_sizes)
         except ConfigError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError(problems)
     whole = merge(layers)
     whole.problems += conflicts(layers)
     apply_group_sizes(whole, group_sizes)
     given_data = [Reader(model, COMMAND_LINE, style="kebab").read({"data": {"sources": [data]}})] if data else []
-    config = combine(model, given, env=env, files=[whole, *given_data])
-    return config, [*given.files, *(path for _, path in role_files)], given.dry_run
+    layer = combined(model, given, env=env, files=[whole, *given_data], unread=problems)
+    return Given(layer, [*given.files, *(path for _, path in role_files)], given.dry_run)
 
 
 def take_data_set(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -186,7 +212,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role, Path]]]:
 def file_layers(
     path: Path, role: Role | None, document: Document, group_sizes: list[tuple[Any, Origin]]
 ) -> list[Layer]:
-    """A file as layers: what it says about the run, and what each role's part says, whose shared fields move up.
+    """A file as layers: the run's fields, and those of each role's part, whose shared fields move up.
 
     Args:
         path: the file.

@@ -6,14 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
-from rlrun.cli.bench import run_bench, take_bench
+from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.rl import UID, RlConfig, start
 from rlrun.config.arguments import COMMAND_LINE
+from rlrun.config.files import read_text
 from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.roles import Task
+from rlrun.local.judge import judge_manifest, stopped
+from rlrun.protocol import exit_codes
 
 _MANIFESTS = (".yaml", ".yml", ".json")
 
@@ -48,10 +50,15 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
         rest, options = take_bench(words)
         if rest:
             raise ConfigError([Problem(COMMAND_LINE, rest[0], "is not understood beside --bench")])
-        run = read_manifest(manifest)
+        text = read_text(manifest)
     except ConfigError as error:
         return report(error)
     assert options is not None
+    judged = judge_manifest(text, str(manifest), here=True, leave_out=not_benched)
+    code = stopped(judged)
+    if code is not None or judged.run is None:
+        return code or exit_codes.CONFIGURATION
+    run = judged.run
     return run_bench(resolve(run.spec, name=run.metadata.name, uid=UID, output_dir="runs").trainer, options)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rlrun.cli.common import report
 from rlrun.config.help import help_text
+from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.loader import load
 from rlrun.config.model import TinyModelConfig
 from rlrun.config.problems import ConfigError
+from rlrun.local.user_code import check_user_code
 from rlrun.protocol import exit_codes
 
 PROG = "rlrun tiny-model DIR"
@@ -33,6 +35,11 @@ def run(argv: Sequence[str]) -> int:
     if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # noqa: PTH208
         print(f"{folder}: is not empty; choose a new folder or empty this one", file=sys.stderr)
         return exit_codes.USAGE
+
+    if config.warmup_environment is not None:
+        for finding in check_user_code((), AlgorithmConfig(), config, here=True):
+            print(f"rlrun tiny-model: --warmup-environment: {finding.message}", file=sys.stderr)
+            return exit_codes.CONFIGURATION
 
     from rlrun.trainer.tiny_model import make_tiny_model
 

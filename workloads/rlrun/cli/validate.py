@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.api.manifest import parse_manifest
-from rlrun.api.resource import RLRun
+from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.config.files import read_text
-from rlrun.config.layers import Layer
 from rlrun.config.parser import Parser
-from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.problems import ConfigError
+from rlrun.config.rollout import EvaluationConfig
+from rlrun.local.judge import Judged, judge_manifest
 from rlrun.protocol import exit_codes
 
 
@@ -27,15 +27,17 @@ def run(argv: Sequence[str]) -> int:
     code = exit_codes.OK
     for path in parser().parse_args(list(argv)).files:
         try:
-            manifest, layer = parse_manifest(read_text(path), str(path))
-            notes = check_environments(manifest, layer)
+            judged = judge_manifest(read_text(path), str(path), here=False)
         except ConfigError as error:
-            print(error, file=sys.stderr)
+            judged = Judged(None, error.problems, ())
+        for problem in judged.problems:
+            print(problem, file=sys.stderr)
+        if judged.problems or judged.run is None:
             code = exit_codes.CONFIGURATION
-            continue
-        print(f"{path}: valid: {summary(manifest)}")
-        for note in notes:
-            print(f"{path}: note: {note}")
+        else:
+            print(f"{path}: valid: {summary(judged.run)}")
+        for notice in judged.notices:
+            print(f"{notice.source}: note: {notice.path} {notice.message}")
     return code
 
 
@@ -43,33 +45,33 @@ def summary(manifest: RLRun) -> str:
     """One line: what the run will do."""
     spec = manifest.spec
     model = spec.model.path or spec.model.name or "a tiny model"
+    told = {"SFT": _supervision, "Eval": _evaluation}.get(spec.task, _learning)(spec)
+    return f"RLRun {manifest.metadata.name}, {model}, {told}"
+
+
+def _learning(spec: RLRunSpec) -> str:
     shares = ", ".join(f"{e.label} (groups of {e.group_size})" for e in spec.environments)
     batch, steps = spec.orchestrator.batch_size, spec.max_steps
+    return f"{steps} steps of {batch} rollouts ({steps * batch} in all), versions v0 to v{steps}; {shares}"
+
+
+def _supervision(spec: RLRunSpec) -> str:
+    data = spec.data
+    if data is None:
+        return "supervised fine-tuning"
+    batch = f"{data.batch_size} rows" if data.batch_tokens is None else f"{data.batch_tokens} tokens"
+    read = f", or {data.epochs} times through the data, whichever ends first" if data.epochs is not None else ""
+    held_out = f"; held out: {data.validation.label}" if data.validation is not None else ""
+    sources = ", ".join(source.label for source in data.sources)
+    return f"supervised fine-tuning on {sources}: {spec.max_steps} steps of {batch}{read}{held_out}"
+
+
+def _evaluation(spec: RLRunSpec) -> str:
+    wanted = spec.evaluation or EvaluationConfig()
+    asked = spec.policies.from_run if spec.policies is not None and spec.policies.from_run is not None else None
+    policies = f"the policies of {asked}" if asked else "the model itself"
+    names = ", ".join(environment.label for environment in spec.environments)
     return (
-        f"RLRun {manifest.metadata.name}, {model}, {steps} steps of {batch} rollouts ({steps * batch} in all), "
-        f"versions v0 to v{steps}; {shares}"
+        f"evaluation of {policies}, nothing is trained: up to {wanted.num_tasks} held-out tasks of each environment, "
+        f"{wanted.samples_per_task} answers each; {names}"
     )
-
-
-def check_environments(manifest: RLRun, layer: Layer) -> list[str]:
-    """Load every environment; what is only in the run's image and not on this machine is a note, not a problem.
-
-    Raises:
-        ConfigError: an unknown id, or arguments that the environment refuses.
-    """
-    from rlrun.environments.registry import EnvironmentLoadError, known, load
-
-    problems, notes = [], []
-    for i, environment in enumerate(manifest.spec.environments):
-        try:
-            load(environment.id, environment.args)
-        except EnvironmentLoadError as error:
-            if isinstance(error.__cause__, ImportError):
-                notes.append(f"spec.environments[{i}].id is not checked on this machine: {error}")
-                continue
-            field = "args" if environment.id in known() or ":" in environment.id else "id"
-            line = layer.origin(("spec", "environments", i, field)).line
-            problems.append(Problem(layer.origin(()).source, f"spec.environments[{i}].{field}", str(error), line))
-    if problems:
-        raise ConfigError(problems)
-    return notes

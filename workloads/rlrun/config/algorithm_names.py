@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlrun.config.algorithm_options import Entry, Kind, Need, Option, OptionValue
-from rlrun.config.algorithm_presets import DEFAULT_ADVANTAGE, DEFAULT_LOSS, PRESETS, Preset
+from rlrun.config.algorithm_presets import DEFAULT_ADVANTAGE, DEFAULT_LOSS, DEFAULT_PRESET, PRESETS, Preset
 from rlrun.config.algorithm_tables import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -28,6 +28,7 @@ __all__ = [
     "CORRECTION_OPTIONS",
     "DEFAULT_ADVANTAGE",
     "DEFAULT_LOSS",
+    "DEFAULT_PRESET",
     "KL_KINDS",
     "LOSS_ENTRIES",
     "PRESETS",
@@ -92,7 +93,7 @@ def complete_options(kind: Kind, name: str, given: Mapping[str, Any]) -> dict[st
     for low, high in algorithm.ordered:
         if options[low] > options[high]:
             raise ValueError(f"{kind} {name}: {low} ({options[low]}) must not exceed {high} ({options[high]})")
-    if options.get("global_std") and options.get("std") == "group":
+    if options.get("global_std") and options.get("std", "none") != "none":
         raise ValueError(f"{kind} {name}: std and global_std both divide by a standard deviation, choose one")
     return options
 
@@ -110,7 +111,7 @@ def known(what: str, name: str, table: Iterable[str]) -> str:
 
 
 def needs(kind: Kind, name: str, options: Mapping[str, Any]) -> dict[Need, str]:
-    """What an algorithm needs besides the policy, and what of it does: `{"reference": "loss distill"}`."""
+    """Inputs of an algorithm besides the policy, each with the part that needs it: `{"reference": "loss distill"}`."""
     if is_import_path(name):
         return {}
     algorithm = entry(kind, name)
@@ -134,17 +135,18 @@ def default_proximal(loss: str) -> str:
 
 
 def correction_problem(correction: Mapping[str, Any], loss: str, *, has_proximal: bool) -> str | None:
-    """Why a complete correction does not go with a loss: clamped weights on top of a loss that has the same ratio already."""
-    if correction["action"] != "clamp" or is_import_path(loss):
+    """Conflict of a complete correction with a loss: weights on top of a loss that has the same ratio already."""
+    clamps = correction["action"] == "clamp"
+    if not (clamps or correction["weight"] != "none") or is_import_path(loss):
         return None
     own = entry("loss", loss)
     if not own.weighs and (has_proximal or "proximal_logprobs" not in own.reads):
         return None
     without = "" if own.weighs else " without a proximal policy"
-    return (
-        f"correction: action clamp would weigh twice by the ratio of trainer and engine: loss {loss} does so already{without}; "
-        "use action mask"
+    what, fix = (
+        ("action clamp", "use action mask") if clamps else (f"weight {correction['weight']}", "set weight to none")
     )
+    return f"correction: {what} would weigh twice by the ratio of trainer and engine: loss {loss} does so already{without}; {fix}"
 
 
 def complete_correction(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,4 +167,10 @@ def complete_correction(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"correction: action clamp needs measure ratio, got {options['measure']}: a divergence is no weight; use action mask"
         )
+    if options["weight"] != "none" and options["action"] == "clamp":
+        raise ValueError(
+            f"correction: weight ({options['weight']}) needs action mask: action clamp weighs already; set one of them"
+        )
+    if options["weight"] == "none" and given.get("cap") is not None:
+        raise ValueError(f"correction: cap ({options['cap']}) needs a weight; set weight to token or sequence")
     return options

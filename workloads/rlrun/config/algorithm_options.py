@@ -1,13 +1,14 @@
-"""What an option of an algorithm is: its default, its bounds and its words. Pure, without torch."""
+"""Declaration of an algorithm's option: its default, its bounds and its description. Pure, without torch."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-OptionValue = bool | int | float | str
+OptionValue = bool | int | float | str | None
 Kind = Literal["advantage", "loss"]
 Need = Literal["reference", "critic"]
 """What an objective may need besides the policy: log-probs of a reference or teacher model, values of a critic."""
@@ -15,7 +16,7 @@ Need = Literal["reference", "critic"]
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword of an algorithm. `choices` makes it an enumeration, a bool default a switch, else it is a number."""
+    """One keyword of an algorithm. `choices` makes it an enumeration, a bool default a switch, else it is a number, or null if it may."""
 
     default: OptionValue
     summary: str
@@ -25,9 +26,17 @@ class Option:
     choices: tuple[OptionValue, ...] = ()
     needs: Need | None = None
     """Needed where the value is not 0."""
+    nullable: bool = False
+    """None is a value too: it switches off what the option bounds."""
 
     def problem(self, value: object) -> str | None:
-        """Why `value` is refused, as the end of a sentence that starts with the option's name; None if it is fine."""
+        """Reason to refuse `value`, as the end of a sentence that starts with the option's name; None if it is fine."""
+        if value is None:
+            return (
+                None
+                if self.nullable
+                else f"must not be null; leave it out for the default ({json.dumps(self.default)})"
+            )
         if self.choices:
             known = any(value == choice and type(value) is type(choice) for choice in self.choices)
             return None if known else f"must be one of {_listed(self.choices)}, got {value!r}"
@@ -40,7 +49,8 @@ class Option:
 
     def _range(self) -> str:
         lower = f"{'greater than' if self.low_excluded else 'at least'} {self.low:g}"
-        return lower if self.high == math.inf else f"{lower} and at most {self.high:g}"
+        bounds = lower if self.high == math.inf else f"{lower} and at most {self.high:g}"
+        return f"{bounds}, or null" if self.nullable else bounds
 
 
 @dataclass(frozen=True)

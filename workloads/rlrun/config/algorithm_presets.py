@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlrun.config.algorithm_options import OptionValue
 
+DEFAULT_PRESET = "aipo"
 DEFAULT_ADVANTAGE = "grpo"
 DEFAULT_LOSS = "aipo"
 
@@ -25,43 +26,92 @@ class Preset:
     filters: Mapping[str, OptionValue] = field(default_factory=dict)
 
 
+_CLIP = {"dual_clip": None}
+"""The papers clip the ratio on two sides only."""
+
 PRESETS: Mapping[str, Preset] = {
-    "grpo": Preset("group-mean baseline without std, truncated importance sampling: the default"),
-    "dr_grpo": Preset(
-        "group-mean baseline, each sequence divided by a constant length: no bias towards short or long answers",
-        advantage="dr_grpo",
-        aggregation="constant_length",
-    ),
-    "rloo": Preset("leave-one-out baseline, truncated importance sampling", advantage="rloo"),
-    "opo": Preset("length-weighted baseline, truncated importance sampling", advantage="opo"),
-    "reinforce_pp": Preset("rewards whitened over the batch, without groups (REINFORCE++)", advantage="reinforce_pp"),
-    "max_rl": Preset("group-mean baseline divided by the mean: hard tasks weigh more (MaxRL)", advantage="max_rl"),
-    "aipo": Preset("truncated importance sampling (LlamaRL) on group-mean advantages", loss="aipo"),
-    "ppo": Preset("clipped ratio with dual clip on group-mean advantages, no critic", loss="ppo"),
-    "decoupled_ppo": Preset(
-        "clipped ratio to the policy at the start of the step, weighted by its ratio to the engine (AReaL)",
-        loss="decoupled_ppo",
-    ),
-    "gspo": Preset(
-        "clipped sequence ratio on group-mean advantages, mean over sequences",
-        loss="gspo",
+    "aipo": Preset("the default: group-mean baseline without std, one-sided truncated importance sampling (LlamaRL)"),
+    "grpo": Preset(
+        "group mean and std, clipped ratio, mean over each answer's tokens, then over answers (DeepSeekMath; TRL's `loss_type: grpo`). "
+        "TRL's and verl's present default: `aggregation: token_mean`. The paper's KL term: `regularizers: {kl: 0.04}` and a `reference`",
+        advantage_options={"std": "group"},
+        loss="ppo",
+        loss_options=_CLIP,
         aggregation="seq_mean_token_mean",
     ),
-    "cispo": Preset("clipped importance weights on group-mean advantages", loss="cispo"),
+    "dr_grpo": Preset(
+        "clipped ratio, no std, each answer's sum divided by a constant length: no bias towards short or long answers (Dr. GRPO)",
+        advantage="dr_grpo",
+        loss="ppo",
+        loss_options=_CLIP,
+        aggregation="constant_length",
+    ),
+    "rloo": Preset(
+        "leave-one-out baseline; sum over each answer's tokens, mean over answers, as REINFORCE on whole answers has it; "
+        "truncated importance sampling where data are not on-policy",
+        advantage="rloo",
+        aggregation="seq_mean_token_sum",
+    ),
+    "opo": Preset(
+        "length-weighted baseline; the paper is exactly on-policy (`maxAsyncLevel: 0`), data that are not are weighed by truncated "
+        "importance sampling",
+        advantage="opo",
+    ),
+    "reinforce_pp": Preset(
+        "no groups: returns whitened over all loss tokens of the batch, clipped ratio (REINFORCE++, without its KL in the reward)",
+        advantage="reinforce_pp",
+        loss="ppo",
+        loss_options=_CLIP,
+    ),
+    "reinforce_pp_baseline": Preset(
+        "group-mean baseline, whitened over all loss tokens of the batch, clipped ratio (REINFORCE++-baseline). "
+        "Its KL term: `regularizers: {kl: ..., klKind: k2}` and a `reference`",
+        advantage="reinforce_pp_baseline",
+        loss="ppo",
+        loss_options=_CLIP,
+    ),
+    "max_rl": Preset(
+        "group-mean baseline divided by the mean: hard tasks weigh more (MaxRL); truncated importance sampling",
+        advantage="max_rl",
+    ),
+    "ppo": Preset(
+        "actor and critic: generalised advantage estimation, clipped ratio (PPO)",
+        advantage="gae",
+        loss="ppo",
+        loss_options=_CLIP,
+    ),
+    "decoupled_ppo": Preset(
+        "clipped ratio to the policy at the start of the step, weighted by its ratio to the engine (AReaL), on group-mean advantages",
+        loss="decoupled_ppo",
+        loss_options=_CLIP,
+    ),
+    "gspo": Preset(
+        "group mean and std, clipped ratio of whole answers, mean over answers (GSPO)",
+        loss="gspo",
+        advantage_options={"std": "group"},
+        aggregation="seq_mean_token_mean",
+    ),
+    "cispo": Preset(
+        "group mean and std, clipped importance weights, token mean (MiniMax-M1)",
+        loss="cispo",
+        advantage_options={"std": "group"},
+    ),
     "sapo": Preset(
-        "soft gate on the ratio, advantages in units of the group's standard deviation, mean over sequences",
+        "group mean and std, soft gate on the ratio, mean over each answer's tokens, then over answers (SAPO)",
         loss="sapo",
         advantage_options={"std": "group"},
         aggregation="seq_mean_token_mean",
     ),
-    "masked_is": Preset("importance sampling with token and sequence masks (PRIME-RL v0.3)", loss="masked_is"),
-    "dppo": Preset("trust region on probability differences (PRIME-RL)", loss="dppo"),
-    "ipo": Preset("trust region on probability differences of either sign", loss="ipo"),
+    "masked_is": Preset(
+        "group-mean baseline, importance sampling with token and sequence masks (PRIME-RL v0.3)", loss="masked_is"
+    ),
+    "dppo": Preset("group-mean baseline, trust region on probability differences (PRIME-RL)", loss="dppo"),
+    "ipo": Preset("group-mean baseline, trust region on probability differences of either sign (PRIME-RL)", loss="ipo"),
     "dapo": Preset(
-        "higher upper clip, group standard deviation, token mean, dynamic sampling, soft penalty of overlong answers",
+        "group mean and std, higher upper clip, token mean, dynamic sampling, soft penalty of overlong answers (DAPO)",
         loss="ppo",
         advantage_options={"std": "group"},
-        loss_options={"eps_high": 0.28},
+        loss_options={**_CLIP, "eps_high": 0.28},
         aggregation="token_mean",
         filters={"zero_variance": True, "overlong_penalty": 1.0},
     ),

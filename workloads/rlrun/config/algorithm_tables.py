@@ -20,22 +20,50 @@ PROXIMAL_METHODS: Mapping[str, str] = {
 KL_KINDS: Mapping[str, str] = {"k1": "d", "k2": "d²/2", "k3": "e^{-d} - 1 + d"}
 """With d = t - ref."""
 
-_EVERY_ADVANTAGE = {
+_LEVELS = ("none", "group", "batch")
+_REWARDS = {
     "turn_discount": Option(
         1.0, "multiply the reward by this to the power of turns - 1", low=0.0, high=1.0, low_excluded=True
     ),
-    "length_penalty": Option(0.0, "then subtract this times the rollout's tokens from the reward", low=0.0),
-    "global_std": Option(False, "divide by the unbiased standard deviation of the rewards of the whole batch, + 1e-6"),
-    "neg_clipped": Option(False, "replace negative advantages by 0, last of all"),
+    "length_penalty": Option(0.0, "then subtract this times the rollout's tokens from the reward", low=0.0, high=1e9),
 }
-_WHITENED = {name: option for name, option in _EVERY_ADVANTAGE.items() if name != "global_std"}
+_GLOBAL_STD = {
+    "global_std": Option(False, "divide by the unbiased standard deviation of the rewards of the whole batch, + 1e-6")
+}
+_NEG_CLIPPED = {"neg_clipped": Option(False, "replace negative advantages by 0, last of all")}
+
+
+def _normalization(level: str) -> Mapping[str, Option]:
+    """AReaL's adv_norm: options that every estimator has, with this default."""
+    return {
+        "adv_mean": Option(
+            level, "then subtract the advantages' mean over the loss tokens of the group or batch", choices=_LEVELS
+        ),
+        "adv_std": Option(
+            level,
+            "divide by their unbiased standard deviation around what was subtracted, + 1e-6",
+            choices=_LEVELS,
+        ),
+    }
+
+
+_EVERY_ADVANTAGE = {**_REWARDS, **_GLOBAL_STD, **_normalization("none"), **_NEG_CLIPPED}
+_RETURN_TO_GO = {
+    **_REWARDS,
+    "gamma": Option(1.0, "discount of the reward per loss token between it and the token", low=0.0, high=1.0),
+    **_normalization("batch"),
+    **_NEG_CLIPPED,
+}
 
 ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
     "grpo": Entry(
-        "R - mean of the group",
+        "R - mean of the group, over rollouts",
         {
+            "mean": Option("group", "subtract the mean reward of the group, of the batch, or none", choices=_LEVELS),
             "std": Option(
-                "none", "group: divide by the group's unbiased standard deviation + 1e-6", choices=("none", "group")
+                "none",
+                "divide by the rewards' unbiased standard deviation around what was subtracted, + 1e-6",
+                choices=_LEVELS,
             ),
             **_EVERY_ADVANTAGE,
         },
@@ -50,16 +78,25 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
         },
         reads=("lengths",),
     ),
-    "max_rl": Entry("(R - mean)/mean of the group; 0 where the mean is not positive", dict(_EVERY_ADVANTAGE)),
-    "reinforce_pp": Entry("R, whitened over the batch: less its mean, divided by its standard deviation", _WHITENED),
-    "reinforce_pp_baseline": Entry("R - mean of the group, whitened over the batch", _WHITENED),
+    "max_rl": Entry(
+        "(R - mean)/mean of the group, scaled to within ±(G-1); 0 where the mean is not positive",
+        dict(_EVERY_ADVANTAGE),
+    ),
+    "reinforce_pp": Entry(
+        "return-to-go of R, whitened over all loss tokens of the batch", _RETURN_TO_GO, reads=("lengths",)
+    ),
+    "reinforce_pp_baseline": Entry(
+        "return-to-go of R - mean of the group, whitened over all loss tokens of the batch",
+        _RETURN_TO_GO,
+        reads=("lengths",),
+    ),
     "reward": Entry("R itself, without a baseline", dict(_EVERY_ADVANTAGE)),
     "gae": Entry(
-        "generalised advantage estimation per token from a critic's values, whitened over the batch",
+        "generalised advantage estimation per token from a critic's values, whitened over all loss tokens of the batch",
         {
             "gamma": Option(1.0, "discount of the reward per token", low=0.0, high=1.0),
             "lam": Option(1.0, "λ: 1 is the return less the value, 0 the one-step difference", low=0.0, high=1.0),
-            "whiten": Option(True, "less the mean, divided by the standard deviation over all loss tokens"),
+            **_normalization("batch"),
         },
         needs="critic",
     ),
@@ -68,7 +105,7 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
 _CLIP = {
     "eps_low": Option(0.2, "the ratio is clipped from below at 1 - eps_low", low=0.0, high=1.0),
     "eps_high": Option(0.2, "the ratio is clipped from above at 1 + eps_high", low=0.0),
-    "dual_clip": Option(3.0, "cap of the ratio where A < 0", low=1.0, low_excluded=True),
+    "dual_clip": Option(3.0, "cap of the ratio where A < 0; null: none", low=1.0, low_excluded=True, nullable=True),
 }
 _KL_TAU = Option(1e-3, "weight of (log ρ)²", low=0.0)
 _TEACHER = {
@@ -91,7 +128,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         "ppo on exp(t - o), weighted by sg exp(o - i)",
         {
             **_CLIP,
-            "cap": Option(5.0, "bound of the weight exp(o - i)", low=0.0, low_excluded=True),
+            "cap": Option(5.0, "bound of the weight exp(o - i); null: none", low=0.0, low_excluded=True, nullable=True),
             "cap_mode": Option("clamp", "clamp: cap the weight; mask: drop the token", choices=("clamp", "mask")),
         },
         reads=("proximal_logprobs",),
@@ -182,7 +219,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
 CORRECTION_OPTIONS: Mapping[str, Option] = {
     "action": Option(
         "clamp",
-        "clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside",
+        "clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside, see `weight` for what is kept",
         choices=("clamp", "mask"),
     ),
     "level": Option("token", "judge each token, or each sequence as a whole", choices=("token", "sequence")),
@@ -196,6 +233,12 @@ CORRECTION_OPTIONS: Mapping[str, Option] = {
         "of a sequence: mean (of the ratio: geometric mean), sum (of the ratio: product) or max over its tokens",
         choices=("mean", "sum", "max"),
     ),
+    "weight": Option(
+        "none",
+        "with mask: what is kept weighs 1 (none), or by its ratio: the token's, the product or the geometric mean of the sequence's",
+        choices=("none", "token", "sequence", "geometric"),
+    ),
+    "cap": Option(None, "cap of that weight; null: none besides the bounds", low=0.0, low_excluded=True, nullable=True),
     "low": Option(0.0, "lower bound of the measure; for k1 the default is -high"),
     "high": Option(2.0, "upper bound of the measure"),
 }

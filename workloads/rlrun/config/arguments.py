@@ -70,7 +70,7 @@ def parse_arguments(
 
 
 def parse_environment(model: type[BaseModel], env: Mapping[str, str]) -> Arguments:
-    """The variables that name a field; one without `__` that names none belongs to somebody else and is left alone."""
+    """Variables that name a field; one without `__` that names none belongs to another program and is left alone."""
     result = Arguments()
     for prefix in PREFIXES:
         reader = Reader(model, ENVIRONMENT, style="snake", prefix=prefix)

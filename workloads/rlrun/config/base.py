@@ -1,4 +1,4 @@
-"""What all configuration models share: camelCase outside, snake_case inside, unknown keys refused, docstrings as descriptions."""
+"""Base of all configuration models: camelCase outside, snake_case inside, unknown keys refused, docstrings as descriptions."""
 
 from __future__ import annotations
 

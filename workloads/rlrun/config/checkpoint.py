@@ -1,4 +1,4 @@
-"""What is kept on the run's volume, and how weights reach the engine."""
+"""Checkpoints on the run's volume, and the transfer of weights to the engine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.formats import RunFolder
 
 
 class ResumeConfig(Config):
     """Where an attempt starts."""
 
     policy: Literal["Latest", "Never", "Step"] = "Latest"
-    """Latest: the newest complete checkpoint, or the model when there is none. Never: refuse a folder that holds a run.
-    Step: the one at `step`."""
+    """Latest: the newest complete checkpoint, or the model without one. Never: refuse a folder that holds a run. Step: the one at
+    `step`."""
     step: Annotated[int, Field(ge=1)] | None = None
     """The checkpoint's step; set if and only if the policy is Step."""
 
-    from_run: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Start from a checkpoint of another run: its name, on the same volume, or its folder. Weights and optimizer are
-    its; steps count from 0, on this run's data. Counts until this run has a checkpoint."""
+    from_run: RunFolder | None = None
+    """Another run, by name on the same volume or by folder, whose weights and optimizer state this run starts from at
+    step 0; ignored once this run has a checkpoint."""
     from_step: Annotated[int, Field(ge=1)] | None = None
     """The other run's checkpoint; default: its newest complete one."""
 
@@ -60,13 +61,13 @@ class CheckpointConfig(Config):
     interval: Annotated[int, Field(ge=1)] = 20
     """Steps between checkpoints; the last step always makes one."""
     save_async: bool = True
-    """Write checkpoints beside training, which then waits only for a copy in host memory. Off: it waits for the files."""
+    """Write checkpoints beside training, which waits only for the copy to host memory. Off: it waits for the files."""
     keep_last: Annotated[int, Field(ge=1)] = 3
     """Newest complete checkpoints that are kept."""
     keep_interval: Annotated[int, Field(ge=1)] | None = None
     """Checkpoints at multiples of this step are kept for good."""
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
-    """Most seconds that a run that is told to stop (SIGTERM, Ctrl-C) may take to save its last finished step."""
+    """Longest time that a stopped run (SIGTERM, Ctrl-C) may take to save its last finished step, in seconds."""
     export: ExportConfig = ExportConfig()
     """Exports of the model."""
     resume: ResumeConfig = ResumeConfig()
@@ -77,6 +78,6 @@ class WeightSyncConfig(Config):
     """The hand-over of new weights from the trainer to the engines."""
 
     transport: Literal["Filesystem", "NCCL"] = "Filesystem"
-    """Filesystem: through the run's volume. NCCL: from GPU to GPU (gloo between CPUs); the volume gets checkpointed versions alone."""
+    """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs); only checkpointed versions reach the volume."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Deadline of one replica's update, in seconds; a replica that misses it is taken out of rotation and tried again."""
+    """Deadline of one replica's update, in seconds; a late replica leaves the rotation and is tried again."""

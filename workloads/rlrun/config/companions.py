@@ -17,7 +17,7 @@ class ReferenceConfig(Config):
     """A frozen model whose log-probs a KL term or a distillation reads: the run's own start, or a teacher."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)] = INITIAL
-    """`initial`: the model that the run starts from. Otherwise an absolute folder, or a repository on the hub; same vocabulary."""
+    """`initial`: the model that the run starts from; else an absolute folder or a repository on the hub. Same vocabulary."""
     revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
 
@@ -30,7 +30,7 @@ class ReferenceConfig(Config):
         return self
 
     def resolved(self, policy: ModelConfig) -> ModelConfig:
-        """Where it is loaded from; `policy` is the run's model."""
+        """Source of the reference model; `policy` is the run's model."""
         if self.model == INITIAL:
             return policy
         if self.model.startswith("/"):
@@ -44,4 +44,4 @@ class CriticConfig(Config):
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-5
     """Peak learning rate; the rest is as in `trainer.optimizer` and `trainer.scheduler`."""
     value_clip: Annotated[float, Field(gt=0)] | None = 0.2
-    """A new value counts only up to this far from the one at the start of the step; null: no clipping."""
+    """Clip of a new value's distance from the one at the start of the step; null: none."""

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning learns from: data sets of conversations, how they are mixed, and what is held out."""
+"""Data of supervised fine-tuning: data sets of conversations, their mixture, and held-out validation."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ class DataSetConfig(Config):
     """One data set. Exactly one of `path` and `name` says where it is."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """A `.jsonl` or `.parquet` file, or a folder of such or as `datasets` saves it; as the pods see it."""
+    """A `.jsonl` or `.parquet` file, or a folder of them or as `datasets` saves it."""
     name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Data set on the hub with such files."""
+    revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Branch, tag or commit on the hub; default: the main branch."""
     split: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Only files and folders with this word in their name."""
+    """Only files and folders with this in their name."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
             got = "neither" if self.path is None else "both"
             raise ValueError(f"exactly one of path and name says where the data is; got {got}")
+        if self.revision is not None and self.name is None:
+            raise ValueError(f"revision ({self.revision}) needs name: a local folder has no revisions; remove revision")
         return self
 
     @property
     def label(self) -> str:
-        """How messages and metrics call it."""
+        """Name of the data set in messages and metrics."""
         return (self.path or self.name or "") + (f" ({self.split})" if self.split else "")
 
 

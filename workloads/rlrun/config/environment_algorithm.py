@@ -1,4 +1,4 @@
-"""What one environment learns otherwise than the run: parts of the objective, each in place of the run's."""
+"""Objective of one environment where it differs from the run's: parts, each in place of the run's."""
 
 from __future__ import annotations
 

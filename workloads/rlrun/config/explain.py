@@ -4,49 +4,48 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlrun.config.layers import Layer, Origin, display
-from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.problems import Problem
 from rlrun.config.schema import Shape, child, expected, find_field
 from rlrun.config.suggest import did_you_mean
 from rlrun.config.yaml_text import Key
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+_RULES = ("value_error", "assertion_error")
 _SHOWN_CHARACTERS = 60
 _FIELD_IN_MESSAGE = re.compile(r"[A-Za-z]\w*(?:\[\d+\])?(?:\.[A-Za-z]\w*(?:\[\d+\])?)*")
 _OF_RANGE = ("greater_than", "less_than", "multiple_of", "finite_number", "too_short", "too_long", "literal_error")
 
 
-def validate(model: type[ModelT], layer: Layer) -> ModelT:
-    """The model of a layer's values.
+@dataclass(frozen=True)
+class Fault:
+    """One thing that pydantic refuses."""
 
-    Raises:
-        ConfigError: all problems of the layer and of its values, in the order of their lines.
-    """
-    problems = list(layer.problems)
-    try:
-        result = model.model_validate(layer.values, strict=True, by_name=True, by_alias=False)
-    except ValidationError as error:
-        broken = {(p.source, p.path) for p in problems}
-        found = explain(error, model, layer)
-        problems += [p for p in found if (p.source, p.path) not in broken]
-    if problems:
-        raise ConfigError(sorted(problems, key=lambda p: (p.source, p.line or 0)))
-    return result
+    key: Key
+    """The value, by Python names; of a rule between fields: their block."""
+    problem: Problem
+    rule: bool
+    """Whether a rule is broken; otherwise the value itself is wrong."""
+    named: tuple[Key, ...]
+    """Fields that the message of a rule names, the guilty one first."""
 
 
-def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[Problem]:
-    """One problem for each field that pydantic refuses."""
-    problems: dict[Key, Problem] = {}
+def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[Fault]:
+    """One fault for each field that pydantic refuses."""
+    faults: dict[Key, Fault] = {}
     for detail in error.errors(include_url=False):
         key, shape = _place(detail["loc"], model)
-        if key not in problems:
-            problems[key] = _problem(detail, key, shape, model, layer)
-    return list(problems.values())
+        if key not in faults:
+            rule = detail["type"] in _RULES
+            named = tuple(_named(_message(detail), key, model)) if rule else ()
+            faults[key] = Fault(key, _problem(detail, key, shape, model, layer), rule, named)
+    return list(faults.values())
 
 
 def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel], layer: Layer) -> Problem:
@@ -57,14 +56,13 @@ def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel
         meaning = (info.description or "").split("\n")[0].rstrip(".")
         path = display(origin, owner, str(key[-1]))
         return Problem(origin.source, path, f"required, but not set: {meaning}", origin.line)
-    if kind in ("value_error", "assertion_error"):
-        origin, where = layer.origin(key), layer.origins.get(key, Origin("", ""))
-        message = str(detail.get("ctx", {}).get("error", detail["msg"]))
-        named = _field_in(message, key, model, layer) or origin
-        path = where.path if where.source == named.source or not where.source else _camel(key, model)
+    if kind in _RULES:
+        origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)
+        named = next((layer.origins[k] for k in _named(message, key, model) if k in layer.origins), origin)
+        path = where.path if where.source == named.source or not where.source else camel(key, model)
         return Problem(named.source, path, message, named.line)
     origin = layer.origin(key)
-    path = origin.path if key in layer.origins else _camel(key, model)
+    path = origin.path if key in layer.origins else camel(key, model)
     got = _shown(value)
     if not kind.startswith(_OF_RANGE) or isinstance(value, str | bool):
         got += f" ({_kind_of(value)})" if _kind_of(value) else ""
@@ -101,17 +99,27 @@ def _shape_at(model: type[BaseModel], key: Key) -> Shape:
     return shape
 
 
-def _field_in(message: str, key: Key, model: type[BaseModel], layer: Layer) -> Origin | None:
-    """The origin of the first field that a validator's message names and that somebody has set."""
+def _message(detail: ErrorDetails) -> str:
+    return str(detail.get("ctx", {}).get("error", detail["msg"]))
+
+
+def _named(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
+    """The fields that a validator's message names, in its order."""
     for words in _FIELD_IN_MESSAGE.findall(message):
         loc = [int(part) if part.isdecimal() else part for part in re.split(r"[.\[\]]+", words.rstrip("]"))]
         named, _ = _place((*key, *loc), model)
-        if len(named) == len(key) + len(loc) and named in layer.origins:
-            return layer.origins[named]
-    return None
+        if len(named) == len(key) + len(loc):
+            yield named
 
 
-def _camel(key: Key, model: type[BaseModel]) -> str:
+def place(key: Key, model: type[BaseModel], layer: Layer) -> Origin:
+    """Place where a field was set, or where it would be."""
+    origin = layer.origin(key)
+    return origin if key in layer.origins else replace(origin, path=camel(key, model))
+
+
+def camel(key: Key, model: type[BaseModel]) -> str:
+    """A path of Python names as a manifest spells it."""
     shape, path = Shape("model", model=model), ""
     for part in key:
         if shape.model is not None:

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlrun.config.problems import Problem
-from rlrun.config.schema import Shape, Style, child, fields, find_field, spelled, suggestion
+from rlrun.config.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
 from rlrun.config.yaml_text import Key
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from."""
+    """Source of a value."""
 
     source: str
     path: str
@@ -28,7 +28,7 @@ class Origin:
 
 @dataclass
 class Layer:
-    """What one source says."""
+    """Values of one source."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Key, Origin] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Reader:
-    """How one source's document is read: its model, its name, where its fields belong."""
+    """Reading of one source's document: its model, its name, and the places of its fields."""
 
     model: type[BaseModel]
     """The root model."""
@@ -102,7 +102,8 @@ class Reader:
             known = find_field(model, spelling, camel_only=self.camel_only)
             if known is None:
                 if model.model_config.get("extra") != "ignore":
-                    hint = suggestion(model, name, self.model, self.style)
+                    why = getattr(model, "refused_fields", {}).get(snake(name))
+                    hint = f": {why}" if why else suggestion(model, name, self.model, self.style)
                     layer.problems.append(Problem(self.source, here, f"unknown field{hint}", line))
             elif known in result:
                 other = layer.origins[*key, known].path

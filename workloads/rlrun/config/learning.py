@@ -1,4 +1,4 @@
-"""How the policy learns: objective, staleness bounds, optimizer and schedule."""
+"""Learning of the policy: objective, staleness bounds, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.algorithm_names import (
+    DEFAULT_PRESET,
     Need,
     complete_correction,
     complete_options,
@@ -21,8 +22,8 @@ from rlrun.config.companions import CriticConfig, ReferenceConfig
 
 class _Objective(Config):
     name: Annotated[str, Field(min_length=1, max_length=253)]
-    """A known name, or `package.module:function` for one of your own in the image."""
-    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """A known name, or `package.module:function` of the image."""
+    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     """Its options, spelled as in the reference (`delta`, `eps_high`, ...)."""
 
 
@@ -48,19 +49,19 @@ class FilterConfig(Config):
     """What is not trained on, and what long answers cost. Rewards in metrics stay as the environment gave them."""
 
     zero_variance: bool = False
-    """Drop groups of equal rewards, which carry no gradient, and sample others (dynamic sampling)."""
+    """Drop groups of equal rewards and sample others (dynamic sampling)."""
     overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Most that the last `overlongBuffer` of `maxTokens` takes off the reward (DAPO's soft penalty); 0: off."""
+    """Most taken off the reward over the last `overlongBuffer` of `maxTokens` (DAPO's soft penalty); 0: off."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share of `maxTokens` over which the penalty rises."""
     overlong_mask: bool = False
     """Do not train on rollouts that were cut off."""
     repetition_mask: bool = False
-    """Do not train on repetition: `repetitionWindow` tokens in a row, each above probability 0.99."""
+    """Mask repetition: `repetitionWindow` tokens in a row, each above probability 0.99."""
     repetition_window: Annotated[int, Field(ge=2, le=1_048_576)] = 512
     """Also for the metric `batch/repetition`."""
     gibberish_mask: bool = False
-    """Do not train on rollouts with a token of id above 100000 that was sampled below e^-2 of uniform probability."""
+    """Mask rollouts with a token of id above 100000 sampled below e^-2 of uniform probability."""
 
 
 class RegularizerConfig(Config):
@@ -79,6 +80,10 @@ class CorrectionConfig(Config):
 
     action: Literal["clamp", "mask"] = "clamp"
     """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside."""
+    weight: Literal["none", "token", "sequence", "geometric"] = "none"
+    """With mask, of what is kept: 1, or a ratio."""
+    cap: Annotated[float, Field(gt=0)] | None = None
+    """Cap of the weight."""
     level: Literal["token", "sequence"] = "token"
     """Judge each token, or each sequence as a whole."""
     measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
@@ -108,7 +113,7 @@ Proximal = Literal["inference", "recompute", "log_linear"]
 class AlgorithmConfig(Config):
     """The objective and how far behind the policy its data may be."""
 
-    preset: Annotated[str, Field(min_length=1, max_length=63)] = "grpo"
+    preset: Annotated[str, Field(min_length=1, max_length=63)] = DEFAULT_PRESET
     """A named objective; the page of presets lists them. The fields that follow replace its parts."""
     loss: LossConfig | None = None
     """Replaces the preset's loss."""
@@ -119,11 +124,11 @@ class AlgorithmConfig(Config):
     aggregation_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens that `constant_length` divides by; default: `seqLen`."""
     proximal: Proximal | None = None
-    """Where a trust region is measured from: the engine's policy, or that at the start of the step; default: that of the loss."""
+    """Policy that the trust region is measured from: the engine's, or that at the start of the step; default: the loss's."""
     regularizers: RegularizerConfig = RegularizerConfig()
     """Entropy bonus and KL to a reference."""
     reference: ReferenceConfig | None = None
-    """A frozen model that the trainer holds as well: for `regularizers.kl`, `distill` and other parts that need one."""
+    """Frozen model for `regularizers.kl`, `distill` and other parts that need one."""
     critic: CriticConfig | None = None
     """A value model that the trainer trains as well: for advantage `gae`."""
     correction: CorrectionConfig | None = None
@@ -131,7 +136,7 @@ class AlgorithmConfig(Config):
     filters: FilterConfig | None = None
     """Replaces the preset's filters."""
     max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
-    """Depth of the pipeline in steps: rollouts for step n start once version n-1-maxAsyncLevel is published; 0 is synchronous."""
+    """Pipeline depth: rollouts for step n start once version n-1-maxAsyncLevel is published; 0 is synchronous."""
     max_off_policy_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """A group is trained in step n only if it was dispatched at version n-1-maxOffPolicySteps or later."""
 
@@ -180,7 +185,7 @@ class AlgorithmConfig(Config):
 
     @property
     def needs(self) -> dict[Need, str]:
-        """What the objective needs besides the policy, and which part of it does."""
+        """Inputs of the objective besides the policy, each with the part that needs it."""
         found: dict[Need, str] = {}
         if self.regularizers.kl > 0:
             found["reference"] = f"regularizers.kl ({self.regularizers.kl})"
@@ -189,7 +194,7 @@ class AlgorithmConfig(Config):
 
     @property
     def provided(self) -> frozenset[Need]:
-        """What the run has besides the policy."""
+        """Inputs that the run has besides the policy."""
         have: dict[Need, object] = {"reference": self.reference, "critic": self.critic}
         return frozenset(need for need, config in have.items() if config is not None)
 
@@ -262,7 +267,7 @@ class SchedulerConfig(Config):
     """The learning rate over the run's steps."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up: constant, or decaying to `minLrRatio` of the peak at `maxSteps`."""
+    """Shape after the warm-up: constant, or decay to `minLrRatio` of the peak at `maxSteps`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly from 0 to the peak."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0

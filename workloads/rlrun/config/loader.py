@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from rlrun.config.arguments import Arguments, parse_arguments, parse_environment
-from rlrun.config.explain import validate
+from rlrun.config.examine import validate
 from rlrun.config.files import read_document
 from rlrun.config.help import help_text
 from rlrun.config.layers import Layer, Reader, assign, merge
 from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.schema import Style
 
-__all__ = ["ConfigError", "Problem", "combine", "file_layer", "load", "load_file"]
+__all__ = ["ConfigError", "Problem", "combine", "combined", "file_layer", "load", "load_file"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -91,9 +91,36 @@ def combine(
     Raises:
         ConfigError: every problem of every source.
     """
+    return validate(model, combined(model, arguments, env=env, below=below, files=files, section=section))
+
+
+def combined(
+    model: type[BaseModel],
+    arguments: Arguments,
+    *,
+    env: Mapping[str, str],
+    below: Sequence[Layer] = (),
+    files: Sequence[Path | Layer] = (),
+    section: str | None = None,
+    unread: Sequence[Problem] = (),
+) -> Layer:
+    """All sources as one layer, which is still to be judged.
+
+    Args:
+        model: as for `combine`, and so are the others.
+        arguments: the parsed command line.
+        env: the environment.
+        below: layers under the environment.
+        files: files and layers above the environment.
+        section: as for `load`.
+        unread: problems of further files, which could not be read.
+
+    Raises:
+        ConfigError: a file cannot be read; with the unknown fields and options of all other sources.
+    """
     base = merge(below)
     _apply(base, model, parse_environment(model, env))
-    problems: list[Problem] = []
+    problems = list(unread)
     layers: list[Layer] = []
     for file in files:
         try:
@@ -104,7 +131,7 @@ def combine(
     _apply(whole, model, arguments)
     if problems:  # without these files, "required, but not set" would be noise
         raise ConfigError([*whole.problems, *problems])
-    return validate(model, whole)
+    return whole
 
 
 def file_layer(model: type[BaseModel], path: Path, *, section: str | None = None) -> Layer:

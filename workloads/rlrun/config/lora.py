@@ -23,10 +23,10 @@ class LoRAConfig(Config):
     targets: Annotated[list[Pattern], Field(max_length=64)] = Field(default_factory=list)
     """Linear layers with an adapter: the end of their names (`q_proj`, `mlp.up_proj`), with `*`. Default: all of attention and MLP."""
     modules_to_save: Annotated[list[Pattern], Field(max_length=64)] = Field(default_factory=list)
-    """Modules that are trained in full, such as `lm_head`. vLLM takes no such adapter: whole merged weights are published."""
+    """Modules trained in full, such as `lm_head`; merged weights are published, since vLLM takes no such adapter."""
 
     slots: Annotated[int, Field(ge=1, le=64)] = 1
-    """Runs whose adapters the trainer holds, this one included; more than 1: others may share it (`sharedWith`)."""
+    """Runs whose adapters the trainer holds, itself included; above 1, others may share it (`sharedWith`)."""
 
     @property
     def served_as_adapter(self) -> bool:

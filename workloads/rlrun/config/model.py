@@ -22,14 +22,13 @@ class TinyModelConfig(Config):
     max_length: Annotated[int, Field(ge=32, le=32768)] = 2048
     """Longest sequence that the model's positions allow, in tokens."""
     warmup_environment: Annotated[str, Field(min_length=1)] | None = None
-    """Environment whose demonstrations the model is first trained on with supervision; none: random weights."""
+    """Environment whose demonstrations the model is first trained on; none: random weights."""
     warmup_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Arguments of the warm-up environment."""
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = 60
-    """Supervised steps of 64 demonstrations each, at most; too few and RL has nothing to reinforce, too many and nothing is left."""
+    """Most supervised steps, of 64 demonstrations each; RL needs a model that is sometimes right, not always."""
     warmup_accuracy: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """End the warm-up earlier, once the demonstrations' tokens have this mean probability: the reward that RL starts from then
-    hardly depends on seed and processor. Default: always `warmupSteps`."""
+    """Mean probability of the demonstrations' tokens at which the warm-up ends early; default: always `warmupSteps`."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the initial weights and of the order of demonstrations."""
 
@@ -46,9 +45,9 @@ class ModelConfig(Config):
     revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Branch, tag or commit on the hub; only with `name`. Default: the repository's main branch."""
     dtype: DType = "bfloat16"
-    """Number format in which weights are published and the engine computes. The trainer keeps float32 masters."""
+    """Number format of published weights and the engine; the trainer keeps float32 masters."""
     trust_remote_code: bool = False
-    """Run Python code that the model's repository ships. Leave it off for models that you have not read."""
+    """Run Python code of the model's repository; leave it off for models that you have not read."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -61,7 +60,7 @@ class ModelConfig(Config):
         return self
 
     def source(self, made: Path) -> str:
-        """What `transformers` and vLLM are given: the hub name, the folder, or `made`, the folder of the tiny model."""
+        """Argument for `transformers` and vLLM: the hub name, the folder, or `made`, the folder of the tiny model."""
         if self.tiny is not None:
             return str(made)
         return self.path or self.name or ""

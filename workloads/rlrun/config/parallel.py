@@ -1,4 +1,4 @@
-"""How the trainer's ranks share one model, and what is computed twice instead of kept."""
+"""Parallelism of the trainer's ranks over one model, and recomputation of activations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pydantic import Field
 
 from rlrun.config.base import Config
 
-ActivationCheckpointing = Literal["none", "full", "selective", "offload"]
+ActivationCheckpointing = Literal["none", "full", "selective", "attention", "offload"]
 AttentionKernel = Literal["auto", "varlen", "sdpa"]
+GradientAccumulation = Literal["reduce", "local"]
 ComputeDType = Literal["auto", "float32", "bfloat16"]
 
 
@@ -28,7 +29,7 @@ class ParallelismConfig(Config):
     """Ranks among dpShard * cp that share a mixture's experts."""
 
     def problem(self, world_size: int) -> str | None:
-        """Why `world_size` ranks cannot be divided so: the field, its value and the fix. None when they can."""
+        """Reason why `world_size` ranks cannot be divided so: the field, its value and the fix. None when they can."""
         fixed = self.dp_replicate * (self.dp_shard or 1) * self.cp * self.tp
         product = "dpReplicate * dpShard * cp * tp"
         if self.dp_shard is not None and fixed != world_size:

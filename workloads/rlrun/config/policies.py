@@ -1,4 +1,4 @@
-"""Whose answers are asked for by a run that trains nothing."""
+"""Policies that a run without training evaluates."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from rlrun.config.base import Config
+from rlrun.config.formats import RunFolder
 
 
 class PoliciesConfig(Config):
     """Policies of another run. Without `steps` and `base`: the model, and every step that is there."""
 
-    from_run: Annotated[str, Field(min_length=1, max_length=1024)]
+    from_run: RunFolder
     """A run by name, on the same volume, or a folder: of a run, or with policies (`step_10`, `checkpoint-10`)."""
     steps: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=256)] | None = None
     """These steps."""

@@ -1,14 +1,16 @@
-"""What is wrong with a configuration, told one line per problem."""
+"""Problems of a configuration, printed one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlrun.protocol.printable import printable
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend."""
+    """One problem for the user to fix."""
 
     source: str
     """Where the value came from: a file's name, `command line`, `environment` or `configuration`."""
@@ -21,7 +23,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
-        return _one_line(": ".join(part for part in (where, self.path, self.message) if part))
+        return printable(": ".join(part for part in (where, self.path, self.message) if part))
 
 
 class ConfigError(Exception):
@@ -30,8 +32,3 @@ class ConfigError(Exception):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(dict.fromkeys(problems))
         super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-def _one_line(text: str) -> str:
-    """Escape what would break the line or cannot be printed (control characters, lone surrogates)."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -13,10 +13,17 @@ from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.data import DataConfig
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.formats import RunName
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
-from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel, ComputeDType, ParallelismConfig
+from rlrun.config.parallel import (
+    ActivationCheckpointing,
+    AttentionKernel,
+    ComputeDType,
+    GradientAccumulation,
+    ParallelismConfig,
+)
 from rlrun.config.policies import PoliciesConfig
 from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
@@ -28,7 +35,7 @@ TrajectoryStrategy = Literal["interleaved", "branching"]
 
 
 def orchestrator_module(task: Task) -> str:
-    """What the orchestrator's process runs."""
+    """Module that the orchestrator's process runs."""
     return "rlrun.orchestrator" if task in TRAINING_TASKS else "rlrun.evaluate"
 
 
@@ -47,27 +54,28 @@ class TrainerSpec(Config):
     """The learning rate's schedule."""
     lora: LoRAConfig | None = None
     """Train adapters; default: all weights."""
-    shared_with: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    shared_with: RunName | None = None
     """Another run (the host) whose trainer and engines this run uses; default: its own. Needs `lora`, of at most the host's rank."""
     parallelism: ParallelismConfig = ParallelismConfig()
     """How the ranks share model and data."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """What of a layer backward makes again (`full`; `selective`: all but matrix products and attention) or fetches from the
-    host's memory (`offload`). Does not change the result."""
+    """Recompute a layer in backward (`full`; `attention`: all but attention; `selective`: nor matrix products), or fetch it
+    from host memory (`offload`); same result."""
     attention: AttentionKernel = "auto"
-    """Kernel: torch's flash attention over packed rows (`varlen`, GPUs only) or padded blocks (`sdpa`); auto: the first one
-    that the device can."""
+    """Kernel: flash attention over packed rows (`varlen`, GPUs only) or padded blocks (`sdpa`); auto: the first that the
+    device supports."""
     compile: bool = False
     """Compile every decoder layer (torch.compile)."""
     compute_dtype: ComputeDType = "auto"
-    """Number format of forward and backward; auto: bfloat16 on GPUs, float32 on CPU. Masters stay float32."""
+    """Number format of forward and backward; auto: bfloat16 on GPUs, float32 on CPU."""
     cpu_offload: bool = False
-    """Keep masters, gradients and the optimizer's state in the host's memory; needs GPUs."""
+    """Keep masters, gradients and optimizer state in host memory; needs GPUs."""
     micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
-    """Most tokens packed into one micro-batch; default: `seqLen`, at least 4096. Does not change the result, only
-    memory and speed."""
+    """Most tokens per micro-batch; default: `seqLen`, at least 4096. Changes memory and speed, not the result."""
+    gradient_accumulation: GradientAccumulation = "reduce"
+    """Sum micro-batches' gradients in each rank's shard (`reduce`), or whole on every rank (`local`: less traffic)."""
     updates_per_step: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Optimizer updates per step, each on its own random part of the batch, at the same learning rate."""
+    """Optimizer updates per step, each on its own random part of the batch."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -97,11 +105,12 @@ class TrainerSpec(Config):
         if self.shared_with is not None and self._says_what_the_host_says():
             raise ValueError(
                 f"sharedWith ({self.shared_with}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
-                "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype and cpuOffload"
+                "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload "
+                "and gradientAccumulation"
             )
-        if self.compile and self.activation_checkpointing == "selective":
+        if self.compile and self.activation_checkpointing in ("selective", "attention"):
             raise ValueError(
-                "compile (true) hides from activationCheckpointing (selective) what it selects; "
+                f"compile (true) hides from activationCheckpointing ({self.activation_checkpointing}) what it selects; "
                 "set activationCheckpointing: full or remove compile"
             )
         return self
@@ -117,6 +126,7 @@ class TrainerSpec(Config):
             not self.compile,
             self.compute_dtype == "auto",
             not self.cpu_offload,
+            self.gradient_accumulation == "reduce",
             self.lora is None or self.lora.slots == 1,
         )
         return not all(of_host)
@@ -130,6 +140,18 @@ class TrainerSpec(Config):
     def world_size(self) -> int:
         """Ranks of the whole group."""
         return self.replicas * self.ranks_per_replica
+
+
+ENABLE_TOOLS = "--enable-auto-tool-choice"
+"""vLLM's flag that turns on a parser for the calls of tools, which another one names."""
+_PARSER_FLAGS = {
+    ENABLE_TOOLS,
+    "--tool-call-parser",
+    "--tool-parser-plugin",
+    "--reasoning-parser",
+    "--reasoning-parser-plugin",
+}
+"""vLLM's flags that say how a reply is taken apart."""
 
 
 class InferenceSpec(Config):
@@ -169,9 +191,18 @@ class InferenceSpec(Config):
         return self.tensor_parallel * self.data_parallel
 
     @property
-    def parses_tools(self) -> bool:
-        """Whether `extra_args` turn on a parser for the calls of tools; vLLM demands its name then."""
-        return any(argument.replace("_", "-") == "--enable-auto-tool-choice" for argument in self.extra_args)
+    def parsers(self) -> list[str]:
+        """Entries of `extra_args` that configure the parsing of a reply: its calls of tools and its reasoning."""
+        found, values = [], False
+        for argument in self.extra_args:
+            flag, _, value = argument.partition("=")
+            flag = flag.replace("_", "-")
+            if flag.startswith("--"):
+                values = flag in _PARSER_FLAGS
+                argument = f"{flag}={value}" if value else flag
+            if values:
+                found.append(argument)
+        return found
 
 
 class OrchestratorSpec(Config):
@@ -181,12 +212,20 @@ class OrchestratorSpec(Config):
     """Rollouts per step; divisible by every environment's groupSize."""
     max_concurrency: Annotated[int, Field(ge=1, le=65536)] = 512
     """Most rollouts in flight at once."""
+    oversampling_factor: Annotated[float, Field(ge=1, le=16)] = 1.0
+    """Start this many times the rollouts of a step, train the groups that finish first, and cancel the others."""
+
+    @property
+    def surplus(self) -> int:
+        """Rollouts that are started beyond those of a step."""
+        return round((self.oversampling_factor - 1) * self.batch_size)
+
     trajectory_strategy: TrajectoryStrategy = "interleaved"
-    """Samples of an episode of many turns: `branching` starts one where the chat template rewrites earlier turns."""
+    """Samples of a multi-turn episode: `branching` starts one where the chat template rewrites earlier turns."""
     record_rollouts: bool = False
-    """Keep every packed batch for `--replay`; otherwise those that a kept checkpoint covers are deleted."""
+    """Keep every packed batch for `--replay`; else a kept checkpoint's batches are deleted."""
     max_error_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The run fails when more than this share of the last 100 (or batchSize, whichever is larger) rollouts ended in an error."""
+    """Share of errors among the last 100 (or batchSize, if larger) rollouts above which the run fails."""
 
 
 class RoleConfig(Config):
@@ -274,18 +313,23 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     """Deadlines of the hand-over."""
     trainer_url: str = "http://127.0.0.1:29600"
     """Where rank 0's channel listens; the host's, with `sharedWith`."""
-    shared_with: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    shared_with: RunName | None = None
     """The run whose trainer and engines this one uses; default: its own."""
     inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
     """The engines."""
     inference_service: Annotated[str, Field(min_length=1)] | None = None
     """Instead of `inferenceUrls`: one address whose host name stands for all engines, which come and go, such as
     `http://my-run-inference.team-a.svc:8000`. Every address that the name has is an engine."""
-    engine_parses_tools: bool = False
-    """Whether the engines have a parser that finds the calls of tools in replies."""
+    engine_parsers: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
+    """The engines' arguments that say how replies are taken apart; finished rollouts count only under the same ones."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] = 9100
     """Port of the Prometheus metrics."""
     host: str = "127.0.0.1"
     """Address that the metrics bind."""
     replay: str | None = None
     """Folder of recorded batches (`rollouts/` of another run) that are trained on instead of new ones."""
+
+    @property
+    def engine_parses_tools(self) -> bool:
+        """Whether the engines have a parser that finds the calls of tools in replies."""
+        return ENABLE_TOOLS in self.engine_parsers

@@ -1,4 +1,4 @@
-"""What a model's annotations say, as plain values: the kind of each field, its bounds, and how people may spell its name.
+"""Annotations of a model as plain values: the kind of each field, its bounds, and the accepted spellings of its name.
 
 The loaders, the error messages, `--help` and the reference pages all read this one description.
 """
@@ -98,7 +98,7 @@ def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) ->
 
 
 def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: Style) -> str:
-    """What to write instead of an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
+    """Replacement for an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
     names = {spelled(model, name, style) for name in model.model_fields}
     mine = {snake(name): name for name in names}
     if snake(key) in mine:
@@ -124,7 +124,7 @@ def walk(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...]
 
 
 def expected(shape: Shape) -> str:
-    """What a value of this shape is, as the end of `expected ...`."""
+    """Description of a valid value of this shape, as the end of `expected ...`."""
     return _expected(shape) + (", or null" if shape.nullable and shape.kind != "any" else "")
 
 

@@ -1,4 +1,4 @@
-"""What runs that share a trainer have to agree on. The trainer refuses by it, and the operator before that."""
+"""Agreement between runs that share a trainer. Both trainer and operator refuse a run by it, the operator first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlrun.config.roles import TrainerConfig
 
 
 def refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
-    """Why a run cannot be trained in the host's trainer: the field, its value and the fix. None when it can. Pure."""
+    """Reason why a run cannot be trained in the host's trainer: the field, its value and the fix. None when it can. Pure."""
     if guest.shared_with != host.name or guest.lora is None or host.lora is None:
         return (
             f"trainer.sharedWith is {guest.shared_with}, but this is the trainer of {host.name}; set it to {host.name}"

@@ -51,14 +51,28 @@ def parse_yaml(text: str, source: str) -> list[Document]:
     Raises:
         ConfigError: with the line of each problem.
     """
+    documents, problems = examine_yaml(text, source)
+    if problems:
+        raise ConfigError(problems)
+    return documents
+
+
+def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]:
+    """All documents of a text as far as they are YAML, and every problem.
+
+    Raises:
+        ConfigError: the text ends in the middle of something.
+    """
     builder = _Builder(source)
     documents = []
+    whole = False
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = Document(None, node.start_mark.line + 1)
             document.value = builder.build(node, (), document.lines)
             if document.value is not None:
                 documents.append(document)
+        whole = True
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ", ".join(part for part in (error.context, error.problem) if part)
@@ -69,9 +83,9 @@ def parse_yaml(text: str, source: str) -> list[Document]:
         builder.refuse(None, f"not YAML: {error}")
     except RecursionError:
         builder.refuse(None, "nested too deeply")
-    if builder.problems:
+    if not whole:
         raise ConfigError(builder.problems)
-    return documents
+    return documents, builder.problems
 
 
 class _Builder:

@@ -70,7 +70,7 @@ def find_call(text: str) -> str | None:
 
 
 def answer_call(expression: str) -> str:
-    """What the calculator says: the value, or "error: ..."."""
+    """Result of the calculator: the value, or "error: ..."."""
     try:
         return evaluate(expression)
     except ExpressionError as error:

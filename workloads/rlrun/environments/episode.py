@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Sequence
-from numbers import Real
+from asyncio import CancelledError, current_task, timeout
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from rlrun.environments.bounds import BoundsError, describe, name_of, plain_episode, plain_score
 from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Reply, Score, Task, Tool
 
 ErrorKind = Literal["timeout", "model", "environment", "reward", "crash", "hang", "memory"]
@@ -25,11 +24,15 @@ class EpisodeError(Exception):
         task_id: the task, or its position where its id is not known.
         message: what happened.
         death: which end of the environment's process took the episode along, counted from 1; 0: none.
+        bystander: whether the code of another episode was running when the process ended.
     """
 
-    def __init__(self, kind: ErrorKind, env_id: str, task_id: str, message: str, *, death: int = 0) -> None:
+    def __init__(
+        self, kind: ErrorKind, env_id: str, task_id: str, message: str, *, death: int = 0, bystander: bool = False
+    ) -> None:
         super().__init__(f"environment {env_id!r}, task {task_id!r}: {message}")
         self.death = death
+        self.bystander = bystander
         self.kind = kind
         self.env_id = env_id
         self.task_id = task_id
@@ -41,50 +44,77 @@ async def run_episode(
 ) -> tuple[Episode, Score]:
     """Play one episode and score it, both within `timeout_seconds` of wall-clock time, the score within `reward_seconds`.
 
-    Raises `EpisodeError`. Cancellation passes through untouched. The deadline interrupts an environment where it
-    awaits; one that computes without awaiting holds up its whole event loop, so heavy work belongs into a thread or
-    a process.
+    Whatever the environment raises, `SystemExit` and its own `CancelledError` included, is an error of this episode. The deadline
+    interrupts an environment where it awaits; one that computes without awaiting holds up its whole event loop, so heavy work belongs
+    into a thread or a process.
+
+    Returns:
+        Episode and score within `bounds`, in plain types.
+
+    Raises:
+        EpisodeError: there is nothing to train on.
+        CancelledError: the task that plays was cancelled.
     """
     watched = _WatchedModel(model)
-    stage = "run"
+    doing: _Doing = "run()"
+    deadline, scoring = timeout(timeout_seconds), timeout(reward_seconds)
     try:
-        async with asyncio.timeout(timeout_seconds) as deadline:
+        async with deadline:
             episode = await env.run(task, watched)
-            if not isinstance(episode, Episode) or episode.replies < 1:
-                found = f"{episode.replies} replies" if isinstance(episode, Episode) else type(episode).__name__
-                raise EpisodeError(
-                    "environment", env.id, task.id, f"run() must return an Episode with at least one reply, not {found}"
-                )
-            stage = "score"
-            async with asyncio.timeout(reward_seconds) as scoring:
-                score = _checked(await env.score(task, episode), env.id, task.id)
-    except EpisodeError:
-        raise
-    except Exception as error:
-        if isinstance(error, TimeoutError) and deadline.expired():
-            message = f"{stage}() did not finish: the episode's {timeout_seconds:g} seconds were over"
-            raise EpisodeError("timeout", env.id, task.id, message) from error
-        if isinstance(error, TimeoutError) and stage == "score" and scoring.expired():
-            message = f"score() did not finish within {reward_seconds:g} seconds"
-            raise EpisodeError("timeout", env.id, task.id, message) from error
-        if watched.raised_in(error):
-            raise EpisodeError("model", env.id, task.id, f"the model client failed: {_describe(error)}") from error
-        kind: ErrorKind = "reward" if stage == "score" else "environment"
-        raise EpisodeError(kind, env.id, task.id, f"{stage}() raised {_describe(error)}") from error
-    return episode, score
+            doing = "episode"
+            _check(episode)
+            doing = "score()"
+            async with scoring:
+                score = await env.score(task, episode)
+        doing = "numbers"
+        if not issubclass(type(score), Score):
+            raise BoundsError(f"score() must return a Score, not {type(score).__name__}")
+        checked = plain_score(score)
+        doing = "episode"
+        return plain_episode(episode), checked
+    except BaseException as error:
+        this = current_task()
+        if isinstance(error, CancelledError) and this is not None and this.cancelling():
+            raise
+        late = timeout_seconds if deadline.expired() else reward_seconds if scoring.expired() else None
+        kind, message = _sorted(error, doing, late, of_score=not deadline.expired(), of_model=watched.raised_in(error))
+        raise EpisodeError(kind, name_of(env), name_of(task), message) from error
 
 
-def _checked(score: Score, env_id: str, task_id: str) -> Score:
-    if not isinstance(score, Score):
-        raise EpisodeError("reward", env_id, task_id, f"score() must return a Score, not {type(score).__name__}")
-    for name, value in {"reward": score.reward, **{f"metric {k!r}": v for k, v in score.metrics.items()}}.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise EpisodeError("reward", env_id, task_id, f"the {name} must be a finite number, not {value!r}")
-    return Score(reward=float(score.reward), metrics={name: float(value) for name, value in score.metrics.items()})
+_Doing = Literal["run()", "episode", "score()", "numbers"]
 
 
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _sorted(
+    error: BaseException, doing: _Doing, late: float | None, *, of_score: bool, of_model: bool
+) -> tuple[ErrorKind, str]:
+    """Whose fault an exception is, and what to tell.
+
+    Args:
+        error: the exception.
+        doing: where it was raised.
+        late: seconds of the deadline that has passed; None: none has.
+        of_score: whether that deadline is of the score alone.
+        of_model: whether the model client raised it.
+    """
+    if late is not None and isinstance(error, TimeoutError):
+        if of_score:
+            return "timeout", f"{doing} did not finish within {round(late, 3):g} seconds"
+        return "timeout", f"{doing} did not finish: the episode's {round(late, 3):g} seconds were over"
+    if of_model:
+        return "model", f"the model client failed: {describe(error)}"
+    kind: ErrorKind = "reward" if doing in ("score()", "numbers") else "environment"
+    if doing in ("episode", "numbers"):
+        return kind, str(error) if isinstance(error, BoundsError) else f"what it returned raised {describe(error)}"
+    if isinstance(error, CancelledError):
+        return kind, f"{doing} raised CancelledError, though nobody had cancelled the episode"
+    return kind, f"{doing} raised {describe(error)}"
+
+
+def _check(episode: Episode) -> None:
+    if not issubclass(type(episode), Episode):
+        raise BoundsError(f"run() must return an Episode with at least one reply, not {type(episode).__name__}")
+    if type(episode.replies) is int and episode.replies < 1:
+        raise BoundsError(f"run() must return an Episode with at least one reply, not {episode.replies} replies")
 
 
 class _WatchedModel:
@@ -106,14 +136,27 @@ class _WatchedModel:
         offered = {} if tools is None else {"tools": tools}
         try:
             return await self._model.complete(messages, max_tokens=max_tokens, stop=stop, **offered)
+        except BoundsError:
+            raise  # the request was refused before it reached the client
         except Exception as error:
             self._error = error
             raise
 
-    def raised_in(self, error: BaseException | None) -> bool:
-        """Whether `error` is the client's own exception or was raised because of it."""
-        while error is not None:
-            if error is self._error:
-                return True
-            error = error.__cause__ or error.__context__
-        return False
+    def raised_in(self, error: BaseException) -> bool:
+        """Whether `error` is the client's own exception, was raised because of it, or is a group with it inside."""
+        return self._error is not None and any(cause is self._error for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and all that led to it, each once: user code can chain exceptions in a circle."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        found = waiting.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        waiting.append(found.__context__ if found.__cause__ is None else found.__cause__)
+        if isinstance(found, BaseExceptionGroup):
+            waiting += found.exceptions

@@ -29,7 +29,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 
 
 class ExpressionError(ValueError):
-    """The expression was refused; the message says why, in words fit to show to a model."""
+    """Error for a refused expression; the message has the reason, in words fit to show to a model."""
 
 
 def evaluate(text: str) -> str:

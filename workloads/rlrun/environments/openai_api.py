@@ -16,6 +16,8 @@ from rlrun.environments.protocol import Message, Reply, Tool
 
 MODEL = "policy"
 """What the model is called; requests may call it anything."""
+_MODEL_CHARACTERS = 200
+"""Of its name in a request that are given back."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -68,14 +70,17 @@ def read_request(body: Any) -> Asked:
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(word, str) and word for word in stop):
         raise RequestError("stop must be a text or a list of texts", "stop")
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise RequestError("stream_options must be an object", "stream_options")
     return Asked(
         messages=[_message(message, f"messages[{index}]") for index, message in enumerate(messages)],
         tools=[] if body.get("tool_choice") == "none" else _tools(body.get("tools")),
         max_tokens=_max_tokens(body),
         stop=stop,
         stream=bool(body.get("stream")),
-        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
-        model=str(body.get("model") or MODEL),
+        include_usage=bool(options.get("include_usage")),
+        model=str(body.get("model") or MODEL)[:_MODEL_CHARACTERS],
     )
 
 
@@ -112,6 +117,8 @@ def _message(message: Any, where: str) -> Message:
         raise RequestError(f"{where} must be an object whose role is one of {', '.join(_ROLES)}", where)
     read: Message = {"role": role, "content": _text(message.get("content"), where)}
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise RequestError(f"{where}.tool_calls must be calls of functions", where)
         read["tool_calls"] = [_call(call, where) for call in calls]
     return read | {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
 
@@ -137,6 +144,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tools(tools: Any) -> list[Tool]:
+    if not isinstance(tools or [], list):
+        raise RequestError("tools must be a list", "tools")
     for tool in tools or []:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -8,6 +8,7 @@ environment. Requests of one episode are answered one after the other.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,13 +18,16 @@ from aiohttp import web
 
 from rlrun.environments.openai_api import MODEL, Asked, RequestError, chunks, completion, read_request
 from rlrun.environments.protocol import Message, ModelClient, Reply
+from rlrun.protocol.site import Site
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_SILENT = 20_000
+"""Connections of programs that think: twice the episodes that a large run plays at once."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a program finds the policy, as OpenAI's client wants it."""
+    """Address of the policy for a program, as OpenAI's client wants it."""
 
     base_url: str
     api_key: str
@@ -116,7 +120,7 @@ class ChatServer:
 
     def __init__(self) -> None:
         self._served: dict[str, Served] = {}
-        self._runner: web.AppRunner | None = None
+        self._site: Site | None = None
         self._port = 0
 
     async def start(self) -> None:
@@ -125,16 +129,14 @@ class ChatServer:
         app.router.add_post("/episodes/{episode}/v1/chat/completions", self._chat)
         app.router.add_get("/episodes/{episode}/v1/models", self._models)
         # A program that goes away takes its request along, so that no engine works for nobody.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._site = Site(app, most_silent=MAX_SILENT, handler_cancellation=True, shutdown_timeout=0)
+        await self._site.start("127.0.0.1", 0)
+        self._port = self._site.port
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._site is not None:
+            await self._site.close()
 
     @asynccontextmanager
     async def episode(self, model: ModelClient) -> AsyncIterator[Served]:
@@ -162,9 +164,9 @@ class ChatServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         served = self._find(request)
         try:
-            body = await request.json()
-        except ValueError:
-            raise RequestError("the body is not JSON") from None
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError):
+            raise RequestError("the body is not JSON, or is nested too deeply") from None
         asked = read_request(body)
         reply, number = await served.ask(asked)
         if not asked.stream:

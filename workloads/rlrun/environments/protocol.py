@@ -1,4 +1,4 @@
-"""The contract between an environment and whoever plays it.
+"""Contract between an environment and its caller.
 
 An environment sees messages, never tokens: it hands the whole conversation to `ModelClient.complete`, and the client
 recognises the part it already holds (same prefix, its own replies verbatim) and appends only the new messages' tokens.
@@ -38,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said.
+    """Reply of the model.
 
     Attributes:
         text: all of it.
@@ -105,7 +105,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Score:
-    """`reward` is what is trained on; `metrics` are reported as `env/<name>` and trained on by nobody. All finite."""
+    """Score of an episode: `reward` is trained on; `metrics` are only reported, as `env/<name>`. All finite."""
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Score:
 
 @runtime_checkable
 class Environment(Protocol):
-    """What `registry.load` returns. One instance plays many episodes at once: an episode's state is local to `run`."""
+    """Environment as `registry.load` returns it. One instance plays many episodes at once: an episode's state is local to `run`."""
 
     id: str
     """Names the environment in errors, metrics and journals."""
@@ -136,7 +136,7 @@ class Demonstrates(Protocol):
     """An environment that can show the ideal episode, so that a model that knows nothing can be warmed up on it."""
 
     def demonstration(self, task: Task) -> list[Message]:
-        """What follows the prompt in an ideal episode: assistant messages and the environment's answers between."""
+        """Messages that follow the prompt in an ideal episode: assistant messages and the environment's answers between."""
         ...
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlrun.config.suggest import did_you_mean
 from rlrun.environments.arithmetic import Arithmetic, ArithmeticArgs
+from rlrun.environments.bounds import describe
 from rlrun.environments.calculator import Calculator, CalculatorArgs
 from rlrun.environments.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8kArgs
 from rlrun.environments.protocol import Environment
@@ -24,7 +25,7 @@ VERIFIERS = "verifiers:"
 
 
 class EnvironmentLoadError(ValueError):
-    """An environment that cannot be had; the message says which, what was tried and what would work."""
+    """Error for an environment that cannot be loaded; the message has its name, the attempts and the fix."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ _SHIPPED: dict[str, _Shipped] = {
 
 
 def known() -> dict[str, str]:
-    """The shipped environments: id -> one line that says what it asks and what it rewards."""
+    """Bundled environments: id -> one line with its task and its reward."""
     return {id: (inspect.getdoc(entry.build) or "").split("\n")[0] for id, entry in _SHIPPED.items()}
 
 
@@ -97,9 +98,9 @@ def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
     module_name, _, function_name = id.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except BaseException as error:
         raise EnvironmentLoadError(
-            f"environment {id!r}: importing {module_name!r} failed with {type(error).__name__}: {error}. "
+            f"environment {id!r}: importing {module_name!r} failed with {describe(error)}. "
             "The package must be installed where the environment runs"
         ) from error
     function = getattr(module, function_name, None)
@@ -117,10 +118,8 @@ def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
         raise EnvironmentLoadError(f"environment {id!r}: {problems}. Arguments: {described}")
     try:
         environment = function(**args)
-    except Exception as error:
-        raise EnvironmentLoadError(
-            f"environment {id!r}: {function_name}() raised {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:
+        raise EnvironmentLoadError(f"environment {id!r}: {function_name}() raised {describe(error)}") from error
     if not isinstance(environment, Environment):
         lacking = [name for name in ("id", "tasks", "run", "score") if not hasattr(environment, name)]
         raise EnvironmentLoadError(

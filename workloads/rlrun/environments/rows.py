@@ -34,7 +34,7 @@ class Table(Protocol):
         ...
 
     def place(self, index: int) -> str:
-        """How messages call the row: `line 3`, `row 3`."""
+        """Name of the row in messages: `line 3`, `row 3`."""
         ...
 
 
@@ -193,7 +193,7 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
         if not root.is_dir():
             raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA)
     else:
-        root = download(config.name or "", field)
+        root = download(config.name or "", field, config.revision)
     found = sorted(
         path
         for pattern in PATTERNS
@@ -216,15 +216,31 @@ def _words(text: str) -> list[str]:
     return "".join(char if char.isalnum() else " " for char in text).split()
 
 
-def download(name: str, field: str) -> Path:
-    """The folder with a data set of the hub, fetched unless it is in the hub's cache. Raises RoleError."""
+def download(name: str, field: str, revision: str | None = None) -> Path:
+    """The folder with a data set of the hub, fetched unless it is in the hub's cache.
+
+    Args:
+        name: of the data set.
+        field: that names it, for errors.
+        revision: branch, tag or commit; None: the main branch, as it is now.
+
+    Raises:
+        RoleError: it is not there, or cannot be fetched.
+    """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
-        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(PATTERNS)))
+        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(PATTERNS)))
     except RepositoryNotFoundError as error:
         raise RoleError(f"{field}.name: the hub has no data set {name}, or it is private", exit_codes.DATA) from error
+    except RevisionNotFoundError as error:
+        raise RoleError(f"{field}.revision: data set {name} has no revision {revision}", exit_codes.DATA) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise RoleError(f"{field}.name: cannot get {name} from the hub: {reason}", exit_codes.UNAVAILABLE) from error

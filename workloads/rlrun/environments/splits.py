@@ -61,7 +61,12 @@ class GeneratedTasks(Sequence[Task]):
             raise IndexError(f"task {index} of {self._count}")
         problem = self._problem(position)
         digest = hashlib.sha256(problem.encode()).hexdigest()[:8]
-        return self._make(f"{self._split}-{position}-{digest}", problem)
+        task = self._make(id := f"{self._split}-{position}-{digest}", problem)
+        if task.id != id:
+            raise ValueError(
+                f"make() gave the task {id!r} the id {task.id!r}; it has to keep it, for ids are distinct so"
+            )
+        return task
 
     def _problem(self, position: int) -> str:
         # Seeding with a string hashes it with SHA-512, so PYTHONHASHSEED does not reach the tasks.

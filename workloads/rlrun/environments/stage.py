@@ -1,4 +1,4 @@
-"""Where episodes are played: what the orchestrator asks of an environment, wherever its code runs.
+"""Interface of an environment for the orchestrator, wherever the environment's code runs.
 
 The orchestrator holds no task, only references to them: the tasks themselves stay with the environment's code.
 """
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, overload
 
+from rlrun.environments.bounds import describe, name_of
+from rlrun.environments.distinct import check_distinct, unproven
 from rlrun.environments.episode import EpisodeError, run_episode
 from rlrun.environments.protocol import Environment, Episode, ModelClient, Score, Split, TellsTurns
 
@@ -77,38 +79,58 @@ class Stage(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What is known of the place itself, by short names."""
+        """Metrics of the place itself, by short names."""
         ...
 
 
 class InProcessStage:
-    """Plays in this process and event loop: the inside of an environment's own process, see `process.worker`."""
+    """Plays in this process and event loop: the inside of an environment's own process, see `process.worker`.
+
+    Raises:
+        Exception: whatever the environment raises when it is asked for its tasks.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._tasks = {split: environment.tasks(split) for split in _SPLITS}
+        self._id = name_of(environment)
+        self._played: dict[str, TaskRef] = {}
+        """Tasks that were not at hand to be checked, by id."""
+        self._sizes = {split: len(tasks) for split, tasks in self._tasks.items()}
+        self._single_turn = isinstance(environment, TellsTurns) and environment.single_turn is True
 
     @property
     def id(self) -> str:
-        return self._environment.id
+        return self._id
 
     @property
     def single_turn(self) -> bool:
-        return isinstance(self._environment, TellsTurns) and self._environment.single_turn
+        return self._single_turn
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
-        return TaskRefs(split, len(self._tasks[split]))
+        return TaskRefs(split, self._sizes[split])
+
+    def check_distinct(self) -> None:
+        """Refuse tasks that are not distinct, as far as they are at hand. Raises `SharedTaskError`."""
+        check_distinct(self._tasks)
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         try:
             problem = self._tasks[task.split][task.index]
-        except Exception as error:
-            message = f"reading the task raised {type(error).__name__}: {error}"
+        except BaseException as error:
+            message = f"reading the task raised {describe(error)}"
             raise EpisodeError("environment", self.id, str(task), message) from error
+        if unproven(self._tasks[task.split]):
+            self._refuse_known_id(task, name_of(problem))
         episode, score = await run_episode(
             self._environment, problem, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds
         )
-        return Played(problem.id, episode, score)
+        return Played(name_of(problem), episode, score)
+
+    def _refuse_known_id(self, task: TaskRef, id: str) -> None:
+        if (first := self._played.setdefault(id, task)) != task:
+            message = f"{first} and {task} have this id; give each task an id of its own, in both splits together"
+            raise EpisodeError("environment", self.id, id, message)
 
     def metrics(self) -> dict[str, float]:
         return {}

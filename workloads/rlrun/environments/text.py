@@ -1,4 +1,4 @@
-"""How a short answer is compared with the right one."""
+"""Comparison of a short answer with the right one."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
 
 
 def describe(functions: Sequence[dict[str, Any]]) -> str:
-    """What a model is told of the functions that it may call.
+    """Descriptions of callable functions for a model.
 
     Args:
         functions: `name`, `description` and `parameters` (a JSON schema) of each.

@@ -10,7 +10,7 @@ Everything else is verifiers' own: the taskset, `Env.run` with its `interaction`
 hooks, setup and finalize, and its rewards. verifiers scores while the rollout's working folder still exists, so `run`
 carries the result in `Episode.info` and `score` only reads it.
 
-Refused with a reason: tasksets that need a container, their own agent program or several agents; tool servers at a URL.
+What cannot be played so is refused at load, with a reason: see `verifiers_playable`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from verifiers.v1.agent import Agent, Agents
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields, resolve_agent
 from verifiers.v1.configs.retries import RetryConfig
+from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.envs.single_agent import SingleAgentEnv
 from verifiers.v1.episode import EnvInfo
 from verifiers.v1.episode import Episode as VerifiersEpisode
@@ -41,6 +42,7 @@ from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 from rlrun.environments.verifiers_errors import VerifiersLoadError
 from rlrun.environments.verifiers_harness import ChatHarness
+from rlrun.environments.verifiers_playable import check_seat, check_tasks, check_toolsets
 from rlrun.environments.verifiers_tools import ToolBox
 
 UNUSED_ENDPOINT = "http://127.0.0.1:9"
@@ -79,33 +81,35 @@ class VerifiersEnvironment:
             raise VerifiersLoadError("its tasks need a container, and here they run in process")
         if args.limit is None and not self._env.taskset.bounded:
             raise VerifiersLoadError("the taskset never ends: set the argument 'limit'")
-        self._tasks: dict[str, vf.Task] = {}
-        self._splits: dict[str, list[Task]] | None = None
         self._started = False
         self._start_lock = asyncio.Lock()
         shared = self._env.taskset.toolsets(self._env.taskset.config)
+        check_toolsets(shared, type(self._env.taskset).__name__)
         self._has_shared_tools = bool(shared)
         self._shared_tools = ToolBox(shared, shared=True)
+        try:
+            theirs = [*islice(self._env.taskset, args.limit)]
+        except Exception as error:
+            raise VerifiersLoadError(f"its load() raised {type(error).__name__}: {error}") from error
+        check_tasks(self._env, theirs)
+        self._tasks: dict[str, vf.Task] = {}
+        self._splits = self._divide(theirs)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The taskset, read once and divided by a hash of what each task says (its position aside)."""
-        if self._splits is None:
-            self._splits = self._divide([*islice(self._env.taskset, self.args.limit)])
+        """Tasks of the taskset, divided by a hash of each task's content (its position aside)."""
         return self._splits[split]
 
     @cached_property
     def single_turn(self) -> bool:
-        """Whether an episode asks the model once: no more is allowed, or nobody but the model has anything to say in it."""
+        """Whether an episode asks the model once: no more is allowed, or the environment never answers."""
         [seat] = agent_config_fields(self._env.config).values()
         if (self.args.max_turns or seat.max_turns) == 1:
             return True
-        self.tasks("train")
         first = next(iter(self._tasks.values()))  # the configuration, and so the tools, are those of all
         has_tools = self._has_shared_tools or bool(type(first).toolsets(first.config))
         return type(self._env) is SingleAgentEnv and not has_tools
 
     async def run(self, task: Task, model: ModelClient) -> Episode:
-        self.tasks("train")
         theirs = self._tasks[task.id]
         async with self._start_lock:
             if not self._started:
@@ -120,8 +124,9 @@ class VerifiersEnvironment:
 
         agents: Agents[Agent] = Agents(self._env.config, make)
         try:
-            await self._env.setup(agents)
-            await self._env.run(theirs, agents)
+            async with asyncio.timeout(self._env.config.timeout.episode):
+                await self._env.setup(agents)
+                await self._env.run(theirs, agents)
         except Exception:
             _raise_model_error(harnesses)
             raise
@@ -135,7 +140,8 @@ class VerifiersEnvironment:
             task=TraceTask(type=type(theirs).__name__, data=theirs.data, key=theirs.key, hash=theirs.hash),
             traces=traces,
         )
-        await self._env.finalize(theirs, record)
+        async with asyncio.timeout(self._env.config.timeout.finalize):
+            await self._env.finalize(theirs, record)
         return Episode(
             messages=harnesses[0].conversation,
             replies=trace.num_turns,
@@ -168,7 +174,9 @@ class VerifiersEnvironment:
         contents = {index: _content(task) for index, task in enumerate(theirs)}
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
-            raise RuntimeError(f"the taskset holds {len(distinct)} distinct tasks; training and evaluation need two")
+            raise VerifiersLoadError(
+                f"the taskset holds {len(distinct)} distinct tasks; training and evaluation need two"
+            )
         held_out = set(distinct[: max(1, min(len(distinct) - 1, round(len(distinct) * self.args.eval_share)))])
         splits: dict[str, list[Task]] = {"train": [], "eval": []}
         for index, task in enumerate(theirs):
@@ -277,8 +285,7 @@ def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env[Any]:
     try:
         config = config_type.model_validate({**args.env, "taskset": {**args.taskset, "id": taskset_id}})
         seat = agent_config_fields(config)[seats[0]]
-        if seat.harness is not None and seat.harness.id not in ("bash", "null"):
-            raise VerifiersLoadError(f"it pins the agent program {seat.harness.id!r}; here the agent is our chat loop")
+        check_seat(seats[0], seat)
         pinned = AgentConfig.model_validate({"harness": {"id": "null"}, "runtime": {"type": "subprocess"}})
         seat = seat.model_copy(update={"harness": pinned.harness, "runtime": pinned.runtime})
         config = config.model_copy(update={seats[0]: seat})
@@ -323,7 +330,7 @@ def _prompt(data: vf.TaskData) -> list[Message]:
     if isinstance(data.prompt, str):
         messages.append({"role": "user", "content": data.prompt})
     else:
-        messages += [message.model_dump(exclude_none=True) for message in data.prompt or []]
+        messages += [message_to_wire(message) for message in data.prompt or []]
     return messages
 
 

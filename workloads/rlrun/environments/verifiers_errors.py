@@ -1,7 +1,7 @@
-"""What both generations of verifiers' adapters raise."""
+"""Errors of the adapters for both generations of verifiers."""
 
 from __future__ import annotations
 
 
 class VerifiersLoadError(ValueError):
-    """This environment cannot be run here; the message says why."""
+    """Error for an environment that cannot be run here; the message has the reason."""

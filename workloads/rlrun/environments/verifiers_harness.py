@@ -1,12 +1,8 @@
 """The agent of a verifiers rollout as a loop in this process: ask the model, run the tools it calls, ask again.
 
 It does for each model call what verifiers' interception server does around a request (limits and `@stop`, `@intercept`
-rewrites, the trace), with our `ModelClient` in the place of an HTTP endpoint. The client speaks text, so tools are a
-text protocol: their schemas are appended to the system message, and a call is
-
-    <tool_call>{"name": "...", "arguments": {...}}</tool_call>
-
-The model's conversation carries replies verbatim; the trace, which rewards read, carries text and parsed calls.
+rewrites, the trace), with our `ModelClient` in the place of an HTTP endpoint. Tools go to the client with the request: the
+model's chat template writes them, and the engine's parser finds the calls in the reply.
 """
 
 from __future__ import annotations
@@ -14,11 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from verifiers.v1 import graph
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness
 from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.session import RolloutSession
@@ -32,17 +29,17 @@ from verifiers.v1.types import (
     Tool,
     ToolCall,
     ToolMessage,
+    Usage,
     UserMessage,
 )
 from verifiers.v1.types import Message as VerifiersMessage
 
 from rlrun.environments.protocol import Message, ModelClient, Reply
-from rlrun.environments.tool_calls import describe, parse_tool_calls
 from rlrun.environments.verifiers_tools import ToolBox
 
 
 class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
-    """One rollout's agent. `conversation` is what the model saw and said; `model_error` what its client raised."""
+    """Agent of one rollout. `conversation` is the model's messages, in and out; `model_error` what its client raised."""
 
     APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
     SUPPORTS_MCP: ClassVar[bool] = True
@@ -96,7 +93,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         messages: list[VerifiersMessage],
         tool_interception_url: str | None = None,
     ) -> ProgramResult:
-        """A further segment: the environment, playing the user, said `messages`."""
+        """Continue after `messages` of the environment, which plays the user."""
         system = data.system_prompt if not self._transcript else None
         return await self._segment(self._sessions[secret], data, system, messages)
 
@@ -106,9 +103,6 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         if not self._prepared:
             self._prepared = True
             await self._toolboxes[-1].setup(data)
-            if tools := self._tools:
-                described = describe([t.model_dump(include={"name", "description", "parameters"}) for t in tools])
-                system = "\n\n".join(filter(None, [system, described]))
         if system is not None:
             messages = [SystemMessage(content=system), *messages]
         self._extend(messages)
@@ -122,9 +116,15 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
     def _tools(self) -> list[Tool]:
         return [tool for box in self._toolboxes for tool in box.tools]
 
+    @property
+    def _offered(self) -> dict[str, Any]:
+        """The tools as an argument of the model's client; none for a conversation without tools."""
+        functions = [tool.model_dump(include={"name", "description", "parameters"}) for tool in self._tools]
+        return {"tools": [{"type": "function", "function": function} for function in functions]} if functions else {}
+
     def _extend(self, messages: Sequence[VerifiersMessage]) -> None:
         self._transcript += messages
-        self.conversation += [message.model_dump(exclude_none=True) for message in messages]
+        self.conversation += [message_to_wire(message) for message in messages]
 
     async def _turn(self, session: RolloutSession) -> Response | None:
         """One model call between verifiers' hooks; None when a limit or a `@stop` ended the rollout."""
@@ -143,7 +143,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             return None
         started = time.time()
         try:
-            reply = await self._model.complete(self.conversation)
+            reply = await self._model.complete(self.conversation, **self._offered)
         except Exception as error:
             self.model_error = error
             raise
@@ -155,6 +155,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
                 node=node,
                 model=session.ctx.model,
                 finish_reason=response.finish_reason,
+                usage=response.usage,
                 time=TimeSpan(start=started, end=time.time()),
             )
         )
@@ -172,7 +173,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         for index, (before, after) in enumerate(zip(self._transcript, messages, strict=True)):
             if before != after:
                 self._transcript[index] = after
-                self.conversation[index] = after.model_dump(exclude_none=True)
+                self.conversation[index] = message_to_wire(after)
 
     async def _call(self, session: RolloutSession, call: ToolCall) -> ToolMessage:
         def answer(content: str) -> ToolMessage:
@@ -182,23 +183,25 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         if box is None:
             known = ", ".join(tool.name for tool in self._tools) or "none"
             return answer(f"error: there is no function {call.name!r}; known: {known}")
-        return answer(await box.call(call.name, json.loads(call.arguments), session.trace))
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except ValueError as error:
+            return answer(f"error: the arguments of {call.name!r} are no JSON: {error}")
+        if not isinstance(arguments, dict):
+            return answer(f"error: the arguments of {call.name!r} must be a JSON object of names and values")
+        return answer(await box.call(call.name, arguments, session.trace))
 
     async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
         await self._toolboxes[-1].close()
 
 
 def _response(reply: Reply, trace: Trace) -> Response:
-    text, calls = parse_tool_calls(reply.text)
-    number = trace.num_turns
-    tool_calls = [
-        ToolCall(id=f"call_{number}_{index}", name=name, arguments=json.dumps(arguments))
-        for index, (name, arguments) in enumerate(calls)
-    ]
+    calls = [ToolCall(id=call["id"], **call["function"]) for call in reply.tool_calls]
     return Response(
-        id=f"{trace.id}-{number}",
+        id=f"{trace.id}-{trace.num_turns}",
         created=int(time.time()),
         model="policy",
-        message=AssistantMessage(content=text, tool_calls=tool_calls or None),
-        finish_reason="length" if reply.truncated else "tool_calls" if tool_calls else "stop",
+        message=AssistantMessage(content=reply.message["content"], tool_calls=calls or None),
+        finish_reason="length" if reply.truncated else "tool_calls" if calls else "stop",
+        usage=Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens),
     )

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 from rlrun.environments.verifiers_errors import VerifiersLoadError
+from rlrun.environments.verifiers_legacy_playable import check_environment, check_row, own_sampling
 
 NAME = "policy"
 """What the model is called in requests."""
@@ -106,8 +107,8 @@ def _plain(message: Mapping[str, Any]) -> Message:
     """A message with its text as a string, and what it says of calls; verifiers may send a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
-            raise RuntimeError("it sends more than text")
+        if others := [str(part.get("type")) for part in content if part.get("type") != "text"]:
+            raise ValueError(f"a message has content of type {others[0]!r}; only 'text' is supported")
         content = "".join(part["text"] for part in content)
     calls = {name: message[name] for name in _OF_CALLS if message.get(name)}
     return {"role": message["role"], "content": content or "", **calls}
@@ -128,6 +129,7 @@ class LegacyVerifiersEnvironment:
             ) from error
         if not hasattr(self._env, "run_rollout"):
             raise VerifiersLoadError(f"verifiers {vf.__version__} has no run_rollout; install 0.1.14")
+        check_environment(self._env)
         self._inputs: dict[str, dict[str, Any]] = {}
         self._splits = self._divide(args)
         self._client: Any = None
@@ -140,7 +142,8 @@ class LegacyVerifiersEnvironment:
             self._client = _client()
         conversation = _Conversation(model)
         _CURRENT.set(conversation)
-        output = await self._env.run_rollout(dict(self._inputs[task.id]), self._client, NAME, {})
+        row = self._inputs[task.id]
+        output = await self._env.run_rollout(dict(row), self._client, NAME, own_sampling(self._env, row))
         if conversation.error is not None:
             raise conversation.error  # verifiers keeps it for itself; our caller must get it as it was
         if output.get("error"):
@@ -153,8 +156,14 @@ class LegacyVerifiersEnvironment:
         return Score(episode.info["reward"], dict(episode.info["metrics"]))
 
     def _divide(self, args: LegacyArgs) -> dict[Split, list[Task]]:
-        train = self._read("train", self._env.get_dataset(), args.limit)
-        self._env.build_eval_dataset()
+        try:
+            rows = self._env.build_dataset()
+            self._env.build_eval_dataset()
+        except Exception as error:
+            raise VerifiersLoadError(f"building its data set raised {type(error).__name__}: {error}") from error
+        if rows is None:
+            raise VerifiersLoadError("it has no dataset (an eval_dataset alone is not trained on): give it a dataset")
+        train = self._read("train", rows, args.limit)
         if self._env.eval_dataset is not None:
             return {"train": train, "eval": self._read("eval", self._env.eval_dataset, args.limit)}
         contents = {task.id: hashlib.sha256(json.dumps(task.prompt).encode()).hexdigest() for task in train}
@@ -172,9 +181,12 @@ class LegacyVerifiersEnvironment:
         for index in range(min(len(rows), limit or len(rows))):
             row = {name: value for name, value in rows[index].items() if value is not None}
             row.setdefault("example_id", index)
-            task = Task(
-                f"{split}-{index}", [_plain(message) for message in row["prompt"]], answer=_text(row.get("answer"))
-            )
+            try:
+                prompt = [_plain(message) for message in row["prompt"]]
+                check_row(row)
+            except ValueError as error:
+                raise VerifiersLoadError(f"row {index} of the {split} data: {error}") from None
+            task = Task(f"{split}-{index}", prompt, answer=_text(row.get("answer")), info={"row": _digest(row)})
             self._inputs[task.id] = row
             tasks.append(task)
         return tasks
@@ -188,6 +200,12 @@ def _client() -> Any:
     return OpenAIChatCompletionsClient(
         AsyncOpenAI(base_url="http://policy/v1", api_key="none", http_client=http, max_retries=0)
     )
+
+
+def _digest(row: dict[str, Any]) -> str:
+    """All that a row says, in short: an environment may find in any column what a task asks."""
+    said = {name: value for name, value in row.items() if name != "example_id"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _text(answer: object) -> str | None:

@@ -24,13 +24,10 @@ from verifiers.v1.types import Tool
 class ToolBox:
     """Some toolsets as functions: a rollout's own, or (`shared`) the taskset's, set up once for all rollouts.
 
-    `setup()` before anything else. Raises ValueError for a toolset that is a server somewhere else.
+    `setup()` before anything else; `verifiers_playable.check_toolsets` has refused those that are servers somewhere else.
     """
 
     def __init__(self, toolsets: list[Toolset[Any, Any]], *, shared: bool) -> None:
-        for toolset in toolsets:
-            if url := getattr(toolset.config, "url", None):
-                raise ValueError(f"its tool server {toolset.server_name!r} is at {url}; only tools in process are run")
         self._toolsets = toolsets
         self._shared = shared
         self._servers: dict[str, tuple[Toolset[Any, Any], MCPServer, str]] = {}

@@ -1,4 +1,4 @@
-"""What a run without a trainer tells of itself: answers are its steps."""
+"""Progress report of a run without a trainer: answers are its steps."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.config.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.protocol import Split
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.evaluation import Answer, Question, trace_line
-from rlrun.protocol.durable import fsync_path
+from rlrun.protocol.durable import fsync_path, make_folder
 from rlrun.protocol.failures import storage_errors
 
 Key = tuple[int, int]
@@ -30,7 +30,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured of a rollout in a file; see `rlrun.orchestrator.evaluation.Judged`."""
+    """Measured values of a rollout in a file; see `rlrun.orchestrator.evaluation.Judged`."""
 
     reward: float
     metrics: Mapping[str, float]
@@ -47,16 +47,18 @@ class Line:
     sample: int
     rollout: Measured | None
     messages: Sequence[Mapping[str, Any]] = ()
+    late: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 def fingerprint(
-    policy: Policy, environment: EnvironmentConfig, sampling: SamplingConfig, *, seq_len: int, split: Split
+    policy: Policy, environment: EnvironmentConfig, sampling: CompleteSampling, *, seq_len: int, split: Split
 ) -> str:
     """12 hex digits over what an answer depends on: deadlines and limits are none of it."""
     document = {
         "policy": [policy.step, policy.identity],
         "environment": [environment.label, environment.id, environment.args, environment.python],
-        "sampling": sampling.model_dump(mode="json"),
+        "sampling": sampling.identity(),
         "seq_len": seq_len,
         "split": split,
     }
@@ -107,7 +109,7 @@ class AnswerFile:
 
     @property
     def files(self) -> list[Path]:
-        """Where the answers are."""
+        """Files of the answers."""
         return [*self._others, *([self.path] if self.path.exists() else [])]
 
     def missing(self, wanted: Iterable[Question]) -> list[Question]:
@@ -125,7 +127,7 @@ class AnswerFile:
     def _append(self, content: bytes) -> None:
         is_new = not self.path.exists()
         if is_new:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
         with self.path.open("ab", buffering=0) as file:
             durable, rest = file.tell(), memoryview(content)
             try:
@@ -137,16 +139,15 @@ class AnswerFile:
                     file.truncate(durable)
                 raise
         if is_new:
-            for folder in (self.path.parent, *self.path.parents[1:3]):
-                fsync_path(folder)
+            fsync_path(self.path.parent)
 
     def answers(self, wanted: Iterable[Question]) -> list[Line]:
-        """What is known of the questions, in their order; those never asked are left out."""
+        """Known answers to the questions, in their order; those never asked are left out."""
         found = [self._lines.get(_key(question)) for question in wanted]
         return [_line(document) for document in found if document is not None]
 
     def first_error(self) -> str | None:
-        """Why an answer failed, if one did."""
+        """Reason of the first failed answer, if there is one."""
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
 
 
@@ -176,5 +177,10 @@ def _line(document: Mapping[str, Any]) -> Line:
             loss_tokens=document["completion_tokens"],
         )
     return Line(
-        document["environment"], document["task_id"], document["sample"], measured, document.get("messages", ())
+        document["environment"],
+        document["task_id"],
+        document["sample"],
+        measured,
+        document.get("messages", ()),
+        tools=document.get("tools", ()),
     )

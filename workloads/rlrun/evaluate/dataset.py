@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ SUFFIXES = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Selected:
-    """What of the rollouts becomes rows."""
+    """Choice of rollouts that become rows."""
 
     rows: Sequence[dict[str, Any]]
     truncated: int
     """Left out: their last message was cut by a limit, and would teach to stop in the middle."""
     below: int
     """Left out: their reward is too low."""
+    no_chat: int = 0
+    """Left out: one of their messages is no object with a role."""
 
 
 def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
@@ -35,7 +37,8 @@ def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
         parts: of one policy.
         min_reward: least reward of a rollout; None: any.
     """
-    rows, truncated, below = [], 0, 0
+    rows: list[dict[str, Any]] = []
+    truncated = below = no_chat = 0
     for part in parts:
         for answer in part.answers():
             if answer.rollout is None:
@@ -44,10 +47,13 @@ def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
                 truncated += 1
             elif min_reward is not None and answer.rollout.reward < min_reward:
                 below += 1
+            elif not _is_chat(answer.messages):
+                no_chat += 1
             else:
                 rows.append(
                     {
-                        "messages": [dict(message) for message in answer.messages],
+                        "messages": answer.messages,
+                        "tools": answer.tools,
                         "environment": answer.environment,
                         "task_id": answer.task_id,
                         "sample": answer.sample,
@@ -55,7 +61,23 @@ def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
                         "policy": part.policy.name,
                     }
                 )
-    return Selected(rows, truncated, below)
+    if not any(row["tools"] for row in rows):
+        for row in rows:
+            del row["tools"]
+    return Selected([_as_text(row) for row in rows], truncated, below, no_chat)
+
+
+def _is_chat(messages: Sequence[Any]) -> bool:
+    return all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages)
+
+
+def _as_text(value: Any) -> Any:
+    """The value with U+FFFD for each lone surrogate: neither files in UTF-8 nor tokenizers take those."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {_as_text(key): _as_text(item) for key, item in value.items()}
+    return [_as_text(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_output(path: Path) -> None:
@@ -102,7 +124,9 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
-        pq.write_table(pa.Table.from_pylist(list(rows)), temporary)
+        # Schemas of tools are of any shape, which no column is; `sft` reads them as JSON too.
+        flat = [row | {"tools": json.dumps(row["tools"])} if "tools" in row else row for row in rows]
+        pq.write_table(pa.Table.from_pylist(flat), temporary)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         temporary.unlink(missing_ok=True)
         raise RoleError(

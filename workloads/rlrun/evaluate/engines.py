@@ -1,4 +1,4 @@
-"""The engines that answer: started here as `rlrun local` starts a run's, or somebody's whose address is given."""
+"""Engines that answer: started here as `rlrun local` starts a run's, or given by their address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORBIDDEN = (401, 403)
 
 @dataclass(frozen=True)
 class Engines:
-    """Where they are."""
+    """Addresses of the engines."""
 
     urls: Sequence[str]
     api_key: str
@@ -89,7 +89,7 @@ def own_engines(config: RunConfig, gpu_ids: Sequence[int] | None) -> Iterator[En
 
 @contextmanager
 def given_engines(urls: Sequence[str], api_key: str, weights: Path) -> Iterator[Engines]:
-    """Engines that somebody else has started.
+    """Engines that another program has started.
 
     Args:
         urls: their addresses.
@@ -100,7 +100,7 @@ def given_engines(urls: Sequence[str], api_key: str, weights: Path) -> Iterator[
 
 
 async def check_given(clients: Sequence[EngineClient]) -> None:
-    """See that engines that somebody else has started are there, and that nobody uses them: their weights are about to change.
+    """Check that given engines are reachable and unused: their weights are about to change.
 
     Raises:
         RoleError: names the engine, and what to do.

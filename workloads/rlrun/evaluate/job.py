@@ -1,27 +1,33 @@
-"""From what a person asks for to what is done: everything that can be wrong is said before anything starts."""
+"""From a request to a plan: every problem is reported before anything starts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
-from rlrun.api.resource import RLRunSpec
+from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.config.files import read_text
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
-from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig
+from rlrun.config.problems import ConfigError
+from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, EvaluationSamplingConfig
 from rlrun.config.run import RunConfig
 from rlrun.config.suggest import did_you_mean
+from rlrun.config.yaml_text import Key
 from rlrun.environments.protocol import Split
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import exporter, highest_rank
+from rlrun.local.architecture import TRAINER
+from rlrun.local.judge import judge_manifest
 from rlrun.local.model import prepare_model
 from rlrun.local.preflight import check_model
 from rlrun.protocol import exit_codes
@@ -36,7 +42,7 @@ ALL_TASKS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line says; None: it says nothing."""
+    """Options of the command line; None: not given."""
 
     manifest: Path
     work: Path | None
@@ -52,9 +58,11 @@ class Request:
     samples_per_task: int | None
     max_tasks: int | None
     training_sampling: bool
-    """Sample as in training, whatever `spec.evaluation.sampling` says, and by default all tasks once."""
+    """Sample as in training, whatever `spec.evaluation.sampling` says, but for `sampling`; by default all tasks once."""
     engine_urls: Sequence[str] | None
     gpu_ids: Sequence[int] | None
+    sampling: Mapping[str, Any]
+    """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +87,14 @@ def prepare(request: Request, console: Console) -> Job:
         RoleError: names the field or option, its value and what to do.
         OSError: the folder for answers cannot be written.
     """
-    manifest = read_manifest(request.manifest)
+    manifest = _manifest(request)
     name, spec = manifest.metadata.name, manifest.spec
     work = (request.work or Path("evaluations") / name).absolute()
     run = RunPaths((request.run_dir or Path("runs") / name).absolute())
     if request.run_dir is not None and not run.run_json.is_file():
         raise RoleError(f"--run-dir: {run.root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
     environments = _environments(spec, request.environment_ids)
+    evaluation = _evaluation(spec, request, environments)
     folder = request.weights_dir.absolute() if request.weights_dir is not None else None
     available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
     where = str(folder or run.root)
@@ -108,7 +117,7 @@ def prepare(request: Request, console: Console) -> Job:
         "model": model,
         "environments": environments,
         "trainer": type(spec.trainer)(lora=served),  # nothing is trained
-        "evaluation": _evaluation(spec, request),
+        "evaluation": evaluation,
     }
     config = resolve(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
     return Job(
@@ -123,6 +132,28 @@ def prepare(request: Request, console: Console) -> Job:
         engine_weights=folder or run.weights,
         export=exporter(model, model.source(run.model), spec.trainer.lora),
     )
+
+
+def _manifest(request: Request) -> RLRun:
+    """The manifest, after a look at its model and at the code of the environments that are asked."""
+    ids = request.environment_ids
+
+    def unused(spec: RLRunSpec) -> list[Key]:
+        return [
+            ("algorithm",),
+            ("data",),
+            TRAINER,
+            *(
+                ("environments", i, *part)
+                for i, e in enumerate(spec.environments)
+                for part in ([("algorithm",), ("group_size",)] if ids is None or {e.label, e.id} & {*ids} else [()])
+            ),
+        ]
+
+    judged = judge_manifest(read_text(request.manifest), str(request.manifest), here=True, leave_out=unused)
+    if judged.problems or judged.run is None:
+        raise ConfigError(judged.problems)
+    return judged.run
 
 
 def _environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[EnvironmentConfig]:
@@ -145,12 +176,37 @@ def _environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[Environmen
     return [e for e in spec.environments if e.label in ids or e.id in ids]
 
 
-def _evaluation(spec: RLRunSpec, request: Request) -> EvaluationConfig:
+def _evaluation(spec: RLRunSpec, request: Request, environments: Sequence[EnvironmentConfig]) -> EvaluationConfig:
     told = spec.evaluation or EvaluationConfig()
     if request.training_sampling:
         told = EvaluationConfig(num_tasks=ALL_TASKS)
     changes = {"num_tasks": request.max_tasks, "samples_per_task": request.samples_per_task}
+    if request.sampling:
+        told = told.model_copy(update={"sampling": _sampling(spec, told.sampling, request.sampling, environments)})
     return told.model_copy(update={field: value for field, value in changes.items() if value is not None})
+
+
+def _sampling(
+    spec: RLRunSpec,
+    told: EvaluationSamplingConfig | None,
+    changes: Mapping[str, Any],
+    environments: Sequence[EnvironmentConfig],
+) -> EvaluationSamplingConfig:
+    try:
+        sampling = EvaluationSamplingConfig(**(told.model_dump(exclude_unset=True) if told else {}) | dict(changes))
+    except ValidationError as error:
+        first = error.errors()[0]
+        given = str(first["loc"][0])
+        option = next(n for n, info in EvaluationSamplingConfig.model_fields.items() if given in (n, info.alias))
+        raise RoleError(
+            f"--{option.replace('_', '-')}: got {changes.get(option)!r}: {first['msg']}", exit_codes.USAGE
+        ) from None
+    for environment in environments:
+        try:
+            sampling.check(environment.sampling or spec.sampling, seq_len=spec.seq_len)
+        except ValueError as error:
+            raise RoleError(f"sampling for {environment.label}: {error}", exit_codes.USAGE) from None
+    return sampling
 
 
 def _api_key() -> str:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from loguru import logger
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 
@@ -21,7 +20,7 @@ from rlrun.evaluate.job import Job, Request, prepare
 from rlrun.evaluate.play import Part, run
 from rlrun.local.measures import table
 from rlrun.orchestrator.failures import first_cause
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, role_log
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import RoleError, storage_errors
 
@@ -55,6 +54,10 @@ def synthesize(request: Request, output: Path, *, min_reward: float | None) -> i
             for count, why in (
                 (selected.truncated, "a token limit cut them"),
                 (selected.below, f"their reward is below {min_reward}"),
+                (
+                    selected.no_chat,
+                    f"their messages are no chat: all must be objects with a role; they stay in {job.work}",
+                ),
             )
             if count
         ]
@@ -67,7 +70,7 @@ def synthesize(request: Request, output: Path, *, min_reward: float | None) -> i
         dataset.write(output, selected.rows)
         console.print(f"{output}: {told}", highlight=False, soft_wrap=True)
         code = _complain(parts)
-        if code == exit_codes.OK and not report.unanswered(parts):
+        if code == exit_codes.OK and not report.unanswered(parts) and not selected.no_chat:
             shutil.rmtree(job.work, ignore_errors=True)  # nothing is left to go on with
         return code
 
@@ -86,8 +89,7 @@ def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Con
     try:
         job = prepare(request, told)
         with _alone(job.work):
-            logger.remove()
-            logger.add(job.work / f"{name}.log", level="INFO", backtrace=False, diagnose=False)
+            role_log.configure_log(job.work / f"{name}.log", "{time:YYYY-MM-DD HH:mm:ss} | {level: <7} | {message}")
             with Shown(told) as shown:
                 parts = run(job, shown)
             return finish(job, parts, console)

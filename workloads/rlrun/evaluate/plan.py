@@ -34,7 +34,7 @@ class Plan:
 
     @property
     def evaluation(self) -> EvaluationConfig:
-        """How much is asked."""
+        """Size of the evaluation."""
         assert self.orchestrator.evaluation is not None
         return self.orchestrator.evaluation
 

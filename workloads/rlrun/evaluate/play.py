@@ -20,12 +20,12 @@ from rlrun.evaluate.staging import Staging
 from rlrun.inference.client import EngineClient
 from rlrun.orchestrator.arenas import Arena, open_arenas
 from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.dispatcher import Player
 from rlrun.orchestrator.engines import EnginePool, Replica
 from rlrun.orchestrator.evaluation import Answer, Evaluator, Question, questions
 from rlrun.orchestrator.group_commit import GroupCommit
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
+from rlrun.orchestrator.player import Player
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
@@ -38,11 +38,11 @@ class Watcher(Protocol):
     """A person who waits."""
 
     def tell(self, line: str) -> None:
-        """What happens."""
+        """Report an event."""
         ...
 
     def expect(self, answers: int) -> None:
-        """How many answers will come."""
+        """Announce the number of answers to come."""
         ...
 
     def answered(self) -> None:
@@ -61,11 +61,11 @@ class Part:
 
     @property
     def left(self) -> list[Question]:
-        """What is not answered."""
+        """Questions without an answer."""
         return self.file.missing(self.wanted)
 
     def answers(self) -> list[Line]:
-        """What is known of it."""
+        """Known answers of this part."""
         return self.file.answers(self.wanted)
 
 
@@ -134,7 +134,7 @@ async def _run(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
 
 
 def parts_of(plan: Plan, arenas: Sequence[Arena]) -> list[Part]:
-    """What is wanted, policy by policy, with the answers that there are.
+    """Questions to answer, policy by policy, with the answers that there are.
 
     Raises:
         RoleError: an environment has no tasks.
@@ -145,7 +145,7 @@ def parts_of(plan: Plan, arenas: Sequence[Arena]) -> list[Part]:
 def _parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part]:
     config = plan.orchestrator
     for index, arena in enumerate(arenas):
-        sampling = plan.evaluation.sampling or arena.config.sampling or config.sampling
+        sampling = plan.evaluation.sampling_over(arena.config.sampling or config.sampling)
         digest = fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
         file = AnswerFile.of(plan.work / "answers", policy, arena.config, digest, plan.attempt)
         wanted = _wanted(plan, arena)
@@ -173,7 +173,7 @@ def _engines(job: Job) -> AbstractContextManager[Engines]:
 
 @contextmanager
 def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
-    """Where the plan's policies are put for the engines; taken away with the block."""
+    """Folders of the plan's policies for the engines; removed at the end of the block."""
     staging = Staging(folder, plan.export, plan.adapters)
     try:
         yield staging
@@ -228,7 +228,7 @@ class Asking:
         self.sync = WeightSync(pool, signals, timeout_seconds=config.weight_sync.timeout_seconds)
 
     def monitor(self, pace: Pace) -> Monitor:
-        """Who notices an engine that hangs, long before the deadline of an episode does."""
+        """Monitor that notices an engine that hangs, long before the deadline of an episode does."""
         return Monitor(self._pool, self._signals, pace)
 
     async def ask(

@@ -37,7 +37,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """How tables and files call it."""
+        """Name of the policy in tables and files."""
         return "base" if self.step is None else f"step {self.step}"
 
 
@@ -142,7 +142,7 @@ def newest(available: Mapping[int, Policy], where: str) -> Policy:
 
 
 def served_as(policies: Iterable[Policy]) -> Literal["whole", "adapter"]:
-    """What an engine has to take to serve all of them.
+    """Capabilities that an engine needs to serve all of them.
 
     Raises:
         RoleError: some are whole models and some adapters.

@@ -1,4 +1,4 @@
-"""What an attempt of a run without a trainer begins with: its number, and which policies are asked."""
+"""Start of an attempt without a trainer: its number, and the policies to evaluate."""
 
 from __future__ import annotations
 

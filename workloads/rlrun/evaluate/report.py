@@ -1,4 +1,4 @@
-"""What an evaluation has found: a table for people, a document for programs."""
+"""Results of an evaluation: a table for people, a document for programs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlrun.config.rollout import solved_rewards
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part
 from rlrun.local.measures import RESULTS
@@ -27,7 +28,8 @@ def results(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
 def _result(plan: Plan, part: Part) -> dict[str, Any]:
     answers = part.answers()
     prefix = f"eval/{part.environment}/"
-    measured = {key.removeprefix(prefix): value for key, value in evaluation_metrics(answers).items()}
+    metrics = evaluation_metrics(answers, solved_rewards(plan.orchestrator.environments))
+    measured = {key.removeprefix(prefix): value for key, value in metrics.items()}
     return {
         "environment": part.environment,
         "policy": part.policy.name,
@@ -52,7 +54,7 @@ def short(document: dict[str, Any]) -> list[str]:
 
 
 def unanswered(parts: Sequence[Part]) -> list[str]:
-    """What was asked and never answered, a line per policy and environment, with the first reason."""
+    """Questions that were never answered, a line per policy and environment, with the first reason."""
     lines = []
     for part in parts:
         failed = len(part.left)
@@ -70,5 +72,5 @@ def nothing_answered(parts: Sequence[Part]) -> bool:
 
 
 def write_path(work: Path) -> Path:
-    """Where the document is written."""
+    """Path of the document."""
     return work / RESULTS

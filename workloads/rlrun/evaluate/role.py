@@ -23,7 +23,6 @@ from rlrun.evaluate.ready import begin_attempt, make_plan
 from rlrun.orchestrator.arenas import open_arenas
 from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.discovery import Resolve, resolve
-from rlrun.orchestrator.dispatcher import Player
 from rlrun.orchestrator.engines import Engine
 from rlrun.orchestrator.evaluation import Evaluator
 from rlrun.orchestrator.group_commit import GroupCommit
@@ -31,12 +30,13 @@ from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.main import OpenEnvironments, load_chat, process
 from rlrun.orchestrator.monitor import REGULAR, Pace
 from rlrun.orchestrator.open_engines import open_engines
+from rlrun.orchestrator.player import Player
 from rlrun.orchestrator.progress import Progress, ProgressServer, starting
 from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.volume import in_thread, insist
 from rlrun.orchestrator.waiting import Since
-from rlrun.protocol import exit_codes
+from rlrun.protocol import exit_codes, heap
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import FULL_BYTES, RoleError
 from rlrun.protocol.paths import RunPaths
@@ -53,6 +53,7 @@ async def run(
     stop: Stop | None = None,
     open_environments: OpenEnvironments = open_arenas,
     pace: Pace = REGULAR,
+    loaded: Callable[[], None] = lambda: None,
 ) -> int:
     """Ask to the end; the arguments are those of `rlrun.orchestrator.main.run`.
 
@@ -95,6 +96,7 @@ async def run(
         asking = Asking(config, evaluator, pool, signals, kept)
         background(asking.sync.run())
         background(asking.monitor(pace).run())
+        loaded()
         work = asyncio.ensure_future(_ask(plan, parts, asking, staged, account))
         stopped = False
 
@@ -163,4 +165,4 @@ def _complain(parts: Sequence[Part]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run; returns the exit code."""
-    return process(argv, "rlrun.evaluate", run)
+    return process(argv, "rlrun.evaluate", partial(run, loaded=heap.Slices().begin))

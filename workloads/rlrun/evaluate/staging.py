@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Staging:
-    """Where policies are put for the engines.
+    """Folders in which policies are put for the engines.
 
     Args:
         folder: below the engines' folder of weights; made when needed.

@@ -6,16 +6,31 @@ the request. Knows nothing of vLLM or torch.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from yarl import URL
 
+from rlrun.inference.completions import (
+    Adapter,
+    Completion,
+    EngineError,
+    EngineUnavailableError,
+    parse_packed,
+    parse_stock,
+)
+from rlrun.inference.engine_metrics import EngineMetrics, parse_metrics
+from rlrun.protocol.compute import compute
 from rlrun.protocol.endpoints import (
     ENGINE_GENERATE,
+    ENGINE_GENERATE_PACKED,
     ENGINE_METRICS,
     ENGINE_PARSE,
     ENGINE_READY,
@@ -25,70 +40,38 @@ from rlrun.protocol.endpoints import (
     ENGINE_STATUS,
     ENGINE_UPDATE_WEIGHTS,
 )
+from rlrun.protocol.packed import MEDIA_TYPE, integers, pack
+
+__all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]
 
 IDLE_SECONDS = 30
 """Idle connections are dropped before the server drops them (75 s), so that no request is written to a closing one."""
 
-NOT_FOUND = 404
-_LOAD = frozenset(
-    f"vllm:{name}"
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
-)
+OK = 200
+_GONE = (404, 410)
+"""Answers of vLLM's route and of ours to a request for an adapter that the server does not hold."""
+_COPIED = 16
+"""Bytes of packed columns that are read in the time of one of JSON."""
+_NO_ROUTE = (403, 404, 405)
+"""Answers of a server that has no packed route: vLLM's own, a proxy's, or a guard's that does not list it."""
+PACKED_TOKENS, STOCK_TOKENS = 1 << 19, 1 << 16
+"""Most tokens that one answer may have, unless one continuation alone may have more: 4 MB packed, 6 MB as JSON."""
+_HEADERS = {"content-type": "application/json"}, {"content-type": MEDIA_TYPE}
 KNOWN_ADAPTERS = 32
 """Versions whose adapter's name is remembered."""
 
 
-class EngineError(Exception):
-    """The server refused, failed, or answered something that must not be trained on."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class EngineUnavailableError(EngineError):
-    """No answer: connection refused or broken, or a deadline passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled continuation; the three lists have one entry per token."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    """Natural logarithms, after temperature and top-p: of what was sampled from."""
-    versions: list[int]
-    """The policy version that sampled the token."""
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A policy version that the engine holds as an adapter of this name."""
-
-    name: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """Load of one server, summed over its engines."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-    """Fraction of the KV cache in use, of the fullest engine."""
-    preemptions: int | None = None
-    """Sequences put off since the server's start because the KV cache was full; None: it does not say."""
-
-
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What `/rlrun/ready` says."""
+    """Answer of `/rlrun/ready`."""
 
     ready: bool
     reason: str | None
     weight_version: int | None
+
+
+class _NoRouteError(Exception):
+    """The server has no route for packed requests."""
 
 
 class EngineClient:
@@ -113,6 +96,8 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._adapters: dict[str, str] = {}
+        self._packs = True
+        """Whether the server may have the packed route; one that had none is asked again after the next hand-over."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,44 +126,89 @@ class EngineClient:
         seed: int | None = None,
         request_id: str | None = None,
         ignore_eos: bool = False,
+        parameters: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
         """Sample `n` continuations of a prompt.
 
+        `parameters` are further sampling parameters by vLLM's names; texts of `stop` among them have the engine detokenize.
         `cache_salt` must name the policy version that the request is meant for: the engine shares cached prefixes only
         between requests with equal salts, and a prefix computed under older weights is not one of the newer policy.
         Where versions are adapters, the request names the one that holds this version, and keeps it to its end.
+        What one answer could hold of so many long continuations is bounded: more of them are asked for in several requests at once.
         Raises `EngineError`, also for an answer without a log-prob or an integer version for each token.
         """
         sampling: dict[str, Any] = {
-            "n": n,
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(stop_token_ids),
             "ignore_eos": ignore_eos,
-            "logprobs": 0,
-            "detokenize": False,
         }
+        named = {"cache_salt": cache_salt, "model": self._adapters.get(cache_salt or "")}
+        head: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         if seed is not None:
             sampling["seed"] = seed
-        body: dict[str, Any] = {"token_ids": list(token_ids), "sampling_params": sampling}
-        if cache_salt is not None:
-            body["cache_salt"] = cache_salt
+        if parameters:
+            sampling |= parameters
+            if "min_tokens" in sampling:
+                # A turn may have less room than the longest reply; the engine refuses more than that.
+                sampling["min_tokens"] = min(sampling["min_tokens"], max_tokens)
         if request_id is not None:
-            body["request_id"] = request_id
-        adapter = self._adapters.get(cache_salt or "")
-        if adapter is not None:
-            body["model"] = adapter
+            head["request_id"] = request_id
+        head["sampling_params"] = sampling
+        prompt = integers(token_ids)
+        if self._packs:
+            try:
+                return await self._in_parts(prompt, head, n, max(1, PACKED_TOKENS // max_tokens), packed=True)
+            except _NoRouteError:
+                self._packs = False
+        return await self._in_parts(prompt, head, n, max(1, STOCK_TOKENS // max_tokens), packed=False)
+
+    async def _in_parts(
+        self, prompt: array[int], head: dict[str, Any], n: int, most: int, *, packed: bool
+    ) -> list[Completion]:
+        """`n` continuations, at most so many of them in one request."""
+        if n <= most:
+            return await self._generate(prompt, _part(head, 0, n), packed=packed)
         try:
-            answer = await self._json("POST", ENGINE_GENERATE, self._generate_timeout, body)
-        except EngineError as error:
-            if adapter is None or error.status != NOT_FOUND:
-                raise
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._generate(prompt, _part(head, at, min(most, n - at)), packed=packed))
+                    for at in range(0, n, most)
+                ]
+        except* (EngineError, _NoRouteError) as errors:
+            error: BaseException = errors
+        else:
+            return [completion for task in tasks for completion in task.result()]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error
+
+    async def _generate(self, prompt: array[int], head: dict[str, Any], *, packed: bool) -> list[Completion]:
+        """One request, packed or as vLLM's own route takes it.
+
+        Raises:
+            _NoRouteError: the server has no route for packed requests.
+            EngineError: as `generate`.
+        """
+        n, name = head["sampling_params"]["n"], head.get("model")
+        adapter = None if name is None else Adapter(name, int(head["cache_salt"]))
+        path = ENGINE_GENERATE_PACKED if packed else ENGINE_GENERATE
+        if packed:
+            body = pack(head | {"tokens": len(prompt)}, [prompt])
+        else:
+            body = await compute(8 * len(prompt), partial(_stock_body, prompt, head))
+        status, data = await self._request("POST", path, self._generate_timeout, body)
+        if packed and status in _NO_ROUTE:
+            raise _NoRouteError
+        if adapter is not None and status in _GONE:
             # No fault of the request: the server has started anew, and gets its adapter with the next hand-over.
-            raise EngineError(f"{self.base_url} no longer holds {adapter}") from None
-        if adapter is None:
-            return parse_completions(answer, n)
-        return parse_completions(answer, n, Adapter(adapter, int(cache_salt or "")))
+            raise EngineError(f"{self.base_url} no longer holds {name}")
+        if status != OK:
+            raise self._refused(path, status, data)
+        if packed:
+            return await compute(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
+        return await compute(len(data), partial(parse_stock, data, n, adapter))
 
     async def parse(
         self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
@@ -227,7 +257,7 @@ class EngineClient:
         return Readiness(answer["ready"], answer.get("reason"), answer.get("weight_version"))
 
     async def status(self) -> dict[str, Any]:
-        """Weight version, path, liveness and fault, as the server tells them."""
+        """Weight version, path, liveness and fault, as the server reports them."""
         answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
         if not isinstance(answer, dict):
             raise EngineError(f"{self.base_url}{ENGINE_STATUS} answered something else than a status")
@@ -235,13 +265,14 @@ class EngineClient:
 
     async def metrics(self) -> EngineMetrics:
         """Requests running and waiting, and the use of the KV cache."""
-        _, text = await self._request("GET", ENGINE_METRICS, self._control_timeout, None)
-        return parse_metrics(text)
+        _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout)
+        return parse_metrics(data.decode(errors="replace"))
 
     async def _change(self, path: str, version: int, body: Mapping[str, Any]) -> dict[str, float]:
         answer = await self._json("POST", path, self._update_timeout, body)
         if not isinstance(answer, dict) or not isinstance(answer.get("seconds"), dict):
             raise EngineError(f"{self.base_url}{path} answered something else than an update")
+        self._packs = True
         self._adapters.pop(str(version), None)
         if answer.get("model") is not None:
             self._adapters[str(version)] = answer["model"]
@@ -257,116 +288,82 @@ class EngineClient:
         body: Mapping[str, Any] | None = None,
         accept: Sequence[int] = (200,),
     ) -> Any:
-        status, text = await self._request(method, path, timeout, body)
+        sent = None if body is None else json.dumps(body).encode()
+        status, data = await self._request(method, path, timeout, sent)
         if status not in accept:
-            raise EngineError(f"{self.base_url}{path} answered {status}: {_message(text)}", status)
+            raise self._refused(path, status, data)
         try:
-            return json.loads(text)
+            return json.loads(data)
         except ValueError:
             raise EngineError(f"{self.base_url}{path} answered {status} without JSON", status) from None
 
-    async def _request(self, method: str, path: str, timeout: float, body: Mapping[str, Any] | None) -> tuple[int, str]:
+    def _refused(self, path: str, status: int, data: bytes) -> EngineError:
+        return EngineError(f"{self.base_url}{path} answered {status}: {_message(data)}", status)
+
+    async def _request(self, method: str, path: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
         if self._closed:
             raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed")
         if self._session is None:
             # No limit: the dispatcher decides how many requests are in flight, a second queue here would hide them.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            # Each part that a request does not need costs it CPU: with short replies a request is most of a rollout.
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            )
         deadline = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
         try:
-            async with self._session.request(method, self.base_url + path, json=body, timeout=deadline) as response:
-                return response.status, await response.text(errors="replace")
+            url, headers = (
+                _url(self.base_url + path),
+                _HEADERS[path == ENGINE_GENERATE_PACKED] if body is not None else None,
+            )
+            async with self._session.request(method, url, data=body, headers=headers, timeout=deadline) as response:
+                return response.status, await _whole(response)
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
         except RuntimeError as error:
-            if (
-                not self._closed
-            ):  # aiohttp says so where the session was closed under a request that it was about to repeat
+            if not self._closed:
                 raise
+            # aiohttp's word where the session was closed under a request that it was about to repeat.
             raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed") from error
 
 
-def parse_completions(answer: Any, n: int, adapter: Adapter | None = None) -> list[Completion]:
-    """Completions of an answer of `/inference/v1/generate`; raises `EngineError` unless every token is accounted for.
-
-    Args:
-        answer: the JSON document.
-        n: how many continuations were asked for.
-        adapter: the one that was asked for; its version is that of all tokens. Default: the engine says it per token.
-    """
-    try:
-        if adapter is not None and answer["model"] != adapter.name:
-            raise EngineError(f"{answer['model']} answered a request for {adapter.name}")
-        choices = answer["choices"]
-        if len(choices) != n:
-            raise EngineError(f"the engine returned {len(choices)} completions instead of {n}")
-        return [_completion(choice, adapter) for choice in sorted(choices, key=lambda c: c["index"])]
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-        raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
+@lru_cache(1024)
+def _url(text: str) -> URL:
+    """Parsed once: there are few, and each is asked a thousand times a second."""
+    return URL(text)
 
 
-def _completion(choice: Mapping[str, Any], adapter: Adapter | None) -> Completion:
-    token_ids = [int(token) for token in choice["token_ids"]]
-    entries = choice["logprobs"]["content"] if token_ids else []
-    if len(entries) != len(token_ids):
-        raise EngineError(f"{len(entries)} log-probs for {len(token_ids)} tokens")
-    logprobs = [float(entry["logprob"]) for entry in entries]
-    if any(entry["token_id"] != token for entry, token in zip(entries, token_ids, strict=True)):
-        raise EngineError("log-probs belong to other tokens than those sampled")
-    # -9999 stands for minus infinity in vLLM's answers: a token that could not have been sampled.
-    if any(not -9999.0 < value <= 1e-3 for value in logprobs):
-        raise EngineError("a sampled token has no finite log-prob")
-    finish = choice["finish_reason"]
-    if not isinstance(finish, str) or finish in ("abort", "error"):
-        raise EngineError(f"the engine did not finish the request: finish_reason is {finish!r}")
-    if adapter is not None:
-        versions = [adapter.version] * len(token_ids)
-    else:
-        versions = expand_versions(choice["weight_versions"] or [], len(token_ids))
-    return Completion(token_ids, logprobs, versions, finish)
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body; one of many megabytes is put together beside the event loop."""
+    blocks = []
+    while block := await response.content.readany():
+        blocks.append(block)
+    return await compute(sum(map(len, blocks)) // _COPIED, partial(b"".join, blocks))
 
 
-def expand_versions(spans: Sequence[Mapping[str, Any]], length: int) -> list[int]:
-    """One version per token from spans `{version, start, end}` that cover `[0, length)` without gap or overlap."""
-    versions: list[int] = []
-    for span in spans:
-        label, start, end = span["version"], span["start"], span["end"]
-        if start != len(versions) or end <= start:
-            raise EngineError(f"version spans do not cover the tokens: {list(spans)}")
-        if not (isinstance(label, str) and label.isascii() and label.isdigit()):
-            raise EngineError(f"tokens were sampled by weights of no known version ({label!r})")
-        versions += [int(label)] * (end - start)
-    if len(versions) != length:
-        raise EngineError(f"versions are known for {len(versions)} of {length} tokens")
-    return versions
+def _stock_body(prompt: array[int], head: Mapping[str, Any]) -> bytes:
+    sampling = head["sampling_params"] | {"logprobs": 0, "detokenize": bool(head["sampling_params"].get("stop"))}
+    return json.dumps({**head, "token_ids": prompt.tolist(), "sampling_params": sampling}).encode()
 
 
-def parse_metrics(text: str) -> EngineMetrics:
-    """Load from vLLM's Prometheus text; a missing metric is an `EngineError`, not an idle engine. Preemptions may be missing."""
-    values: dict[str, list[float]] = {}
-    try:
-        for line in text.splitlines():
-            if line.startswith("vllm:"):
-                name = line.partition("{")[0].partition(" ")[0]
-                if name in _LOAD:
-                    values.setdefault(name, []).append(float(line.rpartition(" ")[2]))
-        preemptions = values.get("vllm:num_preemptions_total")
-        return EngineMetrics(
-            running=int(sum(values["vllm:num_requests_running"])),
-            waiting=int(sum(values["vllm:num_requests_waiting"])),
-            kv_usage=max(values["vllm:kv_cache_usage_perc"]),
-            preemptions=None if preemptions is None else int(sum(preemptions)),
-        )
-    except KeyError as error:
-        raise EngineError(f"/metrics lacks {error}") from None
-    except (ValueError, OverflowError) as error:
-        raise EngineError(f"/metrics has a value that is no number: {error}") from None
+def _part(head: Mapping[str, Any], first: int, n: int) -> dict[str, Any]:
+    """The request for `n` continuations of a group, from the one of this index on; each part has a seed and a name of its own."""
+    part = dict(head) | {"sampling_params": head["sampling_params"] | {"n": n}}
+    if "seed" in part["sampling_params"]:
+        part["sampling_params"]["seed"] += first
+    if "request_id" in part and first:
+        part["request_id"] += f"-{first}"
+    return part
 
 
-def _message(text: str) -> str:
+def _message(data: bytes) -> str:
     """The message of an error body of ours, of vLLM's or of FastAPI's."""
+    text = data.decode(errors="replace")
     try:
         body = json.loads(text)
     except ValueError:

@@ -9,6 +9,8 @@ KEEP_ALIVE_SECONDS = 75
 
 GLOO_BACKEND = "rlrun_gloo"
 """Our own backend of vLLM's weight transfer, see `gloo_transfer`."""
+ENGINE_VARIABLE = "RLRUN_ENGINE"
+"""Environment variable of the processes of a run's engine; our plugin leaves other servers alone."""
 MAX_LORAS = 4
 """Adapters of each run in one engine step: requests of this many versions are computed together, those of others wait."""
 MAX_LOADED_LORAS = 32
@@ -69,6 +71,7 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
         "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        ENGINE_VARIABLE: "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
     }

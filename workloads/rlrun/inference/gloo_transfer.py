@@ -1,6 +1,6 @@
 """vLLM's weight transfer between CPUs: what its own `nccl` engine does between GPUs, over gloo.
 
-vLLM finds it as one of its general plugins, in every process of a server.
+Our plugin registers it in every process of an engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlrun.protocol.transfer import SECONDS
 
 @dataclass(kw_only=True)
 class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM ships no types
-    """How a worker joins; see `rlrun.protocol.transfer.Joining`."""
+    """Parameters for a worker to join; see `rlrun.protocol.transfer.Joining`."""
 
     master_address: str
     master_port: int

@@ -1,4 +1,4 @@
-"""Who may call which route. Pure ASGI, the outermost middleware, an allowlist: what is not named here does not exist.
+"""Access control by route. Pure ASGI, the outermost middleware, an allowlist: what is not named here does not exist.
 
 vLLM's own key guards some prefixes only, and a later vLLM may add routes that change the engine; so exact paths are
 allowed, compared with the very string that the router matches. A trailing or double slash, an encoded or upper-case
@@ -7,14 +7,14 @@ letter, `..` or another method is a different entry, hence refused.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from rlrun.protocol.api_key import holds_key
 from rlrun.protocol.endpoints import (
     ENGINE_GENERATE,
+    ENGINE_GENERATE_PACKED,
     ENGINE_HEALTH,
     ENGINE_METRICS,
     ENGINE_PARSE,
@@ -39,6 +39,7 @@ PUBLIC: dict[str, frozenset[str]] = {ENGINE_HEALTH: READ, ENGINE_READY: READ, EN
 
 KEYED: dict[str, frozenset[str]] = {
     ENGINE_GENERATE: POST,
+    ENGINE_GENERATE_PACKED: POST,
     ENGINE_STATUS: READ,
     ENGINE_UPDATE_WEIGHTS: POST,
     ENGINE_RELOAD_WEIGHTS: POST,
@@ -69,11 +70,10 @@ door to every route), WebSockets, and everything that vLLM adds in development m
 
 
 class Guard:
-    """ASGI middleware: 401 for a known route without the key, 403 for every other one, whoever asks."""
+    """ASGI middleware: 401 for a known route without the key, 403 for every other one, for all clients."""
 
     def __init__(self, app: App, api_key: str) -> None:
-        self.app = app
-        self._digest = hashlib.sha256(api_key.encode()).digest()
+        self.app, self._api_key = app, api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -100,11 +100,7 @@ class Guard:
 
     def _has_key(self, scope: Scope) -> bool:
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        if len(values) != 1:
-            return False
-        scheme, _, key = values[0].partition(b" ")
-        # Digests have equal lengths: the comparison tells nothing about the key, not even how long it is.
-        return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(key).digest(), self._digest)
+        return holds_key(values, self._api_key)
 
 
 async def answer(send: Send, status: int, message: str) -> None:

@@ -81,7 +81,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where weights come from, and how they get into the engine."""
+    """Source of weights, and the way they get into the engine."""
 
     name: str
     """The folder, or the trainer's address."""
@@ -298,6 +298,6 @@ class Handover:
 
 
 def last_line(error: BaseException) -> str:
-    """The part of an engine's error that says what happened: remote errors carry a whole traceback."""
+    """Informative part of an engine's error: remote errors carry a whole traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Whether the engine's workers answer. `/health` only says that the engine's process has not reported its death."""
+"""Liveness check of the engine's workers. `/health` only shows that the engine's process has not reported its death."""
 
 from __future__ import annotations
 

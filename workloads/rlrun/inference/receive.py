@@ -1,4 +1,4 @@
-"""An engine's side of a transfer: ask the trainer, join its group, receive. What is said, says `rlrun.protocol.transfer`."""
+"""An engine's side of a transfer: ask the trainer, join its group, receive. For the messages see `rlrun.protocol.transfer`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rlrun.inference.heartbeat import Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the routes act on; `app.state.rlrun` holds it."""
+    """State behind the routes; `app.state.rlrun` holds it."""
 
     handover: Handover
     heartbeat: Heartbeat
@@ -26,7 +26,7 @@ class Control:
         return self.heartbeat.alive or self.handover.busy
 
     def reason(self) -> str | None:
-        """Why this replica is not ready; None when it is. Once synced it stays ready while an update is running."""
+        """Reason why this replica is not ready; None when it is. Once synced it stays ready while an update is running."""
         if not self.engine_alive:
             return f"the engine does not answer{': ' + self.heartbeat.error if self.heartbeat.error else ''}"
         if self.handover.served is None:
@@ -93,7 +93,7 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.api_route("/status", methods=["GET", "HEAD"])
 async def status(request: Request) -> JSONResponse:
-    """What the engine holds and does; asks nothing of the engine, so it answers even when that hangs."""
+    """State of the engine without a call to the engine, so it answers even when that hangs."""
     control = _control(request)
     served = control.handover.served
     body: dict[str, Any] = {

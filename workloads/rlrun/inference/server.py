@@ -121,8 +121,11 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.launcher import serve_http
 
+    from rlrun.inference.connections import Connection
+    from rlrun.inference.generate import generate_router
     from rlrun.inference.guard import Guard
     from rlrun.inference.routes import Control, router
+    from rlrun.inference.vllm_tokens import VLLMTokens
 
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -134,6 +137,9 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
         app.include_router(router)
+        adapters = app.state.openai_serving_models.lora_requests
+        tokens = VLLMTokens(engine, served_model=settings.served_model_name, adapters=adapters)
+        app.include_router(generate_router(tokens))
         handover = _handover(engine, app, settings, expected)
         heartbeat = Heartbeat(
             lambda: engine.collective_rpc("check_health"),
@@ -153,6 +159,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
                 sock=listener,
                 host=settings.host,
                 port=settings.port,
+                http=Connection,
                 log_level=args.uvicorn_log_level,
                 access_log=False,
                 timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,

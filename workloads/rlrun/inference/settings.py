@@ -1,4 +1,4 @@
-"""What one inference server needs to know, already resolved: no default depends on the machine."""
+"""Resolved settings of one inference server: no default depends on the machine."""
 
 from __future__ import annotations
 

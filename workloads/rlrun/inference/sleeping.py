@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlrun.inference.guard import App, Receive, Scope, Send, answer
-from rlrun.protocol.endpoints import ENGINE_GENERATE
+from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
 
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
 """Levels of vLLM's sleep."""
@@ -25,6 +25,7 @@ _WEIGHTS, _CACHE = "weights", "kv_cache"
 COMPUTING = frozenset(
     {
         ENGINE_GENERATE,
+        ENGINE_GENERATE_PACKED,
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/chat/completions/batch",

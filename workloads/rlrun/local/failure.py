@@ -1,19 +1,20 @@
-"""What is said when a role fails: which one, why, its last lines, and where its log is."""
+"""Report of a failed role: its name, the reason, its last lines, and the path of its log."""
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.local.supervisor import Running, last_lines
 from rlrun.protocol import exit_codes
+from rlrun.protocol.diagnostics.crash import how
 from rlrun.protocol.failures import read_error, volume_is_full
+from rlrun.protocol.printable import printable
 
 
 def first_cause(failed: Sequence[Running]) -> Running:
-    """Of roles that ended within one look, the one that said why; else the first."""
+    """First cause among roles that ended within one look: the one with an error report; else the first."""
     return next((running for running in failed if read_error(running.spec.error_file.parent) is not None), failed[0])
 
 
@@ -28,17 +29,13 @@ def exit_code(failed: Running, root: Path) -> int:
 
 
 def explain(failed: Running, root: Path) -> None:
-    """Tell a person on stderr."""
+    """Print the failure on stderr."""
     code = failed.process.returncode
-    how = (
-        f"was killed by {signal.Signals(-code).name}"
-        if code is not None and code < 0
-        else f"ended with exit code {code}"
-    )
-    print(f"\nerror: {failed.spec.name} {how}", file=sys.stderr)
+    print(f"\nerror: {failed.spec.name} {how(code) if code is not None else 'still runs'}", file=sys.stderr)
     said = read_error(failed.spec.error_file.parent)
     if said is not None:
-        print(f"  {said}", file=sys.stderr)
+        first, *more = printable(str(said), lines=True).splitlines()
+        print("\n".join([f"  {first}", *(f"  | {line}" for line in more)]), file=sys.stderr)
     elif volume_is_full(root):
         print(f"  the volume of {root} is full (No space left on device); make space", file=sys.stderr)
     else:

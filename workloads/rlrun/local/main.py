@@ -14,18 +14,19 @@ from types import FrameType
 
 from rich.console import Console
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.config.files import read_text
 from rlrun.config.parser import Parser
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
+from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
-from rlrun.local.preflight import PreflightError, check_data, check_folder, check_model, check_ports, free_port, gpus
+from rlrun.local.preflight import PreflightError, check_folder, check_ports, free_port, gpus
 from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
@@ -77,10 +78,15 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(list(argv))
     console = Console(stderr=False)
     try:
-        run = read_manifest(Path(options.manifest))
+        text = read_text(Path(options.manifest))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
+    judged = judge_manifest(text, options.manifest, here=True)
+    code = stopped(judged)
+    if code is not None or judged.run is None:
+        return code or exit_codes.CONFIGURATION
+    run = judged.run
     return run_spec(
         run.spec, name=run.metadata.name, options=options, console=console, command=f"rlrun local {options.manifest}"
     )
@@ -90,7 +96,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     """Run a specification to its end.
 
     Args:
-        spec: what to run.
+        spec: what to run; `judge` has found no problem in it.
         name: the run's name.
         options: as `add_options` defines them.
         console: where the view is drawn.
@@ -105,6 +111,8 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return _run(spec, name, root, options, console, command, interrupted)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except RoleError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
@@ -134,9 +142,6 @@ def _run(
     trains = spec.task in TRAINING_TASKS
     if options.replay and config.orchestrator.evaluation is None:
         config = config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
-    check_environments(config)
-    check_model(config.trainer.model)
-    check_data(config)
     host = config.trainer.shared_with
     if host is not None:
         _refuse_options_of_the_host(options, host)
@@ -170,7 +175,7 @@ def _run(
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
     attempt = next_number(paths)
     if host is None:
-        prepare_model(config, files[0], paths, attempt, console)
+        prepare_model(config, files[0], paths, attempt, console, lambda: bool(interrupted))
     if interrupted:
         return _INTERRUPTED
     launch_id = uuid.uuid4().hex
@@ -270,21 +275,6 @@ def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
         wanted = f"spec.inference.replicas is {replicas}" if replicas else f"{without} runs no engine; leave it out"
         raise PreflightError(f"--inference-port names {len(chosen)} ports, {wanted}")
     return Ports(options.trainer_port or free_port(), free_port(), options.metrics_port or free_port(), tuple(chosen))
-
-
-def check_environments(config: RunConfig) -> None:
-    """Load every environment once, so that a wrong id or argument is said before anything starts.
-
-    Raises:
-        PreflightError: names the field, the value and what is known.
-    """
-    from rlrun.environments.registry import EnvironmentLoadError, load
-
-    for i, environment in enumerate(config.orchestrator.environments):
-        try:
-            load(environment.id, environment.args)
-        except EnvironmentLoadError as error:
-            raise PreflightError(f"spec.environments[{i}]: {error}") from None
 
 
 def _uid(paths: RunPaths, resume: bool) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -15,9 +19,31 @@ from rlrun.local.supervisor import last_lines
 from rlrun.protocol import exit_codes
 from rlrun.protocol.paths import RunPaths
 
+_POLL_SECONDS = 0.1
 
-def prepare_model(config: RunConfig, file: Path, paths: RunPaths, attempt: int, console: Console) -> None:
-    """Make the tiny model that the manifest asks for, unless it is there; a folder appears only when it is whole."""
+
+def prepare_model(
+    config: RunConfig,
+    file: Path,
+    paths: RunPaths,
+    attempt: int,
+    console: Console,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> None:
+    """Make the tiny model that the manifest asks for, unless it is there; a folder appears only when it is whole.
+
+    Args:
+        config: the run.
+        file: holds it.
+        paths: of the run's folder.
+        attempt: its number, for the log.
+        console: is told.
+        interrupted: whether to give up; a warm-up runs an environment's code, which may hang.
+
+    Raises:
+        PreflightError: it could not be made; shows the end of its log.
+        KeyboardInterrupt: `interrupted` said so.
+    """
     if config.trainer.model.tiny is None or paths.model.is_dir():
         return
     console.print("making the tiny model", highlight=False)
@@ -25,14 +51,26 @@ def prepare_model(config: RunConfig, file: Path, paths: RunPaths, attempt: int, 
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "rlrun.trainer.tiny_model", "--config", str(file)]
     with log.open("ab") as output:
-        result = subprocess.run(
+        making = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
+            start_new_session=True,
         )
-    if result.returncode:
+    try:
+        while making.poll() is None:
+            if interrupted():
+                raise KeyboardInterrupt
+            time.sleep(_POLL_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):  # what a warm-up's environment has left, too
+            os.killpg(making.pid, signal.SIGKILL)
+        making.wait()
+    if making.returncode or not paths.model.is_dir():
         lines = "\n".join(f"  | {line}" for line in last_lines(log))
-        raise PreflightError(f"the tiny model could not be made:\n{lines}\n  its log: {log}", exit_codes.FAILURE)
+        raise PreflightError(
+            f"the tiny model could not be made (exit code {making.returncode}):\n{lines}\n  its log: {log}",
+            exit_codes.FAILURE,
+        )

@@ -12,12 +12,13 @@ from rlrun.config.roles import TRAINING_TASKS, orchestrator_module
 from rlrun.config.run import RunConfig
 from rlrun.protocol.failures import ERROR_FILE, ROLE_ENVIRONMENT
 from rlrun.protocol.paths import Role, RunPaths
+from rlrun.protocol.processes import LAUNCH_VARIABLE
 from rlrun.trainer.launch import torchrun_command
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where each process listens."""
+    """Port of each process."""
 
     trainer: int
     rendezvous: int
@@ -218,5 +219,3 @@ def _from(file: Path) -> list[str]:
 
 ENGINE_MODULE = "rlrun.inference"
 """What an engine's process runs."""
-
-LAUNCH_VARIABLE = "RLRUN_LAUNCH_ID"

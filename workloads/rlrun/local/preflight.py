@@ -1,4 +1,4 @@
-"""What would go wrong later and can be said now, before anything is started or written."""
+"""Checks for later failures, before anything is started or written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.config.model import ModelConfig
-from rlrun.config.run import RunConfig
+from rlrun.local.inputs import check_model_folder
 from rlrun.local.plan import Ports
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
@@ -17,21 +17,21 @@ from rlrun.protocol.run_folder import check_writable
 
 
 class PreflightError(RoleError):
-    """The run cannot start; the message says why and what to do."""
+    """Error for a run that cannot start; the message has the reason and the fix."""
 
     def __init__(self, message: str, code: int = exit_codes.CONFIGURATION) -> None:
         super().__init__(message, code)
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def check_ports(ports: Ports) -> None:
-    """Refuse ports that somebody listens on.
+    """Refuse ports that are in use.
 
     Raises:
         PreflightError: names the port, the role that needs it and the way out.
@@ -70,47 +70,13 @@ def check_folder(root: Path, *, resume: bool) -> None:
 
 
 def check_model(model: ModelConfig) -> None:
-    """A local model folder must be one.
+    """Refuse a local model folder that is none.
 
     Raises:
         PreflightError: names the folder and what is missing in it.
     """
-    given = model.path
-    if given is None:
-        return
-    folder = Path(given)
-    if not folder.is_dir():
-        raise PreflightError(f"spec.model.path: there is no folder {given}", exit_codes.DATA)
-    for what, pattern in (
-        ("config.json", "config.json"),
-        ("weights (*.safetensors)", "*.safetensors"),
-        ("a tokenizer", "token*"),
-    ):
-        if not any(folder.glob(pattern)):
-            raise PreflightError(
-                f"spec.model.path: {given} holds no {what}; it must be a Hugging Face model folder "
-                "(`rlrun tiny-model DIR` makes a tiny one)",
-                exit_codes.DATA,
-            )
-
-
-def check_data(config: RunConfig) -> None:
-    """Local data sets must be there.
-
-    Raises:
-        PreflightError: names the source and the path.
-    """
-    data = config.orchestrator.data
-    if data is None:
-        return
-    places = [(f"sources[{index}]", source.path) for index, source in enumerate(data.sources)]
-    if data.validation is not None:
-        places.append(("validation", data.validation.path))
-    for where, path in places:
-        if path is not None and not Path(path).exists():
-            raise PreflightError(
-                f"spec.data.{where}.path: there is no file or folder {path}, seen from {Path.cwd()}", exit_codes.DATA
-            )
+    for finding in check_model_folder(model, here=True):
+        raise PreflightError(f"spec.model.path: {finding.message}", exit_codes.DATA)
 
 
 def gpus() -> Sequence[int]:

@@ -18,7 +18,7 @@ _FILE = "local.json"
 
 
 class Endpoints(Config):
-    """Where the host's trainer and engines are, as long as its launcher lives."""
+    """Addresses of the host's trainer and engines, valid as long as its launcher lives."""
 
     trainer_url: str
     inference_urls: list[str]
@@ -33,7 +33,7 @@ def shares(config: RunConfig) -> bool:
 
 
 def offer(paths: RunPaths, ports: Ports, api_key: str) -> None:
-    """Write the host's addresses; the file holds the key, so that nobody but this user may read it."""
+    """Write the host's addresses; the file holds the key, so that only this user may read it."""
     endpoints = Endpoints(
         trainer_url=f"http://127.0.0.1:{ports.trainer}",
         inference_urls=[f"http://127.0.0.1:{port}" for port in ports.inference],
@@ -48,7 +48,7 @@ def offer(paths: RunPaths, ports: Ports, api_key: str) -> None:
 
 
 def withdraw(paths: RunPaths) -> None:
-    """The host ends: nobody joins any more."""
+    """Remove the host's addresses at its end: no other run joins."""
     (paths.shared / _FILE).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What a finished run has to say: the curve of its reward or loss, what was held out, and where everything is."""
+"""Summary of a finished run: the curve of its reward or loss, the held-out results, and the paths of everything."""
 
 from __future__ import annotations
 

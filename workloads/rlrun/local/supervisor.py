@@ -18,10 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.local.plan import LAUNCH_VARIABLE, RoleProcess
+from rlrun.local.plan import RoleProcess
 from rlrun.protocol import stacks
+from rlrun.protocol.bounded_log import cut_back
 from rlrun.protocol.failures import telling_lines
-from rlrun.protocol.processes import processes_with
+from rlrun.protocol.processes import LAUNCH_VARIABLE, processes_with
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,7 +45,7 @@ def _die_with_parent() -> None:
 
 
 def stacks_file(spec: RoleProcess) -> Path:
-    """Where the role's processes write what they do when they do not end, beside its log."""
+    """File for the stacks of the role's processes when they do not end, beside its log."""
     return spec.log.with_name(spec.log.stem + stacks.SUFFIX)
 
 
@@ -80,7 +81,9 @@ class Supervisor:
             self.running.append(Running(spec, process))
 
     def exited(self) -> list[Running]:
-        """Processes that have ended."""
+        """Processes that have ended; the logs of all are kept within their bound."""
+        for running in self.running:
+            cut_back(running.spec.log)
         return [r for r in self.running if r.process.poll() is not None]
 
     def of_role(self, role: str) -> list[Running]:
@@ -105,7 +108,7 @@ class Supervisor:
             time.sleep(0.05)
         # Whatever carries the mark now has outlived its role's grace: ranks of a killed torchrun, an engine core.
         deadline = time.monotonic() + STOP_SECONDS
-        while (left := marked_processes(self._launch_id)) and time.monotonic() < deadline:
+        while (left := self._alive()) and time.monotonic() < deadline:
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -125,12 +128,16 @@ class Supervisor:
         """Those that have not ended."""
         return [r for r in self.running if r.process.poll() is None]
 
+    def _alive(self) -> list[int]:
+        """Pids of all that this launch started: those with its mark, and roles whose variables nobody may read (see `privacy`)."""
+        return sorted({*marked_processes(self._launch_id), *(r.process.pid for r in self._left())})
+
     def _ask_for_stacks(self) -> None:
         """Roles that were asked to stop and go on tell what they do, before they are killed."""
         for running in self._left():
             file = stacks_file(running.spec)
             with suppress(OSError):  # a courtesy: the volume may be full
-                if stacks.ask(marked_processes(self._launch_id), file, why=f"{running.spec.role} does not end"):
+                if stacks.ask(self._alive(), file, why=f"{running.spec.role} does not end"):
                     with running.spec.log.open("a") as log:
                         log.write(f"the role does not end although it was asked to; what it does is in {file}\n")
 
@@ -145,7 +152,7 @@ class Supervisor:
 
 
 def last_lines(log: Path, count: int = 15) -> list[str]:
-    """What tells most of the end of a log; a few lines of a traceback say more than a name of a file."""
+    """Most informative lines of the end of a log; a few lines of a traceback help more than a name of a file."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlrun.protocol.endpoints import ORCHESTRATOR_PROGRESS
+from rlrun.protocol.printable import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _POLL_TIMEOUT_SECONDS = 2.0
@@ -44,7 +45,7 @@ def sparkline(values: list[float], width: int = 60) -> str:
 
 
 def read_progress(url: str, api_key: str) -> dict[str, Any] | None:
-    """What the orchestrator says of itself; None while it does not answer."""
+    """The orchestrator's progress; None while it does not answer."""
     request = urllib.request.Request(url + ORCHESTRATOR_PROGRESS, headers={"Authorization": f"Bearer {api_key}"})
     try:
         with urllib.request.urlopen(request, timeout=_POLL_TIMEOUT_SECONDS) as answer:
@@ -188,8 +189,10 @@ class View:
         new = self._tail.poll()
         progress = read_progress(self._url, self._api_key)
         self._answered = self._answered or progress is not None
-        waiting = str((progress or {}).get("waiting_on") or ("the roles to end" if self._answered else roles))
-        results = [str(line) for line in (progress or {}).get("results") or ()]
+        waiting = printable(
+            str((progress or {}).get("waiting_on") or ("the roles to end" if self._answered else roles))
+        )
+        results = [printable(str(line)) for line in (progress or {}).get("results") or ()]
         known, self._results = self._results, results or self._results
         if self._plain:
             for line in new:

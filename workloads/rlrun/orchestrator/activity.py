@@ -1,4 +1,4 @@
-"""Counts the moves that bring a run nearer to its next step; whoever judges whether it hangs sees the count alone."""
+"""Counter of moves that bring a run nearer to its next step; a stall is detected from the count alone."""
 
 from __future__ import annotations
 

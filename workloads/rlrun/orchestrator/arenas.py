@@ -14,6 +14,7 @@ from typing import Any
 from loguru import logger
 
 from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments.process import enclosure
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
@@ -51,8 +52,9 @@ def isolated(config: EnvironmentConfig, logs: Path, host: Path | None = None) ->
         hang_seconds=min(MAX_HANG_SECONDS, config.timeout_seconds),
     )
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.label)
-    command = Command(config.id, config.args, config.python)
-    return IsolatedEnvironment(config.label, command, limits, Log(logs / f"environment-{name}.log"), host)
+    command = Command(config.id, config.args, config.python, variables=tuple(config.variables))
+    names = [name, *(f"{name}-{number}" for number in range(2, config.workers + 1))]
+    return IsolatedEnvironment(config.label, command, limits, [Log(logs / f"environment-{n}.log") for n in names], host)
 
 
 def host_of(environments: Sequence[EnvironmentConfig], index: int, env: Mapping[str, str]) -> Path | None:
@@ -90,6 +92,8 @@ async def open_arenas(
         isolated(environment, logs, host_of(environments, index, os.environ))
         for index, environment in enumerate(environments)
     ]
+    if reason := enclosure.missing():
+        logger.info(f"environments can look into each other's processes and read this pod's credentials: {reason}")
     try:
         for index, error in enumerate(await asyncio.gather(*(s.start() for s in stages), return_exceptions=True)):
             if isinstance(error, RoleError):

@@ -12,25 +12,27 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import solved_rewards
 from rlrun.orchestrator import checkpoint
 from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.batcher import assemble, choose_first, split_by_age
 from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.courtesy import Courtesy
-from rlrun.orchestrator.dispatcher import Dispatcher, Player
+from rlrun.orchestrator.dispatcher import Dispatcher
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.filters import filter_metrics, rules_of
 from rlrun.orchestrator.gpu_turns import GPUTurns
 from rlrun.orchestrator.journal import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.metrics import batch_metrics, counter_metrics, group_means, group_metrics
+from rlrun.orchestrator.metrics import OwnMetrics, batch_metrics, counter_metrics, group_means, group_metrics
+from rlrun.orchestrator.player import Player
 from rlrun.orchestrator.records import MetricsFile, write_trace
 from rlrun.orchestrator.recovery import read_journal, readmit
 from rlrun.orchestrator.replay import Recording
 from rlrun.orchestrator.rollouts import FinishedGroup
 from rlrun.orchestrator.sampler import Sampler
 from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.staleness import rebased
+from rlrun.orchestrator.staleness import is_fed, rebased
 from rlrun.orchestrator.tokens import ChatTokens
 from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.orchestrator.volume import in_thread, insist
@@ -38,6 +40,7 @@ from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, BatchError, Dropped, write_batch
+from rlrun.protocol.compute import stepwise
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume
@@ -92,6 +95,7 @@ class BatchMaker:
         """The orchestrator when the batch of each step was made, until that step is saved."""
         self.ledger = Ledger.restore(base.ledger)
         self._counted = dict(base.ledger.counters)
+        self._own_metrics = OwnMetrics()
         self._buffer: list[FinishedGroup] = []
         self.recording = (
             Recording(Path(config.replay), range(attempt.base_step + 1, config.max_steps + 1))
@@ -182,10 +186,15 @@ class BatchMaker:
 
     def _next_groups(self) -> list[FinishedGroup] | None:
         step, limit = self.made + 1, self.config.algorithm.max_off_policy_steps
-        if self.dispatcher.waits_for(step):
+        if self.dispatcher.waits_for(step) or not self._may_make(step):
             return None
         usable, _ = split_by_age(self._buffer, step=step, max_off_policy_steps=limit)
         return choose_first(usable, self.config.batch_size, step=step, max_off_policy_steps=limit)
+
+    def _may_make(self, step: int) -> bool:
+        """Without surplus the dispatcher's bound alone keeps batches from running ahead; with it there may be enough for one more."""
+        newest, depth = self._sync.newest, self.config.algorithm.max_async_level
+        return not self.config.surplus or (newest is not None and is_fed(step, version=newest, max_async_level=depth))
 
     async def _make(self, groups: list[FinishedGroup]) -> None:
         began, step = time.monotonic(), self.made + 1
@@ -195,6 +204,7 @@ class BatchMaker:
         tasks = tuple((group.number, self._sampler.draw(group.number).task) for group in groups)
         self._sampler.accept(step, {group.number: group.mean_reward for group in groups})
         self._take_step(step)
+        self.dispatcher.cancel_surplus()
         self._expire(step + 1)
         dropped = self.dispatcher.take_dropped()
         batch = await in_thread(partial(self._assemble, groups, step, dropped, tasks))
@@ -202,7 +212,7 @@ class BatchMaker:
         trace = self._paths.trace(step)
         self._courtesy.write(f"traces/{trace.name}", partial(write_trace, trace, batch, groups))
         counters = dict(self.ledger.counters)
-        metrics = batch_metrics(batch) | group_metrics(groups) | filter_metrics(groups, self._rules)
+        metrics = await in_thread(lambda: self._measured(batch, groups))
         metrics |= counter_metrics(counters, self._counted)
         metrics |= {
             f"environment/{a.config.label}/{k}": v for a in self._arenas for k, v in a.environment.metrics().items()
@@ -214,6 +224,15 @@ class BatchMaker:
         metrics |= self._sampler.metrics()
         self._counted = counters
         await self._announce(batch, metrics)
+
+    def _measured(self, batch: Batch, groups: Sequence[FinishedGroup]) -> dict[str, float]:
+        """What takes a look at each token."""
+        return (
+            self._batch_metrics(batch) | group_metrics(groups, self._own_metrics) | filter_metrics(groups, self._rules)
+        )
+
+    def _batch_metrics(self, batch: Batch) -> dict[str, float]:
+        return batch_metrics(batch, solved_rewards(self.config.environments))
 
     def _take_step(self, step: int) -> None:
         self.made = step
@@ -267,7 +286,7 @@ class BatchMaker:
         )
         while self.made < self.config.max_steps and (batch := await in_thread(lambda: next(found, None))) is not None:
             self._sampler.readmit(batch, group_means(batch))
-            metrics = batch_metrics(batch)
+            metrics = await in_thread(partial(self._batch_metrics, batch))
             rollouts = int(metrics["batch/rollouts"])
             self.ledger.counters["readmitted"] += rollouts
             self._counted["readmitted"] = self.ledger.counters["readmitted"]
@@ -284,7 +303,7 @@ class BatchMaker:
         found = await in_thread(
             partial(read_journal, self._paths, self.attempt, fingerprint=self._fingerprint, settled=settled)
         )
-        back = readmit(
+        steps = readmit(
             found,
             step=self.made + 1,
             max_off_policy_steps=self.config.algorithm.max_off_policy_steps,
@@ -294,6 +313,7 @@ class BatchMaker:
             finish=self.dispatcher.settle,
             drop=self.dispatcher.drop,
         )
+        back = await stepwise(steps)
         self.dispatcher.readmit(back)
         self.ledger.counters["readmitted"] += back.rollouts
         self.ledger.counters.update({f"discarded/{reason}": count for reason, count in back.refused.items()})
@@ -308,7 +328,7 @@ class BatchMaker:
             batch = await in_thread(partial(recording.batch, step, attempt=self.attempt.attempt))
             self._take_step(step)
             await self._write(batch)
-            await self._announce(batch, batch_metrics(batch))
+            await self._announce(batch, await in_thread(partial(self._batch_metrics, batch)))
 
     async def _until_published(self, version: int) -> None:
         await self._signal.until(lambda: self._sync.newest is not None and self._sync.newest >= version)

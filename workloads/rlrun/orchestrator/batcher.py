@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rlrun.advantages import advantages
+from rlrun.advantages import token_advantages
 from rlrun.config.learning import AdvantageConfig
 from rlrun.orchestrator.conversation import Recorded
 from rlrun.orchestrator.filters import Rules, is_trained_on, shaped_reward
-from rlrun.orchestrator.rollouts import FinishedGroup
+from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol.batch import NO_VERSION, Batch, Sample
 
+Values = npt.NDArray[np.float32]
 PER_TOKEN = "gae"
 """The estimator that the trainer's critic makes: the batch then carries the rewards in place of the advantages."""
 
@@ -55,22 +57,20 @@ def choose(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGro
     """
     if sum(len(group.rollouts) for group in groups) < batch_size:
         return None
-    # Sum of rollouts -> the last group of the first selection that has this sum, and the sum without it.
-    reached: dict[int, tuple[int, int]] = {0: (-1, 0)}
-    for index, group in enumerate(groups):
-        for total in list(reached):
-            larger = total + len(group.rollouts)
-            if larger <= batch_size:
-                reached.setdefault(larger, (index, total))
-        if batch_size in reached:
+    # Bit t of entry i: some of the first i groups add up to t. A number and not a set: this runs in the event loop.
+    reached = [1]
+    for group in groups:
+        if reached[-1] >> batch_size & 1:
             break
-    if batch_size not in reached:
+        reached.append((reached[-1] | reached[-1] << len(group.rollouts)) & ((1 << batch_size + 1) - 1))
+    if not reached[-1] >> batch_size & 1:
         return _at_least(groups, batch_size)
     chosen: list[FinishedGroup] = []
     total = batch_size
-    while total:
-        index, total = reached[total]
-        chosen.append(groups[index])
+    for group, before in reversed(list(zip(groups, reached[:-1], strict=False))):
+        if not before >> total & 1:
+            chosen.append(group)
+            total -= len(group.rollouts)
     return chosen[::-1]
 
 
@@ -80,26 +80,29 @@ def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[Finished
 
 
 def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules: Mapping[str, Rules]) -> Batch:
-    """The batch of `step`: one advantage per rollout, repeated on each token that the policy sampled.
+    """The batch of `step`: one advantage per token that the policy sampled.
 
     A rollout that a filter masks keeps its part in its group's baseline, but none of its tokens carries loss.
 
     Raises:
         ValueError: the advantage function refuses the rewards or its options.
     """
-    values = _advantages(groups, rules)
+    trained = [[is_trained_on(rollout, rules[group.environment]) for rollout in group.rollouts] for group in groups]
+    values = _advantages(groups, rules, trained)
     samples = [
-        _sample(sequence, group, number, value if is_trained_on(rollout, rules[group.environment]) else None)
-        for group, own in zip(groups, values, strict=True)
-        for (number, rollout), value in zip(enumerate(group.rollouts), own, strict=True)
-        for sequence in rollout.sequences
+        _sample(sequence, group, number, advantages if kept else None)
+        for group, own, keeps in zip(groups, values, trained, strict=True)
+        for (number, rollout), per_token, kept in zip(enumerate(group.rollouts), own, keeps, strict=True)
+        for sequence, advantages in _divided(rollout, per_token)
     ]
     return Batch(step, attempt, tuple(samples))
 
 
-def _advantages(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> list[list[float]]:
-    """One advantage per rollout of each group. Groups with the same settings are estimated together, as one batch."""
-    found: list[list[float]] = [[] for _ in groups]
+def _advantages(
+    groups: Sequence[FinishedGroup], rules: Mapping[str, Rules], trained: Sequence[Sequence[bool]]
+) -> list[list[Values]]:
+    """Of each rollout of each group, one per loss token. Groups with the same settings are estimated together, as one batch."""
+    found: list[list[Values]] = [[] for _ in groups]
     settings: list[AdvantageConfig] = []
     for group in groups:
         if (own := rules[group.environment].advantage) not in settings:
@@ -113,6 +116,7 @@ def _advantages(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> 
             group_ids=[i for i, _ in members],
             lengths=[rollout.loss_tokens for _, rollout in members],
             turns=[len(rollout.reply_lengths) for _, rollout in members],
+            trained=[kept for i in places for kept in trained[i]],
         )
         for (i, _), value in zip(members, values, strict=True):
             found[i].append(value)
@@ -126,23 +130,37 @@ def _estimated(
     group_ids: Sequence[int],
     lengths: Sequence[int],
     turns: Sequence[int],
-) -> list[float]:
+    trained: Sequence[bool],
+) -> list[Values]:
     if advantage.name == PER_TOKEN:
-        return list(rewards)
+        return [np.full(count, reward, np.float32) for count, reward in zip(lengths, rewards, strict=True)]
     options: dict[str, Any] = dict(advantage.options)
-    values = advantages(advantage.name, rewards, group_ids=group_ids, lengths=lengths, turns=turns, **options)
-    return [float(value) for value in values.tolist()]
+    return token_advantages(
+        advantage.name, rewards, group_ids=group_ids, lengths=lengths, turns=turns, trained=trained, **options
+    )
 
 
-def _sample(sequence: Recorded, group: FinishedGroup, number: int, advantage: float | None) -> Sample:
-    """A training sample; without an `advantage` none of its tokens is trained on."""
-    mask = sequence.loss_mask if advantage is not None else np.zeros_like(sequence.loss_mask)
+def _divided(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Values]]:
+    """The sequences of a rollout, each with the advantages of its own loss tokens."""
+    start = 0
+    for sequence in rollout.sequences:
+        count = int(sequence.loss_mask.sum())
+        yield sequence, per_token[start : start + count]
+        start += count
+
+
+def _sample(sequence: Recorded, group: FinishedGroup, number: int, advantages: Values | None) -> Sample:
+    """A training sample; without `advantages` none of its tokens is trained on."""
+    mask = sequence.loss_mask if advantages is not None else np.zeros_like(sequence.loss_mask)
+    on_tokens = np.zeros(len(mask), np.float32)
+    if advantages is not None:
+        on_tokens[mask] = advantages
     return Sample(
         input_ids=sequence.input_ids,
         loss_mask=mask,
         logprobs=np.where(mask, sequence.logprobs, np.float32(0)),
         versions=np.where(mask, sequence.versions, np.int32(NO_VERSION)),
-        advantages=np.where(mask, np.float32(advantage or 0), np.float32(0)).astype(np.float32),
+        advantages=on_tokens,
         temperature=group.temperature,
         environment=group.environment,
         task_id=group.task_id,

@@ -67,7 +67,7 @@ def read_snapshot(checkpoint: Path) -> Snapshot:
 
 
 def base_snapshot(paths: RunPaths, attempt: Attempt) -> Snapshot:
-    """Where this attempt starts; at the very beginning when its base is the model."""
+    """Start of this attempt; the very beginning when its base is the model."""
     if attempt.base_attempt is None:
         return Snapshot(0, Ledger().state())
     return read_snapshot(paths.checkpoint(attempt.base_step, attempt.base_attempt))

@@ -1,4 +1,4 @@
-"""How many requests one engine gets at once: what the engine says of itself steers how many sequences it is to hold. Pure.
+"""Number of concurrent requests per engine, controlled by the load that the engine reports. Pure.
 
 The rules are those of TCP's congestion control (Chiu & Jain 1989; Ha, Rhee & Xu 2008), with the engine's own signs in the place of lost
 packets:
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlrun.inference.client import EngineMetrics
+from rlrun.inference.engine_metrics import EngineMetrics
 
 DECREASE = 0.9
 """The least that a look with preemptions leaves of what the engine holds, as a share of it."""
@@ -105,7 +105,7 @@ class Concurrency:
         self._longest += weight * (max(1, *tokens) - self._longest)
 
     def forget(self) -> None:
-        """The engine says nothing of itself, or is another one: no control until it does."""
+        """Drop the engine's load after it was replaced or stopped reporting: no control until it reports again."""
         self._most, self._preemptions, self._rest = float(self.ceiling), None, 0
 
     def _lower(self, most: float) -> None:

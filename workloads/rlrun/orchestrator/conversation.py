@@ -12,8 +12,10 @@ what was said before (a template that drops earlier thoughts) a new sample start
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +28,12 @@ from rlrun.inference.client import Completion
 from rlrun.orchestrator.parsing import ParseReply, Said, parse_text
 from rlrun.orchestrator.tokens import ChatTokens
 from rlrun.protocol.batch import NO_VERSION
+from rlrun.protocol.compute import compute
+from rlrun.protocol.packed import FLOATS, INTEGERS
+
+_NO_VERSION = array(INTEGERS, [NO_VERSION])
+_CHARACTERS = 4
+"""Of a token's text, roughly."""
 
 
 class Generate(Protocol):
@@ -39,7 +47,7 @@ class RolloutError(Exception):
 
 
 class Mark(NamedTuple):
-    """Where a reply ends in a sequence: from here the conversation may go on."""
+    """End of a reply in a sequence: from here the conversation may go on."""
 
     messages: int
     tokens: int
@@ -48,15 +56,15 @@ class Mark(NamedTuple):
 
 @dataclass
 class TokenSequence:
-    """Tokens of one sequence as they come; the four lists have one entry per token."""
+    """Tokens of one sequence as they come; the four columns have one entry per token."""
 
     tools: list[Tool] | None = None
     """Functions that the model was told of at its beginning."""
-    token_ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    """True on tokens that the policy sampled, and that no other sequence holds as such."""
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=lambda: array(INTEGERS))
+    mask: bytearray = field(default_factory=bytearray)
+    """1 on tokens that the policy sampled, and that no other sequence holds as such."""
+    logprobs: array[float] = field(default_factory=lambda: array(FLOATS))
+    versions: array[int] = field(default_factory=lambda: array(INTEGERS))
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and with the last reply."""
     text: str = ""
@@ -69,17 +77,17 @@ class TokenSequence:
     def append(self, token_ids: Sequence[int]) -> None:
         """Tokens that the policy did not sample."""
         count = len(token_ids)
-        self.token_ids += token_ids
-        self.mask += [False] * count
-        self.logprobs += [0.0] * count
-        self.versions += [NO_VERSION] * count
+        self.token_ids.extend(token_ids)
+        self.mask.extend(bytes(count))
+        self.logprobs.frombytes(bytes(count * self.logprobs.itemsize))
+        self.versions.extend(_NO_VERSION * count)
 
     def sampled(self, completion: Completion, count: int) -> None:
         """The first `count` tokens of a completion."""
-        self.token_ids += completion.token_ids[:count]
-        self.mask += [True] * count
-        self.logprobs += completion.logprobs[:count]
-        self.versions += completion.versions[:count]
+        self.token_ids.extend(completion.token_ids[:count])
+        self.mask.extend(b"\x01" * count)
+        self.logprobs.extend(completion.logprobs[:count])
+        self.versions.extend(completion.versions[:count])
 
     def latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> Mark | None:
         """The last reply that `messages` go on after; None: they are another conversation."""
@@ -104,7 +112,7 @@ class TokenSequence:
     @property
     def loss_tokens(self) -> int:
         """Tokens that are trained on."""
-        return sum(self.mask)
+        return self.mask.count(1)
 
 
 class _Place(NamedTuple):
@@ -113,7 +121,7 @@ class _Place(NamedTuple):
     sequence: TokenSequence
     new: bool
     """Whether the sequence is none of the conversation's yet."""
-    added: list[int]
+    added: array[int]
     """Tokens of the new messages."""
     text: str
     """The whole conversation; only in branching."""
@@ -150,7 +158,9 @@ class Conversation:
         max_tokens: int,
         strategy: TrajectoryStrategy = "interleaved",
         parse: ParseReply = parse_text,
+        stop: Sequence[str] = (),
     ) -> None:
+        self._stop = tuple(stop)
         self._generate, self._chat, self._parse = generate, chat, parse
         self._seq_len, self._max_tokens = seq_len, max_tokens
         self._branching = strategy == "branching"
@@ -160,6 +170,8 @@ class Conversation:
         """Why the last reply ended."""
         self.truncated = False
         """Whether a reply was cut by a token limit."""
+        self.tools: tuple[Tool, ...] = ()
+        """Those that were offered last."""
         self.texts: list[str] = []
         """The replies in order."""
 
@@ -180,9 +192,10 @@ class Conversation:
             RolloutError: the first prompt alone leaves no room for a reply.
             TemplateError: the chat template refuses the conversation.
         """
-        place = self._place(messages, None if tools is None else list(tools))
+        self.tools = tuple(tools or ()) or self.tools
+        place = await compute(_size(messages), partial(self._place, messages, None if tools is None else list(tools)))
         sequence = place.sequence
-        prompt = [*sequence.token_ids, *place.added]
+        prompt = sequence.token_ids + place.added
         room = min(self._seq_len - len(prompt), self._max_tokens)
         if max_tokens is not None:
             room = min(room, max_tokens)
@@ -195,7 +208,9 @@ class Conversation:
             return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
         completion = await self._generate(prompt, max_tokens=room)
         _check(completion)
-        count, text, stopped = self._cut(completion, stop)
+        count, text, stopped = await compute(
+            len(completion.token_ids) * _CHARACTERS, partial(self._cut, completion, (*self._stop, *stop))
+        )
         finish = "stop" if stopped else completion.finish_reason
         said = Said()
         if tools and finish != "length":
@@ -225,10 +240,10 @@ class Conversation:
         """
         found = [
             Recorded(
-                np.asarray(s.token_ids, np.int32),
-                np.asarray(s.mask, np.bool_),
-                np.asarray(s.logprobs, np.float32),
-                np.asarray(s.versions, np.int32),
+                np.array(s.token_ids, np.int32),
+                np.array(s.mask, np.bool_),
+                np.array(s.logprobs, np.float32),
+                np.array(s.versions, np.int32),
             )
             for s in self._sequences
             if s.loss_tokens
@@ -247,7 +262,7 @@ class Conversation:
         mark, sequence = found
         goes_on = mark == sequence.marks[-1]
         if sequence.full and (goes_on or not mark.tokens):
-            return _Place(sequence, False, [], text)
+            return _Place(sequence, False, array(INTEGERS), text)
         last_token = sequence.token_ids[mark.tokens - 1]
         if not self._branching:
             added = self._chat.continuation(messages, mark.messages - 1, last_token, tools or ())
@@ -293,6 +308,20 @@ class Conversation:
                 low = middle + 1
         text = self._chat.decode(ids[:low])
         return low, text[: min(text.index(word) for word in stop if word in text)], True
+
+
+def _size(messages: Sequence[Message]) -> int:
+    """Characters of all texts in the messages, whatever form their content has."""
+    size, rest = 0, list[object](messages)
+    while rest:
+        found = rest.pop()
+        if isinstance(found, str):
+            size += len(found)
+        elif isinstance(found, Mapping):
+            rest += found.values()
+        elif isinstance(found, list | tuple):
+            rest += found
+    return size
 
 
 def _same(known: Message, given: Message) -> bool:

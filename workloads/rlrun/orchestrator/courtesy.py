@@ -1,4 +1,4 @@
-"""Files for people, such as metrics and traces, are a courtesy: written in a thread of their own, which nobody waits for."""
+"""Best-effort background writer for files for people, such as metrics and traces."""
 
 from __future__ import annotations
 

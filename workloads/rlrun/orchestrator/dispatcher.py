@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,20 +17,20 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client import EngineUnavailableError
 from rlrun.orchestrator.arenas import Arena
-from rlrun.orchestrator.conversation import Conversation, RolloutError
+from rlrun.orchestrator.conversation import RolloutError
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.errors import ErrorBudget
 from rlrun.orchestrator.filters import Rules, reason_to_drop
 from rlrun.orchestrator.journal import Journal
 from rlrun.orchestrator.journal_records import DroppedEntry, RolloutEntry
 from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.parsing import parse_text
+from rlrun.orchestrator.player import Player
 from rlrun.orchestrator.recovery import Readmitted, Unfinished
 from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
 from rlrun.orchestrator.sampler import Sampler
 from rlrun.orchestrator.sessions import Affinity, Opening, Session
 from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.staleness import capacity, too_old
+from rlrun.orchestrator.staleness import capacity, is_fed, too_old
 from rlrun.orchestrator.tokens import ChatTokens
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Dropped
@@ -39,63 +39,15 @@ from rlrun.protocol.failures import RoleError
 MAX_RETRIES = 2
 """Rollouts of a group that failed are played again this often; then the group is dropped and another takes its place."""
 
+MAX_LOST = 16
+"""A rollout that ended with its process while the code of another was running is played again this often beside that."""
+
 MAX_FILTERED_BATCHES = 64
 """The run fails when as many rollouts as so many batches hold are filtered in a row."""
 
 
 class GroupGivenUpError(Exception):
     """A rollout failed more often than it may."""
-
-
-class Player:
-    """Plays single episodes, for training and for evaluation; the only place that bounds how many are played at once."""
-
-    def __init__(self, config: OrchestratorConfig, pool: EnginePool, chat: ChatTokens) -> None:
-        self._config, self._pool, self._chat = config, pool, chat
-        self._slots = asyncio.Semaphore(config.max_concurrency)
-
-    async def play(self, arena: Arena, task: TaskRef, *, max_tokens: int, session: Session) -> Rollout:
-        """One episode.
-
-        Raises:
-            EpisodeError: the episode gives nothing to train on.
-            RolloutError: the tokens cannot be trained on.
-            EngineUnavailableError: the engines are to blame, not the episode.
-        """
-        async with self._slots:
-            began = time.monotonic()
-            conversation = Conversation(
-                session,
-                self._chat,
-                seq_len=self._config.seq_len,
-                max_tokens=max_tokens,
-                strategy=self._config.trajectory_strategy,
-                parse=session.parse if self._config.engine_parses_tools else parse_text,
-            )
-            try:
-                played = await arena.environment.play(
-                    task,
-                    conversation,
-                    timeout_seconds=arena.config.timeout_seconds,
-                    reward_seconds=arena.config.reward_timeout_seconds,
-                )
-            except EpisodeError as error:
-                if isinstance(error.__cause__, EngineUnavailableError) or (
-                    error.kind == "timeout" and (session.troubled or not self._pool.candidates())
-                ):
-                    raise EngineUnavailableError(str(error)) from error
-                raise
-            return Rollout(
-                sequences=tuple(conversation.recorded()),
-                task_id=played.task_id,
-                reward=played.score.reward,
-                metrics=played.score.metrics,
-                messages=tuple(played.episode.messages),
-                texts=tuple(conversation.texts),
-                finish_reason=conversation.finish_reason,
-                truncated=conversation.truncated,
-                seconds=time.monotonic() - began,
-            )
 
 
 @dataclass
@@ -111,6 +63,7 @@ class _Flight:
     """Those that are finished, and durable."""
     task: asyncio.Task[None] | None = None
     expired: bool = False
+    surplus: bool = False
 
 
 class Dispatcher:
@@ -161,6 +114,8 @@ class Dispatcher:
         self._aged: set[int] = set()
         """Groups that were cancelled for their age and are not finished since."""
         self._journal = journal
+        self._withdrawn: deque[_Flight] = deque()
+        """Those that count as expired or surplus already, and are cancelled one after the other."""
         self._unfinished: dict[int, Unfinished] = {}
         """Groups to be dispatched again of which some members are finished already."""
 
@@ -193,11 +148,15 @@ class Dispatcher:
             version=version,
             batch_size=config.batch_size,
             accepted=accepted,
+            surplus=config.surplus if self._feeds(version) else 0,
         )
         if self._pool.limited:
             coming = sum(flight.size for flight in self._flights.values() if not flight.affinity.asked)
             allowed = min(allowed, self._pool.room() - coming)
-        return min(allowed, config.max_steps * config.batch_size - (accepted + running))
+        return min(allowed, config.max_steps * config.batch_size + config.surplus - (accepted + running))
+
+    def _feeds(self, version: int) -> bool:
+        return is_fed(self._next_step(), version=version, max_async_level=self._config.algorithm.max_async_level)
 
     async def run(self) -> None:
         """Dispatch until cancelled.
@@ -206,6 +165,7 @@ class Dispatcher:
             RoleError: errors dominate.
         """
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._cancel_withdrawn())
             while True:
                 await self._signal.until(lambda: self.room() > 0)
                 version = self._pool.version
@@ -242,10 +202,35 @@ class Dispatcher:
         """Cancel groups in flight that no batch from `step` on may hold; their tasks are dispatched again."""
         limit = self._config.algorithm.max_off_policy_steps
         for flight in self._flights.values():
-            if not flight.expired and too_old(flight.version, step=step, max_off_policy_steps=limit):
+            if not (flight.expired or flight.surplus) and too_old(
+                flight.version, step=step, max_off_policy_steps=limit
+            ):
                 flight.expired = True
-                if flight.task is not None:
-                    flight.task.cancel()
+                self._withdraw(flight)
+
+    def cancel_surplus(self) -> None:
+        """Cancel the groups that were started for a batch that is made without them, where more are started than a step needs.
+
+        Groups that were passed over for their age stay: they must not starve.
+        """
+        for flight in self._flights.values() if self._config.surplus else ():
+            if flight.number not in self._aged and not (
+                flight.surplus or flight.expired or self._feeds(flight.version)
+            ):
+                flight.surplus = True
+                self._withdraw(flight)
+
+    def _withdraw(self, flight: _Flight) -> None:
+        self._withdrawn.append(flight)
+        self._signal.notify()
+
+    async def _cancel_withdrawn(self) -> None:
+        while True:
+            await self._signal.until(lambda: bool(self._withdrawn))
+            flight = self._withdrawn.popleft()
+            if flight.task is not None:
+                flight.task.cancel()
+            await asyncio.sleep(0)  # the end of a thousand rollouts at once would keep all others waiting
 
     def waits_for(self, step: int) -> bool:
         """Whether the batch of `step` has to wait: a group in flight that was cancelled for its age before would be again.
@@ -275,6 +260,8 @@ class Dispatcher:
             if flight.expired:
                 self._aged.add(number)
                 self._ledger.again(number, "age")
+            elif flight.surplus and (outcome is None or isinstance(outcome, str)):
+                self._give_up(DroppedEntry(number, "surplus", None, self._ledger.next_group, flight.version))
             elif outcome == "engine":
                 self._ledger.again(number, "engine")
                 if flight.members:
@@ -350,15 +337,22 @@ class Dispatcher:
 
     async def _rollout(self, arena: Arena, task: TaskRef, opening: Opening | None, affinity: Affinity) -> Rollout:
         sampling = self._sampling(arena)
-        for _ in range(1 + MAX_RETRIES):
+        failures = lost = 0
+        while failures <= MAX_RETRIES:
             session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening, affinity=affinity)
             opening = None
             try:
                 rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
             except EpisodeError as error:
-                self._failed(arena.config.label, error.kind, str(error), error.death)
+                if error.bystander and lost < MAX_LOST:
+                    lost += 1
+                    self._ledger.counters[f"lost/{arena.config.label}"] += 1
+                else:
+                    failures += 1
+                    self._failed(arena.config.label, error.kind, str(error), error.death)
                 continue
             except RolloutError as error:
+                failures += 1
                 message = f"environment {arena.environment.id!r}, task {task}: {error}"
                 self._failed(arena.config.label, "tokens", message)
                 continue

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from rlrun.inference.client import Completion, EngineMetrics
+from rlrun.inference.client import Completion
+from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.orchestrator.concurrency import Concurrency
 from rlrun.orchestrator.signals import Signal, Turns
 
@@ -48,6 +49,7 @@ class Engine(Protocol):
         top_p: float,
         stop_token_ids: Sequence[int],
         cache_salt: str | None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> list[Completion]: ...
 
     async def parse(
@@ -117,14 +119,14 @@ class Replica:
         return self.failures < 2 and self.load + count <= self.concurrency.limit
 
     def succeed(self, seconds: float, tokens: Sequence[int]) -> None:
-        """It has answered a request, whose continuations have so many tokens."""
+        """Record an answered request, whose continuations have so many tokens."""
         self.failures, self.suspect, self.answered = 0, False, time.monotonic()
         pace, known = seconds / max(1, *tokens), self.seconds_per_token
         self.seconds_per_token = pace if known is None else known + PACE_WEIGHT * (pace - known)
         self.concurrency.answered(tokens)
 
     def slowness(self, fastest: float | None) -> float:
-        """Its time per token as a multiple of the fastest one's; 1 where nothing is known, or was heard of it for long."""
+        """Time per token as a multiple of the fastest replica's; 1 where nothing is known, or was measured too long ago."""
         if fastest is None or self.seconds_per_token is None or time.monotonic() - self.answered > PACE_SECONDS:
             return 1.0
         multiple = self.seconds_per_token / fastest
@@ -133,7 +135,7 @@ class Replica:
 
 @dataclass
 class Lost:
-    """What failing replicas have cost so far."""
+    """Cost of failing replicas so far."""
 
     requests: int = 0
     """Requests that were asked elsewhere."""
@@ -188,7 +190,7 @@ class EnginePool:
             request.cancel()
 
     def problems(self) -> str:
-        """Why the replicas are out of rotation, one after the other."""
+        """Reasons why replicas are out of rotation, one after the other."""
         return "; ".join(f"{r.url}: {r.failure}" for r in self.replicas) or self.nobody
 
     @property
@@ -211,7 +213,7 @@ class EnginePool:
 
     @property
     def limited(self) -> bool:
-        """Whether the engines' load, and not the run's settings, says how many rollouts there may be."""
+        """Whether the engines' load, and not the run's settings, bounds the number of rollouts."""
         return any(r.concurrency.limit < self._max_concurrency for r in self.candidates())
 
     def room(self) -> int:

@@ -1,4 +1,4 @@
-"""When failing rollouts stop the run. Pure."""
+"""Limit of failing rollouts above which the run stops. Pure."""
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb
 
-SOLVED = 1.0
-"""A reward from here on counts as solved."""
-
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
     """Probability that at least one of `k` samples of a task solves it: `1 - C(n-c, k) / C(n, k)` (Chen et al. 2021, eq. 1).
@@ -27,14 +24,15 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
     return 1 - comb(samples - solved, k) / comb(samples, k)
 
 
-def passes(rewards: Sequence[Sequence[float]]) -> dict[int, float]:
+def passes(rewards: Sequence[Sequence[float]], *, solved_reward: float) -> dict[int, float]:
     """Mean pass@k over tasks for k = 1, 2, 4, ... up to the number of samples that every task has.
 
     Args:
         rewards: of each task's samples; no task is without one.
+        solved_reward: a sample of this reward or more has solved its task.
     """
     most = min((len(own) for own in rewards), default=0)
-    counts = [(len(own), sum(reward >= SOLVED for reward in own)) for own in rewards]
+    counts = [(len(own), sum(reward >= solved_reward for reward in own)) for own in rewards]
     return {
         k: sum(pass_at_k(samples, solved, k) for samples, solved in counts) / len(counts)
         for k in (2**power for power in range(most.bit_length()))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from loguru import logger
 
 from rlrun.orchestrator.courtesy import Courtesy
 from rlrun.orchestrator.engines import EnginePool
-from rlrun.orchestrator.evaluation import HOLD_SECONDS, Evaluator, evaluation_metrics, trace_line
+from rlrun.orchestrator.evaluation import Answer, Evaluator, trace_line
 from rlrun.orchestrator.records import MetricsFile, write_jsonl
 from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.volume import in_thread
 from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol.paths import RunPaths
 
 
 class Evaluations:
-    """Those of one attempt.
+    """Evaluations of one attempt.
 
     Args:
         evaluator: plays the episodes.
@@ -76,16 +79,17 @@ class Evaluations:
         await self._signal.until(lambda: self._pool.version == version or not self._sync.held(version))
         if not self._sync.held(version):
             return {}
-        try:
-            async with asyncio.timeout(HOLD_SECONDS):
-                answers = await self._evaluator.evaluate(version)
-        except TimeoutError:
-            logger.warning(f"the evaluation of version {version} is given up: it took longer than {HOLD_SECONDS:g} s")
-            return {}
-        lines = [{"policy_version": version} | trace_line(answer) for answer in answers]
+        answers = await self._evaluator.evaluate(version)
         trace = self._paths.evaluation_trace(version)
-        self._courtesy.write(f"traces/{trace.name}", partial(write_jsonl, trace, lines))
-        metrics = evaluation_metrics(answers)
+        self._courtesy.write(f"traces/{trace.name}", partial(_write_trace, trace, version, answers))
+        metrics = await in_thread(partial(self._evaluator.metrics, answers))  # looks at each token
+        seconds = time.monotonic() - began
+        shown = {k: round(v, 4) for k, v in metrics.items() if k.endswith("reward/mean")}
+        logger.info(f"version {version}: {shown} ({len(answers)} answers in {seconds:.1f} s)")
         suffix = "/reward/mean"
         self.rewards |= {k[5 : -len(suffix)]: v for k, v in metrics.items() if k.endswith(suffix)}
-        return metrics | {"time/evaluate": time.monotonic() - began}
+        return metrics | {"time/evaluate": seconds}
+
+
+def _write_trace(path: Path, version: int, answers: Sequence[Answer]) -> None:
+    write_jsonl(path, ({"policy_version": version} | trace_line(answer) for answer in answers))

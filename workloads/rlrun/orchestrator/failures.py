@@ -1,4 +1,4 @@
-"""Which of several errors that ended the event loop's tasks is the one to tell."""
+"""Choice of the error to report among several that ended the event loop's tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a finished group is trained on, and with which rewards. Pure, on what a rollout recorded."""
+"""Selection of a finished group's samples and rewards for training. Pure, on what a rollout recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIBBERISH_LOG_OFFSET = 2.0
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for the groups of one environment."""
+    """Rules for the groups of one environment."""
 
     advantage: AdvantageConfig
     filters: FilterConfig
@@ -95,7 +95,7 @@ def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
 
 
 def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
-    """Why a group is not trained on at all, so that another takes its place; None if it is."""
+    """Reason not to train on a group at all, so that another takes its place; None if it is trained on."""
     if (reason := _outside(group.mean_reward, rules.curriculum)) is not None:
         return reason
     if rules.filters.zero_variance and group.zero_variance:

@@ -32,7 +32,7 @@ _CANNOT = 400
 
 
 class GPUTurns:
-    """Whose turn it is.
+    """Ownership of the GPU, in turns.
 
     Args:
         pool: the engines.

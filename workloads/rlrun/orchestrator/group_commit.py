@@ -14,6 +14,8 @@ from rlrun.protocol.storage import RefusedError, Volume, pauses
 
 CLOSE_SECONDS = 5.0
 """Longest wait for the last flush: on a volume that does not answer it may never end."""
+_WOKEN = 16
+"""Writers that go on in one turn of the event loop: thousands wait where the volume was away for a while."""
 _T = TypeVar("_T")
 
 
@@ -92,7 +94,9 @@ class GroupCommit(Generic[_T]):
                     entries, self._pending = self._pending, []
                     waiting, self._waiting = self._waiting, []
                     failure = await self._write(entries)
-                for durable in waiting:
+                for number, durable in enumerate(waiting, 1):
+                    if number % _WOKEN == 0:
+                        await asyncio.sleep(0)
                     if durable.done():
                         continue
                     if failure is None:

@@ -20,7 +20,7 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator.group_commit import GroupCommit
 from rlrun.orchestrator.journal_records import Entry, Head, encode, encode_head, groups_of
 from rlrun.orchestrator.volume import in_thread
-from rlrun.protocol.durable import fsync_path
+from rlrun.protocol.durable import fsync_path, make_folder
 from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import JournalSegment, RunPaths
 from rlrun.protocol.storage import Volume
@@ -29,18 +29,24 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 """A file that is larger gets no more records: files are deleted as a whole."""
 _CHUNK_BYTES, _CHUNK_FRAMES = 256 * 1024, 64
 """Handed to the kernel at once: the event loop does not run while bytes are put together."""
-_OF_A_ROLLOUT: dict[str, Any] = {
+OF_AN_ENVIRONMENT = {"id", "name", "args", "group_size", "sampling", "python", "image"}
+"""Fields of an environment that its rollouts depend on."""
+OF_A_ROLLOUT: dict[str, Any] = {
     "model": True,
     "seed": True,
     "seq_len": True,
     "sampling": True,
-    "environments": {"__all__": {"id", "name", "args", "group_size", "sampling", "python"}},
+    "trajectory_strategy": True,
+    "engine_parsers": True,
+    "environments": {"__all__": OF_AN_ENVIRONMENT},
 }
+"""Fields that a rollout's tokens and their meaning depend on."""
 
 
 def rollout_fingerprint(config: OrchestratorConfig) -> str:
     """First 16 hex digits of the SHA-256 over what a rollout is made with."""
-    document = config.model_dump(mode="json", include=_OF_A_ROLLOUT)
+    document = config.model_dump(mode="json", include=OF_A_ROLLOUT)
+    assert document.keys() == OF_A_ROLLOUT.keys(), "pydantic leaves out in silence what is no field"
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -108,13 +114,12 @@ class SegmentWriter:
     def _open(self) -> None:
         self.close()
         folder = self._paths.journal
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         own = [segment.number for segment in self._paths.journal_on_disk() if segment.attempt == self._attempt]
         self._path = self._paths.journal_segment(max(own, default=0) + 1, self._attempt)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._size = 0
         fsync_path(folder)
-        fsync_path(folder.parent)
 
     def close(self) -> None:
         """End the current file; the next entry begins another one."""
@@ -129,7 +134,7 @@ class SegmentWriter:
 
 
 def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], bool]) -> list[JournalSegment]:
-    """Delete files that tell of settled groups alone; returns them.
+    """Delete files that hold settled groups alone; returns them.
 
     Args:
         segments: files that nobody writes.

@@ -1,4 +1,4 @@
-"""What the journal holds, as bytes: frames with a checksum each, so that a reader knows where a killed writer stopped.
+"""Byte format of the journal: frames with a checksum each, so that a reader knows where a killed writer stopped.
 
 A frame is `length crc32 kind group member payload`, little-endian; the checksum is over all that follows it. A rollout's payload is a
 JSON document, then the columns of its sequences, end to end, as they are in memory: what is read is bit for bit what was written.
@@ -10,7 +10,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,10 @@ _KEY = struct.Struct("<Bqi")
 _LENGTH = struct.Struct("<I")
 _HEAD, _ROLLOUT, _DROPPED = 1, 2, 3
 _COLUMNS = {"input_ids": "<i4", "loss_mask": "|b1", "logprobs": "<f4", "versions": "<i4"}
+
+
+class FormatError(ValueError):
+    """A whole record that another version of the software wrote: what it holds is not what this one reads."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,13 @@ class DroppedEntry:
 
 Entry = RolloutEntry | DroppedEntry
 
+_HEAD_KEYS = frozenset(known.name for known in fields(Head))
+_DROPPED_KEYS = frozenset(known.name for known in fields(DroppedEntry))
+_ENTRY_KEYS = frozenset(known.name for known in fields(RolloutEntry)) - {"group", "member", "rollout"}
+_ELSEWHERE = {"sequences", "tools"}
+"""Fields of a rollout that are columns of their own, or that only `synthesize` reads, which has no journal."""
+_ROLLOUT_KEYS = _ENTRY_KEYS | {known.name for known in fields(Rollout)} - _ELSEWHERE | {"lengths"}
+
 
 def encode_head(head: Head) -> bytes:
     """The frame that begins a file."""
@@ -114,15 +125,27 @@ def _frame(kind: int, group: int, member: int, payload: bytes) -> bytes:
     return _START.pack(len(payload), zlib.crc32(payload, zlib.crc32(key))) + key + payload
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """A whole record that cannot be read."""
+
+    group: int
+    member: int
+    """Of the group; -1 where the record is of no single rollout."""
+    reason: str
+
+
 @dataclass
 class Content:
-    """What a file holds."""
+    """Content of a file."""
 
     head: Head | None
-    """None: not even its first record is whole, or it is of another format."""
+    """None: its first record is not whole or cannot be read."""
     entries: list[Entry]
     torn: int = 0
     """Bytes after the last whole record."""
+    foreign: list[Foreign] = field(default_factory=list)
+    """Whole records of another format; those of a file whose head is of another one are all of another one."""
 
 
 def read_segment(path: Path) -> Content:
@@ -132,8 +155,7 @@ def read_segment(path: Path) -> Content:
         OSError: the file cannot be read.
     """
     data = memoryview(path.read_bytes())
-    head: Head | None = None
-    entries: list[Entry] = []
+    content = Content(None, [])
     place, first = 0, _START.size + _KEY.size
     while place + first <= len(data):
         length, checksum = _START.unpack_from(data, place)
@@ -141,28 +163,65 @@ def read_segment(path: Path) -> Content:
         if end > len(data) or zlib.crc32(data[place + _START.size : end]) != checksum:
             break
         kind, group, member = _KEY.unpack_from(data, place + _START.size)
-        payload = data[place + first : end]
-        if head is None:
-            head = _head(kind, payload)
-            if head is None:
-                break
-        elif kind == _ROLLOUT:
-            entries.append(_rollout(group, member, payload))
-        elif kind == _DROPPED:
-            entries.append(DroppedEntry(**json.loads(bytes(payload))))
+        try:
+            _take(content, kind, group, member, data[place + first : end])
+        except Exception as error:  # of any kind: the file chooses
+            content.foreign.append(Foreign(group, member, str(error) or type(error).__name__))
         place = end
-    return Content(head, entries, len(data) - place)
+    content.torn = len(data) - place
+    return content
 
 
-def _head(kind: int, payload: memoryview) -> Head | None:
-    document = json.loads(bytes(payload)) if kind == _HEAD else {}
-    return Head(**document) if document.get("format_version") == FORMAT_VERSION else None
+def _take(content: Content, kind: int, group: int, member: int, payload: memoryview) -> None:
+    """Add a record to what is read.
+
+    Raises:
+        FormatError: it is of another format.
+    """
+    if content.head is None:
+        if content.foreign:
+            raise FormatError(content.foreign[0].reason)
+        content.head = _head(kind, payload)
+    elif kind == _ROLLOUT:
+        content.entries.append(_rollout(group, member, payload))
+    elif kind == _DROPPED:
+        content.entries.append(DroppedEntry(**_document(payload, _DROPPED_KEYS)))
+    else:
+        raise FormatError(f"a record is of kind {kind}, this version knows {_ROLLOUT} and {_DROPPED}")
+
+
+def _document(payload: memoryview, keys: frozenset[str]) -> dict[str, Any]:
+    """A record's JSON document, which has these keys and no others."""
+    try:
+        document = json.loads(bytes(payload))
+    except ValueError:
+        raise FormatError("a record is no JSON document") from None
+    if not isinstance(document, dict):
+        raise FormatError("a record is no JSON document of keys and values")
+    if differing := sorted(keys ^ document.keys()):
+        has = "an unknown" if differing[0] in document else "no"
+        raise FormatError(f"a record has {has} key {differing[0]!r}")
+    return document
+
+
+def _head(kind: int, payload: memoryview) -> Head:
+    if kind != _HEAD:
+        raise FormatError(f"it begins with a record of kind {kind}, not {_HEAD}")
+    head = Head(**_document(payload, _HEAD_KEYS))
+    if head.format_version != FORMAT_VERSION:
+        raise FormatError(f"it has the format version {head.format_version}, this version reads {FORMAT_VERSION}")
+    return head
 
 
 def _rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
+    if len(payload) < _LENGTH.size:
+        raise FormatError("a rollout's record is too short")
     (length,) = _LENGTH.unpack_from(payload)
     place = _LENGTH.size + length
-    document: dict[str, Any] = json.loads(bytes(payload[_LENGTH.size : place]))
+    document = _document(payload[_LENGTH.size : place], _ROLLOUT_KEYS)
+    columns_bytes = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
+    if place + sum(document["lengths"]) * columns_bytes != len(payload):
+        raise FormatError("a rollout's columns are not those of its lengths")
     sequences = []
     for tokens in document.pop("lengths"):
         columns: dict[str, Any] = {}
@@ -171,7 +230,7 @@ def _rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
             columns[name] = np.frombuffer(payload[place : place + size], kind).copy()
             place += size
         sequences.append(Recorded(**columns))
-    own = {name: document.pop(name) for name in ("environment", "task", "dispatch_version", "temperature")}
+    own = {name: document.pop(name) for name in _ENTRY_KEYS}
     messages, texts = tuple(document.pop("messages")), tuple(document.pop("texts"))
     return RolloutEntry(
         group, member, **own, rollout=Rollout(tuple(sequences), messages=messages, texts=texts, **document)
@@ -179,7 +238,7 @@ def _rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
 
 
 def groups_of(path: Path) -> set[int]:
-    """The groups that a file tells of, from its frames' keys alone.
+    """Groups in a file, from its frames' keys alone.
 
     Raises:
         OSError: the file cannot be read.

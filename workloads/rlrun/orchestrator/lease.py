@@ -43,7 +43,7 @@ class LeaseError(Exception):
 
 @dataclass(frozen=True)
 class ApiServer:
-    """Where the API server is, and what proves who asks."""
+    """Address of the API server and credentials for it."""
 
     url: str
     namespace: str

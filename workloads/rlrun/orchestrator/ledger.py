@@ -17,7 +17,7 @@ class LedgerError(ValueError):
 
 @dataclass(frozen=True)
 class LedgerState:
-    """What a checkpoint keeps: on resume the open groups are dispatched again, then those from `next_group` on."""
+    """Ledger in a checkpoint: on resume the open groups are dispatched again, then those from `next_group` on."""
 
     next_group: int
     """The lowest number that was never dispatched."""
@@ -27,7 +27,7 @@ class LedgerState:
     """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted, discarded/..."""
 
     def settled(self) -> Callable[[int], bool]:
-        """Tells whether a group is in a batch or dropped."""
+        """Whether a group is in a batch or dropped."""
         still_open = frozenset(self.open_groups)
         return lambda group: group < self.next_group and group not in still_open
 
@@ -38,31 +38,43 @@ class Ledger:
 
     next_group: int = 0
     counters: Counter[str] = field(default_factory=Counter)
-    _again: list[int] = field(default_factory=list)
+    _again: set[int] = field(default_factory=set)
     _out: set[int] = field(default_factory=set)
+    _queue: list[int] = field(default_factory=list)
+    """A heap that holds `_again`, and numbers that have left it since."""
+
+    def __post_init__(self) -> None:
+        self._queue = sorted(self._again)
 
     @classmethod
     def restore(cls, state: LedgerState) -> Ledger:
         """Continue from a checkpoint."""
-        return cls(state.next_group, Counter(state.counters), sorted(state.open_groups))
+        return cls(state.next_group, Counter(state.counters), set(state.open_groups))
 
     def state(self) -> LedgerState:
-        """What a checkpoint of this moment keeps."""
+        """State for a checkpoint of this moment."""
         return LedgerState(self.next_group, tuple(sorted([*self._again, *self._out])), dict(self.counters))
 
     def take(self) -> int:
         """The next group to dispatch: the oldest of those to be dispatched again, else a new one."""
-        if self._again:
-            group = heapq.heappop(self._again)
+        while self._queue:
+            group = heapq.heappop(self._queue)
+            if group in self._again:
+                self._again.remove(group)
+                break
         else:
             group, self.next_group = self.next_group, self.next_group + 1
         self._out.add(group)
         return group
 
+    def _put_back(self, group: int) -> None:
+        self._again.add(group)
+        heapq.heappush(self._queue, group)
+
     def reach(self, number: int) -> None:
         """An earlier attempt has dispatched all groups below `number`: those that are not settled are dispatched again."""
         for group in range(self.next_group, number):
-            heapq.heappush(self._again, group)
+            self._put_back(group)
         self.next_group = max(self.next_group, number)
 
     def claim(self, group: int) -> None:
@@ -75,13 +87,12 @@ class Ledger:
         if group not in self._again:
             raise LedgerError(f"group {group} is not to be dispatched again")
         self._again.remove(group)
-        heapq.heapify(self._again)
         self._out.add(group)
 
     def again(self, group: int, reason: str) -> None:
         """A dispatched group gave nothing usable; its task is dispatched once more."""
         self._out.remove(group)
-        heapq.heappush(self._again, group)
+        self._put_back(group)
         self.counters[f"cancelled/{reason}"] += 1
 
     def drop(self, group: int, reason: str) -> None:
@@ -107,7 +118,8 @@ class Ledger:
         end = max([self.next_group, *(group + 1 for group in [*wanted, *dropped])])
         unsettled = {*self._again, *range(self.next_group, end)} - wanted
         given_up = unsettled & set(dropped)
-        self._again = sorted(unsettled - given_up)
+        self._again = unsettled - given_up
+        self._queue = sorted(self._again)
         self.next_group = end
         self.counters["accepted"] += len(wanted)
         self.counters.update(f"dropped/{dropped[group]}" for group in given_up)

@@ -24,6 +24,7 @@ from rlrun.orchestrator.background import background_tasks
 from rlrun.orchestrator.discovery import Resolve, resolve
 from rlrun.orchestrator.engines import Engine
 from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.file_limit import raise_limit
 from rlrun.orchestrator.lease import lease_from_environment
 from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.open_engines import open_engines
@@ -36,10 +37,11 @@ from rlrun.orchestrator.tokenizer import preload
 from rlrun.orchestrator.tokens import ChatTokens, TemplateError
 from rlrun.orchestrator.volume import in_thread
 from rlrun.orchestrator.waiting import Since
-from rlrun.protocol import exit_codes, heap, stacks
+from rlrun.protocol import exit_codes, heap, role_log, stacks
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.failures import FULL_BYTES, RoleError, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.privacy import refuse_inspection
 from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
 from rlrun.protocol.storage import Volume, watched
@@ -157,9 +159,7 @@ def _stop(pipeline: Pipeline, connection: Connection) -> None:
 
 def configure_log() -> None:
     """Log to stderr, one line per message."""
-    logger.remove()
-    layout = "{time:HH:mm:ss} | {level: <7} | orchestrator | {message}"
-    logger.add(sys.stderr, format=layout, level="INFO", backtrace=False, diagnose=False)
+    role_log.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | orchestrator | {message}")
 
 
 def read_config(file: Path) -> OrchestratorConfig:
@@ -201,7 +201,7 @@ def _begin(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop
         from rlrun.orchestrator.sft import main as sft
 
         return sft.run(config, attempt=attempt, api_key=api_key, stop=stop)
-    return run(config, attempt=attempt, api_key=api_key, stop=stop, loaded=heap.spare)
+    return run(config, attempt=attempt, api_key=api_key, stop=stop, loaded=heap.Slices().begin)
 
 
 async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str, begin: Begin) -> int:
@@ -233,6 +233,7 @@ def process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
     """
     configure_log()
     stacks.listen()
+    refuse_inspection()  # after `listen`, see `stacks.listens`
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Orchestrate one run.")
     parser.add_argument(
         "--config", type=Path, required=True, help="run.json, or a file of the orchestrator's own fields"
@@ -242,6 +243,7 @@ def process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
     try:
         config = read_config(arguments.config)
         attempt, api_key = identity()
+        raise_limit(config)
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
         return asyncio.run(_until_signalled(config, attempt, api_key, begin))
     except Exception as failure:

@@ -1,4 +1,4 @@
-"""Looks at every engine again and again: whether it answers, whether it holds what it should, and how busy it says it is.
+"""Periodic check of every engine: liveness, held weights, and load.
 
 A request may take as long as an episode, so a machine that hangs would be noticed only then. A question about health is answered at once by
 an engine that works, whatever it computes; one that leaves `MISSES` of them in a row unanswered is out of rotation, and its requests move.
@@ -23,7 +23,7 @@ LONGEST_SILENCE_SECONDS = MISSES * (INTERVAL_SECONDS + ANSWER_SECONDS)
 
 @dataclass(frozen=True)
 class Pace:
-    """How often it looks, and how long it waits for an answer, in seconds."""
+    """Interval and timeout of the checks, in seconds."""
 
     interval: float = INTERVAL_SECONDS
     answer: float = ANSWER_SECONDS

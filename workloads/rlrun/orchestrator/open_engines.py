@@ -23,7 +23,7 @@ async def open_engines(
     connect: Callable[[str], Engine] | None,
     look_up: Resolve,
 ) -> AsyncIterator[EnginePool]:
-    """Those of the list, or those that the Service names now and later; their connections are closed at the end.
+    """Engines of the list, or those that the Service names now and later; their connections are closed at the end.
 
     Args:
         config: says where engines are, and how long a reply or new weights may take.

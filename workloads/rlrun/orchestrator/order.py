@@ -10,7 +10,7 @@ _ROUNDS = 4
 
 
 def share_out(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
-    """Whose turn is turn `number`, and how many turns it had before.
+    """Owner of turn `number`, and the number of turns it had before.
 
     The weights are halved like a tree; at each fork the left side has got `floor(number·share)` of the first `number` turns, so
     that both answers follow from `number` alone.
@@ -34,7 +34,7 @@ def _mix(key: bytes, value: int) -> int:
 
 
 def permuted(position: int, size: int, key: str) -> int:
-    """Where `position` goes in a pseudo-random permutation of `range(size)`.
+    """Image of `position` in a pseudo-random permutation of `range(size)`.
 
     A Feistel network over the next even number of bits; results outside the range are permuted again ("cycle walking",
     Black & Rogaway 2002), fewer than four times on average.

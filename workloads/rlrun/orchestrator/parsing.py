@@ -1,4 +1,4 @@
-"""What a reply says where tools were offered: its text, and the calls in it."""
+"""Parts of a reply where tools were offered: its text, and the calls in it."""
 
 from __future__ import annotations
 

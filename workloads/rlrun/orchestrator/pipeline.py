@@ -29,11 +29,11 @@ from rlrun.orchestrator.arenas import Arena
 from rlrun.orchestrator.batch_maker import BatchMaker
 from rlrun.orchestrator.checkpoint_part import PartWriter
 from rlrun.orchestrator.courtesy import Courtesy
-from rlrun.orchestrator.dispatcher import Player
 from rlrun.orchestrator.engines import EnginePool
 from rlrun.orchestrator.evaluation import Evaluator, due
 from rlrun.orchestrator.evaluations import Evaluations
 from rlrun.orchestrator.gpu_turns import GPUTurns
+from rlrun.orchestrator.player import Player
 from rlrun.orchestrator.progress import Progress
 from rlrun.orchestrator.records import MetricsFile
 from rlrun.orchestrator.signals import Signal
@@ -182,7 +182,7 @@ class Pipeline:
         self._signal.notify()
 
     def progress(self) -> Progress:
-        """What the run does at the moment."""
+        """Current progress of the run."""
         return self._standing.progress()
 
     def _due(self, version: int) -> bool:

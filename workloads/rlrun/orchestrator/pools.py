@@ -19,7 +19,7 @@ _LOOKS = 1000
 
 
 def pool_of(mean: float, config: CurriculumConfig) -> Pool | None:
-    """Where a task belongs whose last group had this mean reward."""
+    """Pool of a task whose last group had this mean reward."""
     if config.easy is not None and mean >= config.easy.threshold:
         return "easy"
     if config.hard is not None and mean <= config.hard.threshold:
@@ -29,7 +29,7 @@ def pool_of(mean: float, config: CurriculumConfig) -> Pool | None:
 
 @dataclass
 class TaskPools:
-    """Where each task is, and how far the walk is.
+    """Pool of each task, and the position of the walk.
 
     Args:
         config: the environment's curriculum.
@@ -79,7 +79,7 @@ class TaskPools:
         return {"easy": easy, "normal": self.window - easy - hard, "hard": hard}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
         walk = {"epoch": self.epoch, "position": self.position, "window": self.window, "drawn": self.drawn}
         return walk | {name: list(tasks) for name, tasks in self._pools.items()}
 

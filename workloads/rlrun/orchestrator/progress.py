@@ -1,8 +1,7 @@
-"""What the run does at the moment, over HTTP: Prometheus metrics, and one JSON document for the live view."""
+"""Progress of the run over HTTP: Prometheus metrics, and one JSON document for the live view."""
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,8 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from rlrun.orchestrator.waiting import Waiting
 from rlrun.protocol import exit_codes
+from rlrun.protocol.api_key import holds_key
 from rlrun.protocol.endpoints import ORCHESTRATOR_HEALTH, ORCHESTRATOR_METRICS, ORCHESTRATOR_PROGRESS
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.site import Site
 from rlrun.protocol.storage import Trouble, Volume
 
 _STEPS_FOR_ETA = 20
@@ -92,7 +93,7 @@ def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
 
 
 def told(waiting: Waiting, trouble: Trouble | None) -> str:
-    """What the next step waits for: the volume, where nothing goes on without it."""
+    """Reason for waiting, or the volume's trouble where nothing goes on without the volume."""
     return trouble.text if trouble is not None and trouble.blocks else str(waiting)
 
 
@@ -156,7 +157,7 @@ class ProgressServer:
 
     def __init__(self, host: str, port: int, *, api_key: str, look: Callable[[], Progress]) -> None:
         self._host, self._port, self._key, self._look = host, port, api_key, look
-        self._runner: web.AppRunner | None = None
+        self._site: Site | None = None
 
     async def __aenter__(self) -> ProgressServer:
         """Start.
@@ -168,12 +169,10 @@ class ProgressServer:
         application.router.add_get(ORCHESTRATOR_HEALTH, self._health)
         application.router.add_get(ORCHESTRATOR_METRICS, self._metrics)
         application.router.add_get(ORCHESTRATOR_PROGRESS, self._progress)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
+        self._site = Site(application)
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            await self._site.start(self._host, self._port)
         except OSError as error:
-            await self._runner.cleanup()
             raise RoleError(
                 f"orchestrator.metricsPort: cannot listen on {self._host}:{self._port}: {error.strerror}; choose a free port",
                 exit_codes.UNAVAILABLE,
@@ -181,8 +180,8 @@ class ProgressServer:
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._site is not None:
+            await self._site.close()
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"healthy": True})
@@ -191,7 +190,6 @@ class ProgressServer:
         return web.Response(body=prometheus(self._look()), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _progress(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._key.encode()):
+        if not holds_key(request.headers.getall("Authorization", ()), self._key):
             return web.json_response({"error": "wrong or missing API key"}, status=401)
         return web.json_response(asdict(self._look()))

@@ -7,10 +7,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from loguru import logger
 
 from rlrun.orchestrator.courtesy import Courtesy
@@ -158,15 +160,12 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def spans(versions: Sequence[int]) -> list[dict[str, int]]:
-    """Runs of equal versions as `{version, start, end}` over token positions; tokens of no version are left out."""
-    found, position = [], 0
-    for version, run in groupby(versions):
-        length = len(list(run))
-        if version >= 0:
-            found.append({"version": int(version), "start": position, "end": position + length})
-        position += length
-    return found
+def spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
+    """Runs of equal versions `[T]` as `{version, start, end}` over token positions; tokens of no version are left out."""
+    values = np.asarray(versions, np.int32)
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    runs = [(int(values[start]), start, end) for start, end in pairwise(edges) if start < end]
+    return [{"version": version, "start": start, "end": end} for version, start, end in runs if version >= 0]
 
 
 def _advantage(samples: Sequence[Sample]) -> float | None:
@@ -201,7 +200,7 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
                     "truncated": rollout.truncated,
                     "tokens": rollout.tokens,
                     "completion_tokens": rollout.loss_tokens,
-                    "versions": [spans(s.versions.tolist()) for s in rollout.sequences],
+                    "versions": [spans(s.versions) for s in rollout.sequences],
                     "seconds": round(rollout.seconds, 4),
                 }
             )

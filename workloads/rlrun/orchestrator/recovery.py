@@ -1,4 +1,4 @@
-"""What the journal gives back after a restart: which finished rollouts of earlier attempts count, and in which order they did.
+"""Recovery from the journal after a restart: the finished rollouts of earlier attempts that count, and their order.
 
 A record counts if its group is not settled yet, each of its tokens was sampled by a version that the present lineage has, it is fresh
 enough, and the sampler still gives its group the same task. Records are gone through in the order in which they were written: groups
@@ -8,11 +8,13 @@ are complete, given up and drawn in the order of the attempt that was killed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loguru import logger
 
+from rlrun.environments.bounds import MAX_REWARD, BoundsError, number, plain_score
+from rlrun.environments.protocol import Score
 from rlrun.orchestrator.checkpoint import earlier_attempts, is_lost
 from rlrun.orchestrator.journal_records import DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.ledger import Ledger
@@ -28,7 +30,7 @@ Member = tuple[int, int]
 
 @dataclass
 class Found:
-    """What is on the disk of groups that are not settled."""
+    """Groups on the disk that are not settled."""
 
     entries: list[Entry] = field(default_factory=list)
     """Those that may count, in the order in which they were written."""
@@ -49,7 +51,7 @@ class Unfinished:
 
 @dataclass
 class Readmitted:
-    """What came back."""
+    """Result of the recovery."""
 
     groups: int = 0
     """Finished ones."""
@@ -57,7 +59,8 @@ class Readmitted:
     """That are not generated again, those of unfinished groups too."""
     unfinished: dict[int, Unfinished] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
-    """Rollouts that were generated in vain: of a lost `version`, above the bound on `age`, of another `task` or another `config`."""
+    """Rollouts that were generated in vain: of a lost `version`, above the bound on `age`, of another `task`, another `config` or
+    another `format` of the journal, or with a `reward` that cannot be trained on."""
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.refused.items()))
@@ -76,7 +79,7 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
         fingerprint: of what its own rollouts are made with.
         settled: whether a group is in a batch or given up.
     """
-    writers, found = earlier_attempts(paths, attempt), Found()
+    writers, found, base = earlier_attempts(paths, attempt), Found(), attempt.base_attempt or 0
     for segment in paths.journal_on_disk():
         if (writer := writers.get(segment.attempt)) is None:
             continue
@@ -89,20 +92,44 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
             logger.info(
                 f"{segment.path.name} of the journal ends with a record that is not whole ({content.torn} bytes)"
             )
+        if content.foreign:
+            logger.warning(
+                f"{len(content.foreign)} records in {segment.path.name} of the journal are of another version of rlrun "
+                f"({content.foreign[0].reason}); these rollouts are generated again"
+            )
+        for record in content.foreign:
+            if record.member >= 0 and not settled(record.group):
+                found.refused[record.group, record.member] = "format"
+                if segment.attempt >= base:
+                    found.uncounted.add((record.group, record.member))
         foreign = content.head is None or content.head.fingerprint != fingerprint
         for entry in content.entries:
             if settled(entry.group):
                 continue
-            usable = not foreign and not is_lost(entry.newest_version, writer, attempt)
-            if usable:
+            reason = _of_no_use(entry) or ("version" if is_lost(entry.newest_version, writer, attempt) else None)
+            if foreign:
+                reason = "config"
+            if reason is None:
                 found.entries.append(entry)
             if isinstance(entry, RolloutEntry):
                 member = entry.group, entry.member
-                if not usable:
-                    found.refused[member] = "config" if foreign else "version"
-                if segment.attempt >= (attempt.base_attempt or 0):
+                if reason is not None:
+                    found.refused[member] = reason
+                if segment.attempt >= base:
                     found.uncounted.add(member)
     return found
+
+
+def _of_no_use(entry: Entry) -> str | None:
+    """Why no attempt can use an entry: earlier versions took rewards that float32 cannot hold."""
+    try:
+        if isinstance(entry, RolloutEntry):
+            plain_score(Score(entry.rollout.reward, dict(entry.rollout.metrics)))
+        elif entry.mean_reward is not None:
+            number(entry.mean_reward, "mean reward", MAX_REWARD)
+    except BoundsError:
+        return "reward"
+    return None
 
 
 def readmit(
@@ -115,8 +142,8 @@ def readmit(
     environments: Sequence[tuple[str, int]],
     finish: Callable[[FinishedGroup], None],
     drop: Callable[[DroppedEntry], None],
-) -> Readmitted:
-    """Let what was found count again, in the order in which it did.
+) -> Generator[None, None, Readmitted]:
+    """Let what was found count again, in the order in which it did; yields between two records, of which there may be many thousands.
 
     Args:
         found: what `read_journal` gave.
@@ -144,6 +171,7 @@ def readmit(
     made, used = Readmitted(), set[Member]()
     waiting: dict[int, dict[int, RolloutEntry]] = {}
     for entry in found.entries:
+        yield
         if isinstance(entry, DroppedEntry):
             if given_up.get(entry.group) is entry:
                 ledger.reach(entry.next_group)

@@ -1,4 +1,4 @@
-"""What a finished rollout and a finished group are."""
+"""Types of a finished rollout and a finished group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.environments.protocol import Message
+from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.conversation import Recorded
 
 
@@ -32,6 +32,8 @@ class Rollout:
     truncated: bool = False
     seconds: float = 0.0
     task_id: str = ""
+    tools: tuple[Tool, ...] = ()
+    """Those that the model was offered last."""
 
     @property
     def tokens(self) -> int:

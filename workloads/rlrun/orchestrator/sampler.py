@@ -25,7 +25,7 @@ from rlrun.protocol.batch import Batch
 
 @dataclass(frozen=True)
 class Draw:
-    """What a group plays."""
+    """Choice for one group."""
 
     environment: int
     """Index of the environment."""
@@ -76,6 +76,8 @@ class Sampler:
     sources: Sequence[Source]
     batch_size: int = 1
     max_async_level: int = 0
+    surplus: int = 0
+    """Rollouts that are started beyond those of a step: the step that a group is meant for is at least that of as many rollouts before."""
     _next: int = 0
     """The lowest number that was never drawn; only counted where a source has a curriculum, like all that follows."""
     _rollouts: int = 0
@@ -94,15 +96,15 @@ class Sampler:
 
     @classmethod
     def of(cls, config: OrchestratorConfig, sizes: Sequence[int]) -> Sampler:
-        """That of a run; `sizes` are the numbers of tasks of its environments."""
+        """Sampler of a run; `sizes` are the numbers of tasks of its environments."""
         sources = [
             Source(own.label, size, own.ratio, own.group_size, own.curriculum)
             for own, size in zip(config.environments, sizes, strict=True)
         ]
-        return cls(config.seed, sources, config.batch_size, config.algorithm.max_async_level)
+        return cls(config.seed, sources, config.batch_size, config.algorithm.max_async_level, config.surplus)
 
     def draw(self, group: int) -> Draw:
-        """What group `group` (from 0) plays; the same whenever it is asked for until the group is closed."""
+        """Task of group `group` (from 0); the same at every call until the group is closed."""
         if not self._pools:
             environment, index = share_out(group, self._ratios)
             return self._shuffled(environment, index)
@@ -148,7 +150,7 @@ class Sampler:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: JSON; empty without a curriculum."""
+        """State for a checkpoint: JSON; empty without a curriculum."""
         if not self._pools:
             return {}
         return {
@@ -191,7 +193,7 @@ class Sampler:
 
     def _assign(self, group: int) -> None:
         environment, index = share_out(group, self._ratios)
-        step = self._rollouts // self.batch_size + 1
+        step = max(0, self._rollouts - self.surplus) // self.batch_size + 1
         self._learn(newest_seen(step, self.max_async_level))
         self._rollouts += self.sources[environment].group_size
         pools = self._pools.get(environment)

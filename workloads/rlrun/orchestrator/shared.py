@@ -80,7 +80,7 @@ class SharedTrainer:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def lost(self) -> RoleError:
-        """Why the trainer does not train the run any more."""
+        """Reason why the trainer does not train the run any more."""
         deadline = time.monotonic() + REASON_SECONDS
         while time.monotonic() < deadline:
             if (verdict := await self.verdict()) is not None:
@@ -89,7 +89,7 @@ class SharedTrainer:
         return self._failure("does not train the run any more", "it was started again", exit_codes.FAILURE)
 
     async def verdict(self) -> RoleError | None:
-        """Why this attempt is over, if the trainer has said so; it may have ended itself since."""
+        """Reason why this attempt is over, if the trainer has reported one; the trainer may have ended since."""
         state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
         if state is None or state.state in ("Waiting", "Joined"):
             return None
@@ -132,7 +132,7 @@ class Connection:
 
     @property
     def waiting(self) -> str:
-        """What the start waits for, in words."""
+        """Reason why the start waits, in words."""
         return f"the trainer at {self._url}" if self._shared is None else self._shared.waiting
 
     def waits(self, since: Since) -> Waiting:
@@ -145,7 +145,7 @@ class Connection:
         return Waiting("trainer", state.phase.replace("_", " "), state.phase_since)
 
     def leave(self) -> None:
-        """The run is stopped: give up the slot, if it has one. The trainer of its own is told by whoever stops the run."""
+        """Give up the slot, if there is one, when the run is stopped. A trainer of its own is notified by the caller."""
         if self._shared is not None:
             self._shared.leave()
 

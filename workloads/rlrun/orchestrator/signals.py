@@ -20,7 +20,7 @@ class Signal:
         self._followers: list[Signal] = []
 
     def notify(self) -> None:
-        """Call after a change that somebody may wait for."""
+        """Wake the waiters after a change."""
         self._event.set()
         self._event = asyncio.Event()
         for follower in self._followers:

@@ -1,4 +1,4 @@
-"""How far data may be behind the policy, and how much may be in flight. Pure functions of counts and versions.
+"""Bounds of data's age behind the policy and of work in flight. Pure functions of counts and versions.
 
 Group sizes and batch sizes are counted in rollouts, versions as in the architecture: step `n` trains version `n-1` into `n`.
 """
@@ -7,9 +7,16 @@ from __future__ import annotations
 
 
 def capacity(
-    *, concurrency: int, running: int, max_async_level: int, version: int, batch_size: int, accepted: int
+    *,
+    concurrency: int,
+    running: int,
+    max_async_level: int,
+    version: int,
+    batch_size: int,
+    accepted: int,
+    surplus: int = 0,
 ) -> int:
-    """Rollouts that may be dispatched now: `min(C - running, (k + version + 1)·B - (accepted + running))` (AReaL, Fu et al. 2025).
+    """Rollouts that may be dispatched now: `min(C - running, (k + version + 1)·B + S - (accepted + running))` (AReaL, Fu et al. 2025).
 
     Because at most `(k + v + 1)` batches' worth is ever started at version `v`, rollouts for step `n` start only at version `n-1-k`.
 
@@ -20,8 +27,15 @@ def capacity(
         version: newest policy version that an engine holds.
         batch_size: B, rollouts per step.
         accepted: rollouts in batches and in the buffer, counted from step 1; after a resume at step `s` this is `s·B` and what was found.
+        surplus: S, rollouts that are started so that the slowest need not be waited for; they are cancelled when that batch is made.
     """
-    return min(concurrency - running, (max_async_level + version + 1) * batch_size - (accepted + running))
+    allowed = (max_async_level + version + 1) * batch_size + surplus
+    return min(concurrency - running, allowed - (accepted + running))
+
+
+def is_fed(step: int, *, version: int, max_async_level: int) -> bool:
+    """Whether the batch of `step` may be made while `version` is the newest: not more than k steps ahead of the trainer."""
+    return step <= version + 1 + max_async_level
 
 
 def oldest_version(step: int, max_off_policy_steps: int) -> int:

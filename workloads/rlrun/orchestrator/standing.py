@@ -1,4 +1,4 @@
-"""Where the run stands, for people and for whoever judges whether it hangs: what is done, and what the next step waits for."""
+"""Snapshot of the run for people and for stall detection: what is done, and what the next step waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlrun.protocol.storage import Trouble, Volume
 
 
 class Standing:
-    """Looks at all parts of the run and changes none. What only events tell (`trained`, `saved`) it is told.
+    """Read-only view of all parts of the run. Only events (`trained`, `saved`) are passed to it.
 
     Args:
         config: the role's configuration.
@@ -64,7 +64,7 @@ class Standing:
         self._checkpoint_step = step
 
     def progress(self) -> Progress:
-        """What the run does at the moment."""
+        """Current progress of the run."""
         last, waiting, state, trouble = self._metrics.last, self._waiting(), self._trainer.state, self._trouble()
         counters = self._maker.ledger.counters
         return Progress(

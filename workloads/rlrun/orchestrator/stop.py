@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT do to the role that feeds the trainer."""
+"""SIGTERM and SIGINT in the role that feeds the trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TERMINATED = 128 + 15
 
 
 class Stop:
-    """What a signal does: the first one ends the flow of data, so that the trainer can complete its last checkpoint; before there is
+    """Reaction to a signal: the first one ends the flow of data, so that the trainer can complete its last checkpoint; before there is
     such a flow, and from the second signal on, it cancels everything. Every artifact is whole or ignored, so nothing is left to tidy up."""
 
     def __init__(self) -> None:

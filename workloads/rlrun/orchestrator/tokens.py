@@ -9,14 +9,18 @@ Tools are described to the model by its chat template; for a template that knows
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import arguments_of, without_tools
 from rlrun.orchestrator.tokenizer import load_tokenizer
+from rlrun.protocol.packed import INTEGERS
 
 _STAND_IN = "@#reply#@"
 _PROBE: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]
@@ -50,8 +54,10 @@ class ChatTokens:
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
         self._tokenizer = tokenizer
-        self._openings: dict[str, tuple[str, list[int]]] = {}
+        self._openings: dict[str, Future[tuple[str, array[int]]]] = {}
         """The latest prompts, the one that was asked for last at the end."""
+        self._lock = Lock()
+        """Held for looks into `_openings`, never while something is rendered: the event loop takes it too."""
         self.vocabulary = len(tokenizer)
         """Tokens that the tokenizer knows."""
         self._special = set(tokenizer.all_special_ids)
@@ -68,8 +74,8 @@ class ChatTokens:
         """The tokenizer of a model folder or hub name."""
         return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
 
-    def opening(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, list[int]]:
-        """Text and ids of a conversation that the model is to answer, generation prompt included.
+    def opening(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, array[int]]:
+        """Text and ids of a conversation that the model is to answer, generation prompt included. Callable from any thread.
 
         Raises:
             TemplateError: the chat template refuses the conversation.
@@ -78,15 +84,25 @@ class ChatTokens:
             key = json.dumps([list(messages), list(tools)])
         except (TypeError, ValueError):
             return self._opening(messages, tools)
-        # The rollouts of a group begin with the same words, one right after the other; rendering them is half of a rollout's CPU.
-        known = self._openings.pop(key) if key in self._openings else None
-        text, ids = known or self._opening(messages, tools)
-        self._openings[key] = text, ids
-        if len(self._openings) > _OPENINGS:
-            del self._openings[next(iter(self._openings))]
-        return text, list(ids)
+        # The rollouts of a group begin with the same words, at the same time; rendering them is half of a rollout's CPU.
+        with self._lock:
+            known = self._openings.pop(key, None)
+            found = known or Future()
+            self._openings[key] = found
+            if len(self._openings) > _OPENINGS:
+                del self._openings[next(iter(self._openings))]
+        if known is None:
+            try:
+                found.set_result(self._opening(messages, tools))
+            except BaseException as error:
+                with self._lock:
+                    self._openings.pop(key, None)
+                found.set_exception(error)
+        # Whoever waits here is a thread: prompts that the event loop renders itself are done when it returns.
+        text, ids = found.result()
+        return text, ids[:]
 
-    def _opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, list[int]]:
+    def _opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[str, array[int]]:
         text = self.prompt(messages, tools)
         return text, self._tokenise(text)
 
@@ -100,7 +116,7 @@ class ChatTokens:
 
     def continuation(
         self, messages: Sequence[Message], replies_at: int, last_token: int, tools: Sequence[Tool] = ()
-    ) -> list[int]:
+    ) -> array[int]:
         """Ids to append after the model's own tokens.
 
         Args:
@@ -124,7 +140,7 @@ class ChatTokens:
             added = self._closing + whole[len(head) :]
         return self.appended(added, last_token)
 
-    def appended(self, text: str, last_token: int | None = None) -> list[int]:
+    def appended(self, text: str, last_token: int | None = None) -> array[int]:
         """Ids of a text that follows the model's own tokens, if any; a stop token that it sampled is not repeated."""
         added = self._tokenise(text)
         if added and added[0] == last_token and last_token in self.stop_token_ids:
@@ -174,8 +190,10 @@ class ChatTokens:
             raise TemplateError("the chat template drops an assistant message, so a conversation cannot be continued")
         return after
 
-    def _tokenise(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=False).input_ids]
+    def _tokenise(self, text: str) -> array[int]:
+        # Without columns that nobody reads: building them holds the interpreter's lock, the tokenizer itself does not.
+        only = {"return_attention_mask": False, "return_token_type_ids": False}
+        return array(INTEGERS, self._tokenizer(text, add_special_tokens=False, **only).input_ids)
 
 
 def _plain(message: Message) -> Message:

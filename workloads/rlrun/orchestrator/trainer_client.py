@@ -75,7 +75,7 @@ class TrainerClient:
             self._session = None
 
     async def silence(self) -> float:
-        """Ask whether anybody listens there, whatever the answer; seconds since somebody last did (or since the start), 0: now."""
+        """Probe the trainer's address, whatever the answer; seconds since the last answer (or since the start), 0: now."""
         try:
             async with asyncio.timeout(SILENCE_AT_THE_END_SECONDS / 2 if self.ending else POLL_SECONDS):
                 async with self._opened().get(self._base + channel.STATE):
@@ -132,17 +132,17 @@ class TrainerClient:
                 yield event
 
     async def batch_ready(self, step: int, path: str) -> None:
-        """Tell the trainer of a durable batch."""
+        """Announce a durable batch to the trainer."""
         await self._patiently("POST", channel.BATCHES, None, BatchReady(step=step, path=path))
         reach("batch.told")
 
     async def checkpoint_saved(self, step: int) -> None:
-        """Tell the trainer that the orchestrator's part of a checkpoint is durable."""
+        """Announce to the trainer that the orchestrator's part of a checkpoint is durable."""
         await self._patiently("POST", channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
         reach("checkpoint.orchestrator.told")
 
     async def see_off(self, following: asyncio.Task[None], seconds: float) -> None:
-        """Of an orchestrator that is told to stop: ask the trainer to save and end, and wait until it has.
+        """Ask the trainer to save and end, because the orchestrator is to stop, and wait until it has.
 
         Args:
             following: reads the trainer's events, and does what they ask for.
@@ -169,7 +169,7 @@ class TrainerClient:
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
     async def shutdown(self) -> None:
-        """Tell the trainer that all is done; it may be gone before it answers."""
+        """Ask the trainer to end because all is done; it may be gone before it answers."""
         try:
             await self._request("POST", channel.SHUTDOWN, None)
         except (*_NO_ANSWER, TrainerGoneError):

@@ -1,4 +1,4 @@
-"""The event loop's side of the volume: what blocks happens in threads, and nobody waits for a thread that hangs.
+"""The event loop's side of the volume: blocking calls run in threads, and the loop never waits for a thread that hangs.
 
 The threads are daemons, one for each call: a volume that does not answer holds neither other work, such as the renewal of the Lease, nor
 the end of the process.
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 async def in_thread(act: Callable[[], _T]) -> _T:
-    """What `act` returns; one that is cancelled goes on for itself."""
+    """Result of `act`; one that is cancelled goes on for itself."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
@@ -44,7 +44,7 @@ async def in_thread(act: Callable[[], _T]) -> _T:
 
 
 async def insist(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
-    """What `act` returns, as soon as the volume takes it; see `Volume.attempt`."""
+    """Result of `act`, as soon as the volume takes it; see `Volume.attempt`."""
     for pause in pauses():
         with suppress(RefusedError):
             return await in_thread(lambda: volume.attempt(doing, act))
@@ -53,6 +53,6 @@ async def insist(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
 
 
 def worst(*told: Trouble | None) -> Trouble | None:
-    """The one to tell: what the run waits for comes first."""
+    """Trouble to report: what the run waits for comes first."""
     troubles = [trouble for trouble in told if trouble is not None]
     return min(troubles, key=lambda trouble: not trouble.blocks, default=None)

@@ -1,4 +1,4 @@
-"""What the next step waits for: whose work it is, what that role does, and since when. Words are stable, numbers come after them."""
+"""Reason why the next step waits: the role that works on it, its activity, and since when. Words are stable, numbers come after them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Since:
         self._began = 0.0
 
     def waiting(self, role: Role, phase: str, detail: str = "") -> Waiting:
-        """What is waited for now."""
+        """Present reason for waiting."""
         if self._known != (role, phase):
             self._known, self._began = (role, phase), self._now()
         return Waiting(role, phase, self._began, detail)
 
 
 def of_trainer(state: TrainerState, step: int, now: float) -> Waiting:
-    """What the trainer says of itself while it works for `step`."""
+    """Activity that the trainer reports while it works for `step`."""
     told = [f"micro-batch {state.part}"] if state.part else []
     if now - state.phase_since >= SETTLED_SECONDS:
         told += _apart(state.ranks, state)

@@ -96,6 +96,6 @@ def has_begun(paths: RunPaths, uid: str) -> bool:
         try:
             if read_attempt(file).uid == uid:
                 return True
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RoleError(f"{file} is no attempt's file: {error}; {_REMEDY}", exit_codes.DATA) from error
+        except (OSError, RoleError) as error:
+            raise RoleError(f"{error}; {_REMEDY}", exit_codes.DATA) from error
     return False

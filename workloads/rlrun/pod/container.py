@@ -1,10 +1,11 @@
-"""One start of a container: wait for what the role needs, run it, tell why it failed."""
+"""One start of a container: wait for what the role needs, run it, report why it failed."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rlrun.pod.output import Output
 from rlrun.pod.process import Launch, run_process
 from rlrun.pod.report import failure_text, write_termination_message
 from rlrun.pod.roles import EVERYWHERE, config_in_pod, model_command, role_command, role_environment
-from rlrun.pod.settings import PodSettings
+from rlrun.pod.settings import KEY_VARIABLE, PodSettings
 from rlrun.pod.signals import Signals
 from rlrun.pod.stuck import StuckRole
 from rlrun.pod.waits import wait_until
@@ -28,6 +29,9 @@ from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import ERROR_FILE, RoleError, read_error, volume_is_full
 from rlrun.protocol.paths import Role, RunPaths
 from rlrun.protocol.symptoms import symptom_of
+
+_PEERS_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
 
 
 class Container:
@@ -100,7 +104,8 @@ class Container:
         if self._config.trainer.model.tiny is None or self._model_is_there():
             return exit_codes.OK
         self._output.say("making the tiny model")
-        return self._process(model_command(self._pod, self._config_file(restart=False)), "trainer")
+        # An environment's code may run in it (`warmupEnvironment`), and it talks to nobody.
+        return self._process(model_command(self._pod, self._config_file(restart=False)), "trainer", with_key=False)
 
     def _wait_for_model(self) -> None:
         """The tiny model's folder appears only when it is whole."""
@@ -204,10 +209,14 @@ class Container:
             return self._process(command, role, engine=role_command("inference", self._pod, self._config, file))
         return self._process(command, role)
 
-    def _process(self, command: list[str], role: Role, *, engine: list[str] | None = None) -> int:
+    def _process(
+        self, command: list[str], role: Role, *, engine: list[str] | None = None, with_key: bool = True
+    ) -> int:
         sys.stdout.flush()
         file = self._scratch / "stacks"
         env = role_environment(role, self._pod, self._env, self._scratch) | {stacks.FILE_VARIABLE: str(file)}
+        if not with_key:
+            del env[KEY_VARIABLE]
         after = stacks.patience(self._config.trainer.checkpoint.grace_period_seconds)
         keep = self._paths.logs(self._pod.attempt, role) / f"{self._name}{stacks.SUFFIX}"
         with StuckRole(self._signals, after=after, file=file, keep=keep, output=self._output):
@@ -246,7 +255,7 @@ class Container:
         if self._signals.received is not None:
             return  # asked to stop: nothing failed
         if self._engine is None:
-            output, said = self._output, (read_error(folder) if shared else None) or read_error(self._scratch)
+            output, said = self._output, (_cause(folder) if shared else None) or read_error(self._scratch)
         else:
             output, said = self._engine.output, read_error(self._engine_scratch)
             said = None if said is None else RoleError(f"the engine in the trainer's pod: {said}", said.code)
@@ -259,3 +268,11 @@ class Container:
             symptom=symptom_of(output.end()),
         )
         write_termination_message(self._pod.termination_log, text)
+
+
+def _cause(folder: Path) -> RoleError | None:
+    """Why the role ended. Where this pod's word only follows from another pod's end, that one may be about to say more."""
+    deadline = time.monotonic() + _PEERS_SECONDS
+    while (said := read_error(folder)) is not None and said.follows and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return said

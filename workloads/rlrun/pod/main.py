@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import rlrun
-from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun.pod.signals import Signals, StoppedError
 from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
 
+# Imported late, all that takes time: until `Signals` is made, a signal to the first process of a container is lost, and the container then
+# lives on to the end of its grace period. A pod is often deleted just when its container starts again.
+if TYPE_CHECKING:
+    from rlrun.pod.settings import PodSettings
+
+UMASK = 0o027
+"""What a run writes on its volume is for its own user and group."""
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
 SHARE_CODE = "share-code"
 _USAGE = (
@@ -25,16 +27,22 @@ _USAGE = (
 
 def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
     """Run a container's role; returns the exit code."""
+    signals = Signals()
+    os.umask(UMASK)
     words = list(sys.argv[1:] if argv is None else argv)
     if words in (["-h"], ["--help"]):
         print(_USAGE)
         return exit_codes.OK
     if len(words) == 2 and words[0] == SHARE_CODE:
-        return _share_code(Path(words[1]))
+        return _share_code(words[1])
     if len(words) != 1 or words[0] not in COMMANDS:
         print(_USAGE, file=sys.stderr)
         return exit_codes.USAGE
-    signals = Signals()
+    from rlrun.pod.settings import settings_from_environment
+    from rlrun.protocol.failures import RoleError
+    from rlrun.protocol.privacy import refuse_inspection
+
+    refuse_inspection()  # its variables have the run's key
     try:
         pod = settings_from_environment(env)
     except RoleError as error:
@@ -43,12 +51,17 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
     return _run(words[0], pod, env, signals)
 
 
-def _share_code(folder: Path) -> int:
+def _share_code(folder: str) -> int:
     """Copy the sources; a container that was started again does it once more."""
+    import shutil
+    from pathlib import Path
+
+    import rlrun
+
     try:
         shutil.copytree(
             Path(rlrun.__file__).parent,
-            folder / "rlrun",
+            Path(folder) / "rlrun",
             ignore=shutil.ignore_patterns("__pycache__"),
             copy_function=shutil.copyfile,
             dirs_exist_ok=True,
@@ -60,7 +73,11 @@ def _share_code(folder: Path) -> int:
 
 
 def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signals) -> int:
+    import tempfile
+    from pathlib import Path
+
     from rlrun.pod.report import cut, write_termination_message
+    from rlrun.protocol.failures import RoleError
 
     try:
         if command == "trainer":

@@ -1,4 +1,4 @@
-"""The trainer's pods meet before torchrun starts, and each tells its probe how it is.
+"""Rendezvous of the trainer's pods before torchrun starts, and the state of each for its probe.
 
 Pods of a group are scheduled, pull and mount at different times; torchrun's own rendezvous would give up meanwhile, which costs a restart.
 So the first pod waits until every other one has reported, and the others report to it until it says go. Who belongs to another attempt is
@@ -7,22 +7,25 @@ turned away.
 
 from __future__ import annotations
 
-import hmac
 import json
 import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rlrun.protocol import exit_codes
+from rlrun.protocol.api_key import holds_key
 from rlrun.protocol.endpoints import POD_JOIN, POD_PORT, POD_READY, TRAINER_READY
 from rlrun.protocol.failures import RoleError
 
 REQUEST_SECONDS = 5.0
+MAX_CONNECTIONS = 256
 PROBE_SECONDS = 1.0
 """Within a probe: kubelets give up after a second by default, so an answer that comes later is none."""
 
@@ -63,13 +66,14 @@ class PodServer:
                     self._answer(HTTPStatus.NOT_FOUND, reason="this route is not served")
 
             def _join(self, query: dict[str, list[str]]) -> None:
-                given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-                if not hmac.compare_digest(given.encode(), api_key.encode()):
+                if not holds_key(self.headers.get_all("Authorization", ()), api_key):
                     self._answer(HTTPStatus.UNAUTHORIZED, reason="wrong or missing API key")
                 elif query.get("attempt") != [str(attempt)]:
                     self._answer(HTTPStatus.CONFLICT, reason=f"this is attempt {attempt}")
+                elif not (ordinal := query.get("ordinal", [""])[0]).isdecimal():
+                    self._answer(HTTPStatus.BAD_REQUEST, reason="ordinal must be the pod's number")
                 else:
-                    outer.joined.add(int(query["ordinal"][0]))
+                    outer.joined.add(int(ordinal))
                     self._answer(HTTPStatus.OK, go=outer.go.is_set(), reason=look())
 
             def _answer(self, status: HTTPStatus, **body: object) -> None:
@@ -106,7 +110,26 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._open: dict[object, None] = {}
+        """Connections that are answered, each by a thread, the oldest first."""
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; of too many connections the oldest is closed, for an honest one takes milliseconds."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            with suppress(OSError, StopIteration, RuntimeError, KeyError):  # answered meanwhile
+                oldest: Any = next(iter(self._open))
+                del self._open[oldest]
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks off or sends no HTTP is no news."""
 
 
 def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None:
@@ -137,7 +160,7 @@ def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None
 
 
 def channel_problem(port: int) -> str | None:
-    """Why rank 0 of this pod does not take batches yet; None: it does."""
+    """Reason why rank 0 of this pod does not take batches yet; None: it does."""
     try:
         with _open(urllib.request.Request(f"http://127.0.0.1:{port}{TRAINER_READY}"), PROBE_SECONDS):
             return None

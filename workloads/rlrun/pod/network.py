@@ -1,4 +1,4 @@
-"""Which network interface has an address: the collectives' libraries are told names, not addresses."""
+"""Network interface that has an address: the collectives' libraries take names, not addresses."""
 
 from __future__ import annotations
 

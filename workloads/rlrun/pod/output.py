@@ -10,9 +10,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from rlrun.protocol.bounded_log import BoundedLog
 from rlrun.protocol.failures import telling_lines
 
 _CHUNK_BYTES = 64 * 1024
@@ -70,7 +70,7 @@ class Output:
         return (self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace")
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """What tells most of the end."""
+        """Most informative lines of the end."""
         return telling_lines(self.end(), count)
 
     def drain(self) -> None:
@@ -93,9 +93,9 @@ class Output:
 
     def _write_log(self) -> None:
         assert self._log is not None
-        append = _appender(self._log)
+        file = BoundedLog(self._log)  # these bytes are in the container's log as well
         while (chunk := self._chunks.get()) is not None:
-            append(chunk)
+            file.append(chunk)
 
 
 def _write(stream: int, chunk: bytes) -> None:
@@ -105,22 +105,6 @@ def _write(stream: int, chunk: bytes) -> None:
             view = view[os.write(stream, view) :]
     except OSError:  # nobody reads the container's log any more: the role goes on
         pass
-
-
-def _appender(path: Path) -> Callable[[bytes], None]:
-    """Appends to a file that is opened when it can be, and again after an error."""
-    file: list[int] = []
-
-    def append(chunk: bytes) -> None:
-        try:
-            if not file:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            os.write(file[0], chunk)
-        except OSError:
-            return  # full or gone: these bytes are in the container's log alone
-
-    return append
 
 
 def _put(chunks: queue.Queue[bytes | None], chunk: bytes | None) -> None:

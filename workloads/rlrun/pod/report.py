@@ -1,13 +1,13 @@
-"""Why a role failed, in a few words, where the operator finds them: the container's termination message."""
+"""Reason of a role's failure, in a few words, where the operator finds them: the container's termination message."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlrun.pod.signals import SIGNALLED
+from rlrun.protocol.diagnostics.crash import how
+from rlrun.protocol.printable import printable
 from rlrun.protocol.symptoms import STORAGE_ERROR, Symptom, symptom_of, tagged
 
 MAX_BYTES = 2048
@@ -38,20 +38,9 @@ def failure_text(
     return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
 
 
-def how(code: int) -> str:
-    """How a process ended, in words."""
-    if code <= SIGNALLED:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(code - SIGNALLED).name
-    except ValueError:
-        return f"ended with exit code {code}"
-    hint = " (often the container's memory limit)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
-
-
 def cut(text: str, *, keep_end: bool = False) -> str:
     """At most `MAX_BYTES` of UTF-8; of what is too long the head's first line and the end are kept, or the beginning."""
+    text = printable(text, lines=True)
     data = text.encode()
     if len(data) <= MAX_BYTES:
         return text

@@ -1,4 +1,4 @@
-"""What each role's process is: its command, its environment and its configuration. Pure."""
+"""Process of each role: its command, its environment and its configuration. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator tells a container by its environment."""
+"""Settings that the operator passes to a container by its environment."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import RENDEZVOUS_PORT
 from rlrun.protocol.failures import RoleError
 
+KEY_VARIABLE = "RLRUN_API_KEY"
 Implementation = Literal["real", "stub"]
 _ORDINAL = re.compile(r"-(\d+)$")
 
@@ -70,7 +71,7 @@ def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
     return PodSettings(
         config=Path(_required(env, "RLRUN_CONFIG")),
         attempt=_number(env, "RLRUN_ATTEMPT"),
-        api_key=_required(env, "RLRUN_API_KEY"),
+        api_key=_required(env, KEY_VARIABLE),
         pod_name=_required(env, "RLRUN_POD_NAME"),
         pod_ip=env.get("RLRUN_POD_IP") or None,
         nodes=_number(env, "RLRUN_NNODES", PodSettings.nodes),

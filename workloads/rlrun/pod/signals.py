@@ -11,6 +11,7 @@ import signal
 from contextlib import suppress
 from types import FrameType
 
+HANDLED = (signal.SIGTERM, signal.SIGINT)
 SIGNALLED = 128
 """Exit code 128 + n: ended by signal n."""
 
@@ -37,8 +38,10 @@ class Signals:
         # Not a threading.Event: a handler that interrupts the thread inside `wait` would wait for a lock that this thread holds.
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._child: int | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in HANDLED:
             signal.signal(number, self._handle)
+        # The container's command has blocked them until now: one that has come meanwhile comes here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.received is None:
@@ -59,7 +62,7 @@ class Signals:
             self._send(self.received)
 
     def fileno(self) -> int:
-        """For `select`: readable for ever, from the first signal on; nobody reads it."""
+        """Descriptor for `select`: readable for ever, from the first signal on; its bytes are never consumed."""
         return self._wake_reader
 
     def sleep(self, seconds: float | None) -> None:

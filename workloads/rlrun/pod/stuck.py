@@ -1,4 +1,4 @@
-"""A role that was asked to stop and does not end tells what it does, before the kubelet kills it.
+"""Stack report of a role that was asked to stop and does not end, before the kubelet kills it.
 
 The stacks of all its processes go beside its log on the run's volume, and into the container's log. Best effort: a volume that hangs costs
 nothing but the file.

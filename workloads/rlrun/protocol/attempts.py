@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import create_json
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.protocol.printable import printable
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,11 @@ class Attempt:
         return False
 
     def owned(self, artifacts: list[Artifact]) -> list[Artifact]:
-        """Those of `artifacts` that belong to this lineage, in order."""
+        """Items of `artifacts` that belong to this lineage, in order."""
         return [a for a in artifacts if self.owns(a.step, a.attempt)]
+
+
+_ADAPTER = TypeAdapter(Attempt)
 
 
 def first_attempt(
@@ -125,18 +131,21 @@ def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
 
 
 def read_attempt(path: Path) -> Attempt:
-    """Read one attempt file."""
-    return attempt_of(json.loads(path.read_text()))
+    """Read one attempt file.
+
+    Raises:
+        RoleError: it is not what was written.
+    """
+    try:
+        return attempt_of(json.loads(path.read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise RoleError(printable(f"{path} is damaged: {reason[0]}"), exit_codes.DATA) from None
 
 
 def attempt_of(document: dict[str, Any]) -> Attempt:
     """The attempt that `asdict` made a document of."""
-    origin = document.get("origin")
-    parts = {
-        "lineage": tuple(Segment(**segment) for segment in document["lineage"]),
-        "origin": None if origin is None else Origin(**origin),
-    }
-    return Attempt(**document | parts)
+    return _ADAPTER.validate_python(document)
 
 
 def check_number(paths: RunPaths, attempt: int) -> None:

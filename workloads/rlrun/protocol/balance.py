@@ -36,7 +36,7 @@ _DIVISIONS = 64
 
 @dataclass(frozen=True)
 class Load:
-    """What is dealt, and to whom."""
+    """Samples to deal, and the ranks to deal them to."""
 
     lengths: tuple[int, ...]
     """Tokens of each sample, `[N]`."""
@@ -70,8 +70,8 @@ class Load:
 def lower_bound(load: Load) -> int:
     """No deal gives the rank with the most work less than this.
 
-    It is the largest of: the mean; and for each k the work of a rank that has k + 1 of the k·ranks + 1 longest samples, as one must
-    have, filled up with the tokens for which the other ranks have no room, at the shortest sample's work per token.
+    It is the largest of: the mean; for each k the work of a rank that has k + 1 of the k·ranks + 1 longest samples, as one must
+    have, filled up with the tokens for which the other ranks have no room, at the shortest sample's work per token; and `_crowded`.
     """
     if not load.works:
         return 0
@@ -87,6 +87,31 @@ def lower_bound(load: Load) -> int:
         own = total[end] - total[end - held]
         missing = max(0, forced - (tokens[end] - tokens[end - held]))
         bound = max(bound, own + missing * works[-1] // lengths[-1])
+    return max(bound, _crowded(load, works, lengths))
+
+
+def _crowded(load: Load, works: Sequence[int], lengths: Sequence[int]) -> int:
+    """What few ranks must do because the room of the others is full: no deal gives the rank with the most work less.
+
+    For any j < ranks, at least ranks - j ranks have none of the j longest samples. However these ranks are filled, they do no more than
+    the longest other samples that fill their room, the last one in part, as a longer sample has more work per token. The j ranks that
+    are left share the rest of all work.
+
+    Args:
+        load: what is dealt.
+        works: of the samples, the longest first.
+        lengths: of the samples, the longest first.
+    """
+    bound, everything, room = 0, sum(works), load.rows * load.row_tokens
+    for longest in range(1, min(load.ranks, len(works))):
+        tokens, done = (load.ranks - longest) * room, 0
+        for need, own in zip(lengths[longest:], works[longest:], strict=True):
+            taken = min(need, tokens)
+            done += -(-own * taken // need)
+            tokens -= taken
+            if not tokens:
+                break
+        bound = max(bound, -(-(everything - done) // longest))
     return bound
 
 

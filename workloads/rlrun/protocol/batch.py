@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from rlrun.protocol.durable import new_folder
 from rlrun.protocol.fault_points import reach
+from rlrun.protocol.printable import printable
 
 FORMAT_VERSION = 1
 NO_VERSION = -1
@@ -218,22 +218,27 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         BatchError: the folder is missing, incomplete or of another format.
     """
     try:
-        document = json.loads((path / "batch.json").read_text())
-        columns = load_file(path / "samples.safetensors")
-        if document["format_version"] != FORMAT_VERSION:
-            raise BatchError(f"it has format {document['format_version']}, this version reads {FORMAT_VERSION}")
-        entries = document["samples"]
-        validation = Validation(**document["validation"]) if "validation" in document else None
-        dropped = tuple(Dropped(**entry) for entry in document.get("dropped", []))
-        tasks = tuple((int(group), int(task)) for group, task in document.get("tasks", []))
-        ends = np.cumsum([entry["length"] for entry in entries])
-        for name in _COLUMNS:
-            if columns[name].shape != (ends[-1],):
-                raise BatchError(f"{name} has shape {columns[name].shape}, batch.json tells of {ends[-1]} tokens")
+        return _read(path, indices)
     except KeyError as error:
         raise BatchError(f"cannot read the batch in {path}: it has no {error}") from None
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise BatchError(f"cannot read the batch in {path}: {error}") from None
+    except Exception as error:  # of any kind: the file chooses, and another run's orchestrator may have written it
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise BatchError(printable(f"cannot read the batch in {path}: {reason[0]}")) from None
+
+
+def _read(path: Path, indices: Sequence[int] | None) -> Batch:
+    document = json.loads((path / "batch.json").read_text())
+    columns = load_file(path / "samples.safetensors")
+    if document["format_version"] != FORMAT_VERSION:
+        raise BatchError(f"it has format {document['format_version']!s:.40}, this version reads {FORMAT_VERSION}")
+    entries = document["samples"]
+    validation = Validation(**document["validation"]) if "validation" in document else None
+    dropped = tuple(Dropped(**entry) for entry in document.get("dropped", []))
+    tasks = tuple((int(group), int(task)) for group, task in document.get("tasks", []))
+    ends = np.cumsum([entry["length"] for entry in entries])
+    for name in _COLUMNS:
+        if columns[name].shape != (ends[-1],):
+            raise BatchError(f"{name} has shape {columns[name].shape}, batch.json tells of {ends[-1]} tokens")
     samples = []
     for index in range(len(entries)) if indices is None else indices:
         entry = dict(entries[index])

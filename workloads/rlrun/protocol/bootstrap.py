@@ -1,4 +1,4 @@
-"""How a module of this package is started in another process, also by a Python that has other packages and not this one."""
+"""Start of a module of this package in another process, also by a Python that has other packages and not this one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ importlib.import_module(module).main(rest)
 HOST_MODULE = "rlrun.environments.process.host"
 """The first process of an environment's own container."""
 SOCKETS_VARIABLE = "RLRUN_ENVIRONMENT_SOCKETS"
-"""Environment variable of the orchestrator's container: the folder of the sockets of environments that have containers of their own."""
+"""Environment variable of the orchestrator's container: the folder above those of environments that have containers of their own."""
+
+
+def folder_of(folder: str, index: int) -> str:
+    """Folder of `environments[index]`, which its container alone writes."""
+    return f"{folder}/{index}"
 
 
 def socket_of(folder: str, index: int) -> str:
-    """Where the host of `environments[index]` listens."""
-    return f"{folder}/{index}.sock"
+    """Socket of the host of `environments[index]`."""
+    return f"{folder_of(folder, index)}/socket"
 
 
 def python_command(module: str, arguments: Sequence[str], *, python: str | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What trainer and orchestrator tell each other: HTTP between rank 0 (server) and the orchestrator (client), guarded by the run's API key.
+"""Messages between trainer and orchestrator: HTTP between rank 0 (server) and the orchestrator (client), guarded by the run's API key.
 
     GET  /rlrun/trainer/state                      -> TrainerState
     GET  /rlrun/trainer/events?after=N&wait=S      -> {"attempt": a, "events": [Event, ...]}   (long poll, at most S seconds)
@@ -66,7 +66,7 @@ class Event(Config):
 
 
 class RankState(Config):
-    """What one rank does."""
+    """Activity of one rank."""
 
     rank: Annotated[int, Field(ge=0)]
     """Which."""
@@ -92,7 +92,7 @@ class StorageTrouble(Config):
 
 
 class TrainerState(Config):
-    """What the trainer does at the moment."""
+    """Current activity of the trainer."""
 
     attempt: Annotated[int, Field(ge=1)]
     """Its attempt."""

@@ -35,6 +35,15 @@ def fsync_tree(folder: Path) -> None:
         fsync_path(Path(directory))
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, where they are not there, durable: each name is flushed to the folder that it is in."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    fsync_path(path.parent)
+
+
 def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None) -> None:
     """Replace `path` with `content` in one step; a reader sees the old content or the new, never a part.
 
@@ -43,7 +52,7 @@ def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None)
         content: all of it.
         before_rename: the fault point (`fault_points`) at which all is durable but the name.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
         with temporary.open("wb") as file:
@@ -70,7 +79,7 @@ def create_json(path: Path, document: Any, *, before_link: str | None = None) ->
     Raises:
         FileExistsError: somebody else has it; two writers never both succeed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # A random name, not the process id: in containers two writers of one volume often have the same one.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TMP_SUFFIX}")
     try:
@@ -93,7 +102,7 @@ def new_folder(path: Path, *, before_rename: str | None = None) -> Iterator[Path
     An older folder at `path` is replaced: within one attempt there is one writer, and it writes the same thing again. `before_rename` is
     a fault point as in `write_bytes`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(path.name + TMP_SUFFIX)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

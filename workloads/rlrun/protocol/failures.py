@@ -1,4 +1,4 @@
-"""How a role fails: one line for a person, an exit code, and a file that tells whoever started it."""
+"""Failure of a role: one line for a person, an exit code, and a file for its launcher."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import create_json
+from rlrun.protocol.diagnostics.crash import crash_lines
+from rlrun.protocol.durable import create_json, write_json
 from rlrun.protocol.paths import Role
+from rlrun.protocol.printable import printable
 from rlrun.protocol.symptoms import symptom_of
 
 ERROR_FILE = "error.json"
@@ -30,9 +32,6 @@ _REFUSALS = {
 _IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 """How libraries that are not Python's own tell the number: torch's writers, safetensors."""
 
-
-CRASH = "Fatal Python error:"
-"""How faulthandler begins; every role runs with it (`ROLE_ENVIRONMENT`)."""
 ROLE_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 """For every role's processes: what they print is there when they die, and a crash of native code tells where Python was."""
 
@@ -43,11 +42,12 @@ class RoleError(Exception):
     Args:
         message: what was wrong and what to do, on one line.
         code: exit code of `rlrun.protocol.exit_codes`.
+        follows: from the loss of another process of the role, whose own word tells more.
     """
 
-    def __init__(self, message: str, code: int = exit_codes.FAILURE) -> None:
+    def __init__(self, message: str, code: int = exit_codes.FAILURE, *, follows: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.follows = code, follows
 
 
 @contextmanager
@@ -95,15 +95,17 @@ def telling_lines(text: str, count: int = 15) -> list[str]:
     The first of a crash (its latest call), those up to the line that tells most (torchrun and other ranks go on after it), or the last.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    crash = next((i for i, line in enumerate(lines) if CRASH in line), None)
+    crash = crash_lines(lines)
     if crash is not None:
-        return lines[crash:][:count]
-    found = symptom_of(text)
-    return lines[: found.index + 1][-count:] if found is not None else lines[-count:]
+        chosen = crash[:count]
+    else:
+        found = symptom_of(text)
+        chosen = lines[: found.index + 1][-count:] if found is not None else lines[-count:]
+    return [printable(line) for line in chosen]
 
 
 def volume_is_full(root: Path) -> bool:
-    """Whether nothing can be written to the volume of `root` any more; False when that cannot be told."""
+    """Whether nothing can be written to the volume of `root` any more; False when that is unknown."""
     try:
         return shutil.disk_usage(root).free < FULL_BYTES
     except OSError:
@@ -111,29 +113,45 @@ def volume_is_full(root: Path) -> bool:
 
 
 def write_error(folder: Path | None, role: Role, error: RoleError) -> None:
-    """Write `error.json` in the role's log folder and where `RLRUN_ERROR_DIR` says.
+    """Write `error.json` in the role's log folder and in the folder of `RLRUN_ERROR_DIR`.
 
-    The first process of a role that fails is the cause: a later one never replaces it.
+    The first process of a role that fails is the cause: a later one never replaces it, but for an error that only follows from it.
 
     Args:
         folder: the role's log folder; None when it is not known (yet).
         role: which role failed.
         error: message and exit code.
     """
-    document = {"role": role, "message": str(error), "exit_code": error.code}
+    document: dict[str, str | int] = {
+        "role": role,
+        "message": str(error),
+        "exit_code": error.code,
+        "follows": error.follows,
+    }
     private = os.environ.get(ERROR_DIR_VARIABLE)
     for place in (folder, Path(private) if private else None):
         if place is not None:
             with suppress(
                 OSError
             ):  # told already by another one, or the volume is full: the log and the exit code still tell
-                create_json(place / ERROR_FILE, document)
+                _write_first(place / ERROR_FILE, document)
+
+
+def _write_first(path: Path, document: dict[str, str | int]) -> None:
+    try:
+        create_json(path, document)
+    except FileExistsError:
+        told = read_error(path.parent)
+        if document["follows"] or told is None or not told.follows:
+            raise
+        write_json(path, document)
 
 
 def read_error(folder: Path) -> RoleError | None:
     """The error that ended the role, if it left one."""
     try:
         document = json.loads((folder / ERROR_FILE).read_text())
-        return RoleError(str(document["message"]), int(document["exit_code"]))
+        follows = bool(document.get("follows", False))  # files of older releases have none
+        return RoleError(str(document["message"]), int(document["exit_code"]), follows=follows)
     except (OSError, ValueError, KeyError):
         return None

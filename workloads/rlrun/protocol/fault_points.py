@@ -89,7 +89,7 @@ _FAULT = re.compile(
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at a point."""
+    """Action at a point."""
 
     action: str
     code: int = 0
@@ -99,7 +99,7 @@ class Fault:
 
 
 class FaultPlanError(ValueError):
-    """The variable is no plan; the message says what it should be."""
+    """Error for a variable that is no plan; the message has the format."""
 
 
 def read_plan(text: str) -> dict[str, Fault]:
@@ -188,7 +188,7 @@ _points = _of_this_process()
 
 
 def reach(point: str) -> None:
-    """This process is at a point of `POINTS`.
+    """Mark that this process is at a point of `POINTS`.
 
     Raises:
         OSError: a test has planned one for this point.

@@ -1,8 +1,16 @@
-"""What a process holds from its start to its end is not looked through again for garbage."""
+"""Garbage collection that does not hold up an event loop: what lives as long as the process, or a rollout, is visited once."""
 
 from __future__ import annotations
 
 import gc
+import os
+import resource
+from typing import Any
+
+GROWTH_BYTES = 2 * 1024**3
+"""More resident memory than after the last collection that visited everything, before the next one does."""
+_FULL = 2
+"""The generation of a full collection."""
 
 
 def spare() -> None:
@@ -13,3 +21,54 @@ def spare() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+class Slices:
+    """Full collections in slices: each visits only what came since the one before, and freezes what survives it.
+
+    A full collection holds the interpreter's lock while it visits every object: with 10,000 rollouts in flight these are 800,000, for a
+    third of a second. The state of a rollout is freed by reference counts when that ends, frozen or not. Only a cycle that closes through
+    a frozen object stays; therefore everything is visited after a growth of `GROWTH_BYTES`, whatever it came from.
+
+    Attributes:
+        whole: how often everything was visited.
+    """
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self._visits_all = False
+        self._bytes = 0
+        self._statm: int | None = None
+
+    def begin(self) -> None:
+        """Spare what is there, and collect in slices from now on. Not for a process that runs code of others, who may count on cycles."""
+        spare()
+        # Kept open: the collector may run when the process has no descriptor left.
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._bytes = self.resident_bytes()
+        gc.callbacks.append(self._collected)
+
+    def end(self) -> None:
+        """Leave collections as they were before `begin`."""
+        gc.callbacks.remove(self._collected)
+        gc.unfreeze()
+        if self._statm is not None:
+            os.close(self._statm)
+            self._statm = None
+
+    def resident_bytes(self) -> int:
+        """Memory of this process that is in RAM."""
+        assert self._statm is not None
+        return int(os.pread(self._statm, 128, 0).split()[1]) * resource.getpagesize()
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        if phase != "stop" or info["generation"] != _FULL:
+            return
+        if self._visits_all:
+            self._visits_all, self._bytes = False, self.resident_bytes()
+            self.whole += 1
+        elif self.resident_bytes() - self._bytes > GROWTH_BYTES:
+            self._visits_all = True
+            gc.unfreeze()  # nothing can be collected inside of a collection; the next full one follows soon
+            return
+        gc.freeze()

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from pydantic import TypeAdapter
 
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.protocol.printable import printable
 
 MANIFEST = "manifest.json"
 TRAINER_PART = "trainer"
 ORCHESTRATOR_PART = "orchestrator"
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 20
+_PATH_CHARACTERS = 256
+"""Of a file's path in a checkpoint; ours have some 20."""
+_READERS = 8
+"""Files that are read at the same time: one reader alone does not fill a network volume's link."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint holds."""
+    """Content of a complete checkpoint."""
 
     step: int
     attempt: int
@@ -46,8 +55,11 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
 
+_ADAPTER = TypeAdapter(Manifest)
+
+
 class ManifestError(ValueError):
-    """A checkpoint is not what its manifest says."""
+    """Error for a checkpoint that differs from its manifest."""
 
 
 def checksum(path: Path) -> int:
@@ -92,35 +104,55 @@ def read_manifest(checkpoint: Path) -> Manifest:
         document = json.loads((checkpoint / MANIFEST).read_text())
         written = document["format_version"]
         if written != FORMAT_VERSION:
-            raise ManifestError(f"{checkpoint / MANIFEST} has format {written}, this version reads {FORMAT_VERSION}")
+            raise ManifestError(
+                f"{checkpoint / MANIFEST} has format {written!s:.40}, this version reads {FORMAT_VERSION}"
+            )
         if document.pop("crc32") != _crc32(document):
             raise ManifestError(f"{checkpoint / MANIFEST} is damaged: it has another checksum than when it was written")
-        document["files"] = tuple(FileEntry(**entry) for entry in document["files"])
-        return Manifest(**document)
+        manifest = _ADAPTER.validate_python(document)
+        if outside := next((entry.path for entry in manifest.files if not _is_inside(entry.path)), None):
+            raise ManifestError(f"{checkpoint / MANIFEST} names {outside[:80]!r}, which is no file of the checkpoint")
+        return manifest
     except ManifestError:
         raise
     except FileNotFoundError:
         raise ManifestError(f"{checkpoint.name} has no {MANIFEST}: it was never completed") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise ManifestError(f"{checkpoint / MANIFEST} is damaged: {error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise ManifestError(printable(f"{checkpoint / MANIFEST} is damaged: {reason[0]}")) from None
+
+
+def _is_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and len(path) < _PATH_CHARACTERS and parts[0] != "/" and ".." not in parts and "\0" not in path
 
 
 def verify(checkpoint: Path, manifest: Manifest) -> None:
-    """Compare every file with its entry.
+    """Compare every file with its entry, several at a time.
 
     Raises:
         ManifestError: a file is missing, has another size or another checksum; names it.
     """
-    for entry in manifest.files:
+    check_sizes(checkpoint, manifest.files)
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = readers.map(lambda entry: checksum(checkpoint / entry.path), manifest.files)
+        for entry, value in zip(manifest.files, found, strict=True):
+            if value != entry.crc32:
+                raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")
+
+
+def check_sizes(checkpoint: Path, files: Iterable[FileEntry]) -> None:
+    """Compare every file's size with its entry.
+
+    Raises:
+        ManifestError: a file is missing or has another size; names it.
+    """
+    for entry in files:
         path = checkpoint / entry.path
-        if not path.is_file():
+        if path.is_symlink() or not path.is_file():
             raise ManifestError(f"{checkpoint.name}: {entry.path} is missing")
-        if path.stat().st_size != entry.size:
-            raise ManifestError(
-                f"{checkpoint.name}: {entry.path} has {path.stat().st_size} bytes instead of {entry.size}"
-            )
-        if checksum(path) != entry.crc32:
-            raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")
+        if (size := path.stat().st_size) != entry.size:
+            raise ManifestError(f"{checkpoint.name}: {entry.path} has {size} bytes instead of {entry.size}")
 
 
 def complete_checkpoints(paths: RunPaths) -> list[Artifact]:

@@ -1,4 +1,4 @@
-"""Two ranks' samples divided anew: of all ways to do so, the most even ones first. Pure, exact arithmetic.
+"""New division of two ranks' samples: of all ways to do so, the most even ones first. Pure, exact arithmetic.
 
 Halves of the samples are enumerated apart and put together in order (Horowitz & Sahni 1974), so 2^(n/2) sums stand for 2^n divisions.
 """

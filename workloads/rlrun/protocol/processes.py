@@ -1,9 +1,12 @@
-"""Processes found by a mark that they inherit. Linux only (/proc)."""
+"""Processes found by a mark that they inherit, and their threads counted. Linux only (/proc)."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+LAUNCH_VARIABLE = "RLRUN_LAUNCH_ID"
+"""Environment variable of all processes of one launch on one machine."""
 
 
 def processes_with(variable: str, value: str) -> list[int]:
@@ -19,3 +22,12 @@ def processes_with(variable: str, value: str) -> list[int]:
         except OSError:  # gone meanwhile, or not ours to read
             continue
     return found
+
+
+def threads_of(pid: int) -> int | None:
+    """Number of threads of a process; None: there is no such process."""
+    try:
+        # The name, in parentheses, may hold anything: the fields follow the last one.
+        return int(Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[17])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,4 +1,4 @@
-"""Whether a run may use a folder: is it writable, and does it hold the same run? The same rules on one machine and in a cluster."""
+"""Checks of a run's folder: writable, and of the same run. The same rules on one machine and in a cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import make_folder
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import RefusedError, size, trouble_at, trouble_of
@@ -27,7 +28,7 @@ def check_writable(root: Path, *, remedy: str) -> None:
         RoleError: it cannot be written, or its volume is full.
     """
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         probe = root / ".writable"
         probe.write_bytes(b"x")
         probe.unlink(missing_ok=True)
@@ -57,7 +58,7 @@ def recorded_run(paths: RunPaths) -> TrainerConfig | None:
 
 
 def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) -> None:
-    """What makes a run this run may not change when it goes on in its folder: the name and the model. All else may.
+    """Refuse a change of a run's identity when it goes on in its folder: the name and the model. All else may change.
 
     Args:
         before: of the folder's `run.json`.

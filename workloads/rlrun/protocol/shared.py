@@ -41,7 +41,7 @@ class Join(Config):
 
 
 class SharedState(Config):
-    """What became of a request."""
+    """Result of a request."""
 
     run: Annotated[str, Field(min_length=1, max_length=40)]
     """The guest's name."""
@@ -68,7 +68,7 @@ def host_paths(folder: Path, host: str) -> RunPaths:
 
 
 def model_folder(folder: Path, host: str | None) -> Path:
-    """Where the tiny model of a run is, if its manifest asks for one: the trainer that loads it makes it, in its own run's folder.
+    """Folder of a run's tiny model, if its manifest asks for one: the trainer that loads it makes it, in its own run's folder.
 
     Args:
         folder: of the run.
@@ -78,7 +78,7 @@ def model_folder(folder: Path, host: str | None) -> Path:
 
 
 def channel_of(run: str) -> str:
-    """Where a guest's channel is, below the address of the host's."""
+    """Path of a guest's channel, below the address of the host's."""
     return f"/rlrun/shared/{run}"
 
 

@@ -1,4 +1,4 @@
-"""What every thread of a process does, on request: the last word of a role that hangs.
+"""Stacks of a process, on request: the last word of a role that hangs.
 
 A pod may not trace its processes, so each writes its own stacks: `listen` makes it append them to a file when `SIGNAL` comes, from C code
 that needs neither the interpreter's lock nor memory. Whoever ends a role that does not end by itself asks for them (`ask`) before it kills.
@@ -6,6 +6,7 @@ that needs neither the interpreter's lock nor memory. Whoever ends a role that d
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -28,6 +29,7 @@ ANSWER_SECONDS = 3.0
 """Longest wait for one process; one that is frozen, or inside a hanging system call, does not answer."""
 ALL_SECONDS = 10.0
 """Longest wait for all of them."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _QUIET_SECONDS = 0.1
 """Nothing is written for so long: the process has told all."""
 _LOOK_SECONDS = 0.01
@@ -35,12 +37,16 @@ _COMMAND_CHARACTERS = 160
 
 
 def listen() -> None:
-    """From now on `SIGNAL` makes this process, and those that it forks, write what all their threads do."""
+    """From now on `SIGNAL` makes this process, and those that it forks, write what their main thread does.
+
+    That thread alone, which `ask` sends the signal to. Frames of others change while they are read without the interpreter's lock,
+    which ends the process with a segmentation fault (https://github.com/python/cpython/issues/116008); see decision 16.
+    """
     path, file = os.environ.get(FILE_VARIABLE), 2
     if path:
         with suppress(OSError):  # a process that may not write there tells its own log
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    faulthandler.register(SIGNAL, file=file, all_threads=True)
+    faulthandler.register(SIGNAL, file=file, all_threads=False)
 
 
 def patience(grace_seconds: float) -> float:
@@ -49,20 +55,30 @@ def patience(grace_seconds: float) -> float:
 
 
 def listens(pid: int, file: Path) -> bool:
-    """Whether a process would answer `SIGNAL` into `file`; any other would be ended by it, or mean something else."""
+    """Whether a process would answer `SIGNAL` into `file`; any other would be ended by it, or mean something else.
+
+    Of a role that refuses inspection (see `privacy`) only its caught signals can be seen: it has called `listen` before.
+    """
     try:
         wanted, process = file.stat(), Path("/proc") / str(pid)
         status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
         if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:
             return False
-        # By the inode: names differ between mount namespaces.
-        for entry in (process / "fd").iterdir():
-            with suppress(FileNotFoundError):
-                if os.path.samestat(entry.stat(), wanted):
-                    return True
+        try:
+            return any(_is(entry, wanted) for entry in (process / "fd").iterdir())
+        except PermissionError:
+            return int(status["Uid"].split()[0]) == os.getuid()
     except (OSError, KeyError, ValueError):  # it is gone, or not ours to look at
         pass
     return False
+
+
+def _is(descriptor: Path, wanted: os.stat_result) -> bool:
+    # By the inode: names differ between mount namespaces.
+    try:
+        return os.path.samestat(descriptor.stat(), wanted)
+    except FileNotFoundError:  # closed meanwhile
+        return False
 
 
 def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
@@ -93,7 +109,7 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
             out.write(f"\n== process {pid}: {_command(pid)}\n".encode())
             size = file.stat().st_size  # before it is asked: it may have answered when its asker goes on
             try:
-                os.kill(pid, SIGNAL)
+                signal_main_thread(pid, SIGNAL)
             except OSError:
                 out.write(b"it has ended\n")
                 continue
@@ -103,6 +119,16 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
         written.seek(began)
         told = written.read(MAX_BYTES + 1)
     return told if len(told) <= MAX_BYTES else told[:MAX_BYTES] + b"\n...\n"
+
+
+def signal_main_thread(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the thread whose stack is to be written: one to the process may be taken by any.
+
+    Raises:
+        OSError: the process has ended, or is another user's.
+    """
+    if _LIBC.tgkill(pid, pid, int(number)):
+        raise OSError(ctypes.get_errno(), f"cannot ask process {pid}")
 
 
 def _answered(file: Path, size: int) -> bool:

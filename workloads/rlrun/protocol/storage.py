@@ -23,17 +23,17 @@ from rlrun.protocol.failures import FULL_BYTES, RoleError, refusal_number
 StorageReason = Literal["StorageFull", "StorageReadOnly", "StorageSlow"]
 SLOW_SECONDS = 30.0
 """A single request to the volume that takes longer is told: a healthy one answers in milliseconds, a busy one in seconds."""
-LOOK_SECONDS = 15.0
+LOOK_SECONDS = 5.0
 """Between two looks at the volume."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
-"""Before a refused write is tried again: doubled each time, up to the longest."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 3.0
+"""Before a refused write is tried again: doubled each time, up to the longest. A run stands still that long after its volume is of use."""
 _LOOKING = "look at it"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why the volume is of no use, for a person."""
+    """Trouble of the volume, for a person."""
 
     reason: StorageReason
     text: str
@@ -62,7 +62,7 @@ def pauses() -> Iterator[float]:
 
 
 def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
-    """What an error says of the volume of `folder`; None when the volume is not to blame.
+    """Trouble of the volume of `folder` behind an error; None when the volume is not to blame.
 
     Some libraries tell of a failed write without a number; on a volume without space that is the cause.
     """
@@ -78,7 +78,7 @@ def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
 
 
 def trouble_at(folder: Path, *, least: int) -> Trouble | None:
-    """What the volume of `folder` says of itself, without a write; None: it is fine, or does not tell.
+    """Trouble of the volume of `folder` without a write; None: it is fine, or unknown.
 
     Args:
         folder: on the volume; it need not exist.
@@ -96,7 +96,7 @@ def trouble_at(folder: Path, *, least: int) -> Trouble | None:
 
 
 class Volume:
-    """What one process knows of the volume that its run's folder is on. Any thread may call any method.
+    """A process's view of the volume that its run's folder is on. Any thread may call any method.
 
     Args:
         root: the run's folder.
@@ -123,7 +123,7 @@ class Volume:
     # ---- writing
 
     def attempt(self, doing: str, act: Callable[[], _T], *, blocks: bool = True) -> _T:
-        """What `act` returns.
+        """Result of `act`.
 
         Args:
             doing: what it does, as the end of `cannot ...`.
@@ -168,7 +168,7 @@ class Volume:
                 del self._uses[key]
 
     def refuse(self, doing: str, trouble: Trouble) -> None:
-        """The volume has refused this; `trouble` tells so until it is accepted."""
+        """Record that the volume has refused this; `trouble` reports it until it is accepted."""
         with self._lock:
             known = self._refused.get(doing)
             self._refused[doing] = trouble, _now() if known is None else known[1]
@@ -176,7 +176,7 @@ class Volume:
             self._say(f"cannot {doing}: {trouble.text}; it is tried again")
 
     def accept(self, doing: str) -> None:
-        """The volume has taken this, or nobody wants it any more."""
+        """Record that the volume has taken this, or that it is no longer wanted."""
         with self._lock:
             known = self._refused.pop(doing, None)
         if known is not None and doing != _LOOKING:
@@ -185,7 +185,7 @@ class Volume:
     # ---- telling
 
     def trouble(self) -> Trouble | None:
-        """What is wrong at the moment: first what the run waits for. Looks at no file."""
+        """Present trouble: first what the run waits for. Looks at no file."""
         now = self._clock()
         with self._lock:
             refused = sorted(self._refused.items(), key=lambda item: (item[0] == _LOOKING, not item[1][0].blocks))

@@ -1,4 +1,4 @@
-"""What in a process's output says why it ended: one line, the place in the code, and a word that the failure policy knows. Pure.
+"""Cause of a process's end in its output: one line, the place in the code, and a word that the failure policy knows. Pure.
 
 The word travels as the first of the termination message (`tagged`, `tag_of`), so that people and the operator read the same line.
 """
@@ -6,6 +6,7 @@ The word travels as the first of the termination message (`tagged`, `tag_of`), s
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ _AFTERMATH = re.compile(
     r"ChildFailedError|SignalException|DistNetworkError|DistStoreError|Connection (?:closed|reset) by peer|Broken pipe"
 )
 """Exceptions of who lost a peer, and of torchrun, which tells of its children."""
+_FRAMES_OF_A_COLLECTIVE = 3
 _RANK = re.compile(r"^(\[(?:rank|default)\d+\]):? ?")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in (.+)$')
 _TRACEBACK = "Traceback (most recent call last):"
@@ -61,7 +63,7 @@ _TAG = re.compile(rf"^({'|'.join(REASONS)}): ")
 
 @dataclass(frozen=True)
 class Symptom:
-    """The line that says most."""
+    """Most informative line."""
 
     reason: str | None
     """One of `REASONS`; None: no word for it."""
@@ -85,7 +87,7 @@ class _Raised:
 
 
 def symptom_of(text: str) -> Symptom | None:
-    """What tells most in a process's output; None: nothing that is recognised."""
+    """Most informative symptom in a process's output; None: nothing that is recognised."""
     every = [line for line in text.splitlines() if line.strip()]
     old = max(0, len(every) - LOOKED_AT)
     lines = every[old:]
@@ -100,6 +102,21 @@ def symptom_of(text: str) -> Symptom | None:
         return None
     last = causes[-1]
     return Symptom(None, _shown(last.line), last.where, old + last.index)
+
+
+def between_ranks(error: BaseException) -> bool:
+    """Whether a collective raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-_FRAMES_OF_A_COLLECTIVE:]
+    return isinstance(error, RuntimeError) and any("/torch/distributed/" in frame.filename for frame in last)
+
+
+def lost_peer(error: BaseException | None) -> bool:
+    """Whether an error, or a cause of it, is a lost connection to another rank: that one has ended, and may have reported why."""
+    return error is not None and (
+        between_ranks(error)
+        or _AFTERMATH.search(str(error)) is not None
+        or lost_peer(error.__cause__ or error.__context__)
+    )
 
 
 def tagged(reason: str | None, message: str) -> str:

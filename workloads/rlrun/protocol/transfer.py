@@ -1,4 +1,4 @@
-"""How an engine asks the trainer's rank 0 for a policy version without the volume: `POST /rlrun/trainer/transfers`.
+"""Request of an engine to the trainer's rank 0 for a policy version without the volume: `POST /rlrun/trainer/transfers`.
 
 The answer says what comes; then the tensors come one after the other, as broadcasts of rank 0 in a group of its own with the workers of
 that one engine (NCCL between GPUs, gloo between CPUs). A group for each engine, so that one that hangs or dies holds up no other. It is
@@ -24,7 +24,7 @@ class NotHeldError(Exception):
 
 
 class TransferRequest(Config):
-    """What an engine wants."""
+    """Request of an engine."""
 
     version: Annotated[int, Field(ge=0)]
     """The policy version."""
@@ -46,7 +46,7 @@ class TensorInfo(Config):
 
 
 class Joining(Config):
-    """How the engine's workers, ranks 1 to `workers`, join a new group."""
+    """Parameters for the engine's workers, ranks 1 to `workers`, to join a new group."""
 
     backend: Backend
     """Of the group."""
@@ -59,7 +59,7 @@ class Joining(Config):
 
 
 class TransferOffer(Config):
-    """What comes next."""
+    """Announcement of the next transfer."""
 
     version: int
     """As asked for."""

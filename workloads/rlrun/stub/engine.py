@@ -28,7 +28,7 @@ SLOW_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class AdapterRequest:
-    """What vLLM calls a LoRARequest."""
+    """Stand-in for vLLM's LoRARequest."""
 
     name: str
     number: int

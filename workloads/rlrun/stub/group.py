@@ -33,7 +33,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # gone 
 
 
 def place() -> tuple[int, int]:
-    """This pod's ordinal and the number of pods.
+    """Ordinal of this pod and the number of pods.
 
     Raises:
         RoleError: `RLRUN_NNODES` or `RLRUN_POD_NAME` is wrong.
@@ -52,7 +52,7 @@ def place() -> tuple[int, int]:
 
 
 def master() -> tuple[str, int]:
-    """Where pod 0 listens.
+    """Address of pod 0.
 
     Raises:
         RoleError: `RLRUN_MASTER_ADDR` or `RLRUN_MASTER_PORT` is missing or wrong.
@@ -173,7 +173,7 @@ class Leader:
             self._answers.get()
 
     def finish(self, *, stopped: bool = False) -> None:
-        """Tell the others that all is done, or that the group stops here."""
+        """Announce to the others that all is done, or that the group stops here."""
         self._over = True
         for line in self._lines.values():
             line.send("stopped" if stopped else "finished")

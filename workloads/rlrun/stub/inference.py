@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,13 +23,23 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from loguru import logger
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import InferenceConfig
 from rlrun.inference.adapters import AdapterHandover
 from rlrun.inference.from_config import settings_from_config
+from rlrun.inference.generate import (
+    CLIENT_GONE,
+    GONE,
+    GenerateError,
+    Head,
+    SampledTokens,
+    Sampling,
+    generate_router,
+    unless_gone,
+)
 from rlrun.inference.guard import Guard
 from rlrun.inference.handover import Handover
 from rlrun.inference.heartbeat import Heartbeat
@@ -36,9 +47,10 @@ from rlrun.inference.preflight import FolderError, Shapes, check_model
 from rlrun.inference.routes import Control, router
 from rlrun.inference.settings import InferenceSettings, SettingsError
 from rlrun.inference.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
-from rlrun.protocol import exit_codes, stacks
+from rlrun.protocol import exit_codes, role_log, stacks
 from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
 from rlrun.protocol.failures import RoleError, write_error
+from rlrun.protocol.packed import FLOATS, INTEGERS
 from rlrun.stub.engine import AdapterRequest, Choice, StubEngine
 from rlrun.stub.script import InferenceScript, load_script
 
@@ -48,24 +60,65 @@ KEEP_ALIVE_SECONDS = 75
 """Like the real server: longer than the client keeps a connection."""
 
 
-class SamplingParams(BaseModel):
-    """The part of vLLM's that the stub heeds; others are taken and ignored, temperature among them."""
+class StockSampling(Sampling):
+    """vLLM's, which has a default length and more parameters than are heeded here, temperature among them."""
 
-    n: Annotated[int, Field(ge=1, le=4096)] = 1
+    model_config = ConfigDict(extra="ignore")
     max_tokens: Annotated[int, Field(ge=1)] = 16
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    seed: int | None = None
 
 
 class GenerateRequest(BaseModel):
-    """Body of `/inference/v1/generate`."""
+    """Body of `/inference/v1/generate`; other sampling parameters of vLLM's are taken and ignored."""
 
     token_ids: Annotated[list[int], Field(min_length=1)]
-    sampling_params: SamplingParams
+    sampling_params: StockSampling
     request_id: str = ""
     model: str | None = None
     """Name of an adapter, or of the served model, which is the default."""
+
+
+class StubTokens:
+    """The stub's engine as a `TokenEngine`.
+
+    Args:
+        engine: samples.
+        settings: the served model's name, and the longest sequence.
+    """
+
+    def __init__(self, engine: StubEngine, settings: InferenceSettings) -> None:
+        self._engine, self._settings = engine, settings
+
+    async def choices(self, head: Head, prompt: Sequence[int]) -> tuple[str, list[Choice]]:
+        """Name of the model, and the continuations; raises `GenerateError`."""
+        longest, sampling = self._settings.max_model_len or 2**31, head.sampling_params
+        if len(prompt) >= longest:
+            raise GenerateError(f"the prompt has {len(prompt)} tokens; the longest sequence is {longest}", 400)
+        name = head.model if head.model != self._settings.served_model_name else None
+        if name is not None and name not in self._engine.registry:
+            raise GenerateError(f"the model {name} does not exist", GONE)
+        choices = await self._engine.generate(
+            prompt,
+            n=sampling.n,
+            max_tokens=min(sampling.max_tokens, longest - len(prompt)),
+            stop=sampling.stop_token_ids,
+            ignore_eos=sampling.ignore_eos,
+            seed=sampling.seed,
+            adapter=name,
+        )
+        return name or self._settings.served_model_name, choices
+
+    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+        """See `TokenEngine`."""
+        model, choices = await self.choices(head, prompt)
+        return model, [
+            SampledTokens(
+                array(INTEGERS, [sampled.token for sampled in choice.tokens]),
+                array(FLOATS, [sampled.logprob for sampled in choice.tokens]),
+                [(span["version"], span["start"], span["end"]) for span in choice.spans()],
+                choice.finish_reason or "stop",
+            )
+            for choice in choices
+        ]
 
 
 def application(engine: StubEngine, settings: InferenceSettings, control: Control) -> FastAPI:
@@ -73,6 +126,7 @@ def application(engine: StubEngine, settings: InferenceSettings, control: Contro
     app = FastAPI(openapi_url=None)
     app.include_router(router)
     app.state.rlrun = control
+    tokens = StubTokens(engine, settings)
 
     @app.api_route(ENGINE_HEALTH, methods=["GET", "HEAD"])
     async def health() -> Response:
@@ -92,53 +146,20 @@ def application(engine: StubEngine, settings: InferenceSettings, control: Contro
 
     @app.post(ENGINE_GENERATE)
     async def generate(request: Request, body: GenerateRequest) -> Response:
-        sampling, room = body.sampling_params, (settings.max_model_len or 2**31) - len(body.token_ids)
-        if room < 1:
-            message = f"the prompt has {len(body.token_ids)} tokens; the longest sequence is {settings.max_model_len}"
-            return JSONResponse({"error": {"code": 400, "message": message}}, status_code=400)
-        name = body.model if body.model != settings.served_model_name else None
-        if name is not None and name not in engine.registry:
-            message = f"the model {name} does not exist"
-            return JSONResponse({"error": {"code": 404, "message": message}}, status_code=404)
-        choices = await _unless_gone(
-            request,
-            engine.generate(
-                body.token_ids,
-                n=sampling.n,
-                max_tokens=min(sampling.max_tokens, room),
-                stop=sampling.stop_token_ids,
-                ignore_eos=sampling.ignore_eos,
-                seed=sampling.seed,
-                adapter=name,
-            ),
-        )
-        if choices is None:
-            return Response(status_code=499)
-        return JSONResponse(
-            {
-                "request_id": body.request_id,
-                "model": name or settings.served_model_name,
-                "choices": [_document(i, choice) for i, choice in enumerate(choices)],
-            }
-        )
+        head = Head(tokens=len(body.token_ids), sampling_params=body.sampling_params, model=body.model)
+        try:
+            answer = await unless_gone(request, lambda: tokens.choices(head, body.token_ids))
+        except GenerateError as error:
+            code = 404 if error.status == GONE else error.status  # as vLLM tells of an unknown model
+            return JSONResponse({"error": {"code": code, "message": str(error)}}, status_code=code)
+        if answer is None:
+            return Response(status_code=CLIENT_GONE)
+        model, choices = answer
+        documents = [_document(i, choice) for i, choice in enumerate(choices)]
+        return JSONResponse({"request_id": body.request_id, "model": model, "choices": documents})
 
+    app.include_router(generate_router(tokens))
     return app
-
-
-async def _unless_gone(request: Request, work: Any) -> list[Choice] | None:
-    """The result of `work`, which is cancelled when the client goes away; None then."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        working.cancel()
-        leaving.cancel()
 
 
 def _document(index: int, choice: Choice) -> dict[str, Any]:
@@ -257,8 +278,7 @@ async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and serve; returns the exit code."""
-    logger.remove()
-    logger.add(sys.stderr, format="{time:HH:mm:ss} | {level: <7} | inference | {message}", level="INFO")
+    role_log.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | inference | {message}")
     parser = argparse.ArgumentParser(prog="python -m rlrun.stub.inference", description="Serve a run without vLLM.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)

@@ -13,7 +13,7 @@ from rlrun.trainer.schedule import learning_rate
 
 
 def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dict[str, float]) -> dict[str, float]:
-    """What the `trained` event of a step carries.
+    """Metrics in the `trained` event of a step.
 
     Args:
         config: of the trainer.
@@ -42,7 +42,7 @@ def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dic
 
 
 def validation_metrics(batch: Batch, policy: Policy) -> dict[str, float]:
-    """What is measured on held-out samples: as if each learned token were one that the policy writes with its accuracy.
+    """Metrics of held-out samples: as if each learned token were one that the policy writes with its accuracy.
 
     Args:
         batch: the held-out samples.

@@ -55,7 +55,7 @@ def make_model(folder: Path, tiny: TinyModelConfig, script: PolicyScript) -> Non
 
 
 def ensure_model(config: TrainerConfig, script: PolicyScript) -> Path:
-    """The folder of the run's model, made when the run asks for a tiny one that nobody has made yet.
+    """Folder of the run's model; a tiny model is made on the first call.
 
     Raises:
         RoleError: the volume refuses to write.

@@ -93,7 +93,7 @@ def read_adapter(folder: Path) -> Policy:
 
 
 def small_files(source: Path) -> dict[str, bytes]:
-    """What every version's folder repeats: configuration and tokenizer."""
+    """Files that every version's folder repeats: configuration and tokenizer."""
     return {
         p.name: p.read_bytes() for p in sorted(source.iterdir()) if p.suffix in (".json", ".jinja") and p.name != INDEX
     }

@@ -1,4 +1,4 @@
-"""What the stub's engine samples from: the right answer to `reverse-text` with the policy's accuracy, else any other letter. Pure."""
+"""Samples of the stub's engine: the right answer to `reverse-text` with the policy's accuracy, else any other letter. Pure."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from loguru import logger
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, Validation
-from rlrun.protocol.durable import fsync_tree
+from rlrun.protocol.durable import fsync_tree, make_folder
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.protocol.manifest import TRAINER_PART, describe
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume, trouble_of, watched
 from rlrun.stub.metrics import step_metrics, validation_metrics
@@ -230,7 +230,7 @@ class Run:
     def _write_shards(self, path: Path, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
         reach("checkpoint.shards.before_write")
-        (path / TRAINER_PART).mkdir(parents=True)
+        make_folder(path / TRAINER_PART)
         for number, fault in enumerate(self.script.trainer.faults):
             if fault.attempt not in (None, self.number):
                 continue
@@ -253,7 +253,7 @@ class Run:
         self.channel.emit("trained", step, metrics=metrics)
         if saved is not None:
             self.channel.emit("checkpoint_saved", step, path=saved)
-            self.completer.saved(step, saved)
+            self.completer.saved(step, saved, describe(saved, saved / TRAINER_PART))
 
     def _finish(self) -> None:
         """Wait for the orchestrator's last word, and for the last manifest."""
@@ -280,7 +280,7 @@ class Run:
         saved = self._save(step) if step % config.interval else None  # else the step itself has saved it
         if saved is not None:
             self.channel.emit("checkpoint_saved", step, path=saved)
-            self.completer.saved(step, saved)
+            self.completer.saved(step, saved, describe(saved, saved / TRAINER_PART))
         complete = self.completer.wait_for(step, worth=self.channel.has_client)
         self._say(f"asked to stop after step {step}" + ("" if complete else ", without a complete checkpoint of it"))
 

@@ -98,7 +98,7 @@ class InferenceScript(Config):
 
 
 class PolicyScript(Config):
-    """How good the policy is: the probability of the right character at each position."""
+    """Quality of the policy: the probability of the right character at each position."""
 
     first: Annotated[float, Field(gt=0, lt=1)] = 0.35
     """Of version 0."""
@@ -176,7 +176,7 @@ def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, sto
 
 
 def claim(run_folder: Path, fault: int, times: int) -> bool:
-    """Whether engine fault number `fault` is to happen now; true at most `times` times in the whole run, whoever asks.
+    """Whether engine fault number `fault` is to happen now; true at most `times` times in the whole run, over all processes.
 
     On a volume that this engine cannot write to it happens every time.
     """

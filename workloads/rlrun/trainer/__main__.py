@@ -15,18 +15,24 @@ from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import TrainerConfig
 from rlrun.config.run import fingerprint
-from rlrun.protocol import exit_codes, stacks
+from rlrun.protocol import exit_codes, role_log, stacks
+from rlrun.protocol.diagnostics import crash
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.symptoms import lost_peer
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.stopping import Stop
 
 
 def configure_log(rank: int) -> None:
-    """Log to stderr; rank 0 tells the story, the others only warn."""
-    logger.remove()
+    """Log to stderr; rank 0 logs progress, the others only warn."""
     layout = f"{{time:HH:mm:ss}} | {{level: <7}} | trainer{f'[{rank}]' if rank else ''} | {{message}}"
-    logger.add(sys.stderr, format=layout, level="INFO" if rank == 0 else "WARNING", backtrace=False, diagnose=False)
+    role_log.configure_log(sys.stderr, layout, level="INFO" if rank == 0 else "WARNING")
+
+
+def crash_file(rank: int) -> str:
+    """Crash file of a rank, in the folder of its group."""
+    return f"rank-{rank}"
 
 
 def read_config(file: Path) -> TrainerConfig:
@@ -53,8 +59,19 @@ def attempt_number() -> int:
     return int(text)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; returns its exit code."""
+def log_folder(argv: Sequence[str]) -> Path | None:
+    """Log folder for the errors of a rank with these arguments; None: a measurement reports on stderr alone.
+
+    Raises:
+        RoleError: as of `read_config` and `attempt_number`.
+    """
+    options = _parser().parse_args(argv)
+    if options.bench is not None:
+        return None
+    return RunPaths(Path(read_config(options.config).output_dir)).logs(attempt_number(), "trainer")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainer", description="One rank of the trainer; torchrun starts it.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     parser.add_argument(
@@ -64,8 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="train on the recorded batches of this folder, without an orchestrator",
     )
     parser.add_argument("--bench", type=BenchOptions.read, metavar="JSON", help="measure steps on fake data, and end")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns its exit code."""
+    options = _parser().parse_args(argv)
     stacks.listen()
+    crash.listen(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()
     if options.bench is None:  # a measurement has nothing to save
         stop.listen()
@@ -105,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return stop.exit_code
         logger.error(str(error))
         if folder is not None:
-            write_error(folder, "trainer", error)
+            write_error(folder, "trainer", _by_cause(error))
         return error.code
     except Exception as error:
         if stop.asked:
@@ -113,8 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return stop.exit_code
         logger.opt(exception=error).error("the trainer failed")
         if folder is not None:
-            write_error(folder, "trainer", RoleError(f"{type(error).__name__}: {error}", exit_codes.FAILURE))
+            write_error(folder, "trainer", _by_cause(error))
         return exit_codes.FAILURE
+
+
+def _by_cause(error: Exception) -> RoleError:
+    """What went wrong, and whether that only follows from the end of another rank."""
+    told = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
+    return RoleError(str(told), told.code, follows=lost_peer(error))
 
 
 if __name__ == "__main__":

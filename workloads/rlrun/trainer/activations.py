@@ -1,4 +1,4 @@
-"""What of a decoder layer's forward pass is kept for backward: all of it, its input alone, the expensive part, or all of it elsewhere.
+"""Activations of a decoder layer that are kept for backward: all, its input alone, results of some operations, or all elsewhere.
 
 Changes memory and time, never numbers. The layer's `forward` is replaced inside of FSDP's hooks, so that a layer's parameters are
 gathered once for backward and its second forward alike.
@@ -6,7 +6,8 @@ gathered once for backward and its second forward alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,19 +19,24 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from rlrun.config.parallel import ActivationCheckpointing
 
-_aten = torch.ops.aten
-EXPENSIVE = {
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten._grouped_mm.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-    _aten._flash_attention_forward.default,
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_grouped_mm")
+_ATTENTION = (
+    "torch_attn::_varlen_attn",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+    "aten::_cudnn_attention_forward",
+    "flash_attn::_flash_attn_varlen_forward",
+    "flash_attn_3::_flash_attn_forward",
+)
+_KEPT: dict[ActivationCheckpointing, tuple[str, ...]] = {
+    "selective": (*_PRODUCTS, *_ATTENTION),
+    "attention": _ATTENTION,
 }
-"""Operations whose results `selective` keeps."""
+"""Operations whose results a mode keeps; those that this installation does not have are left out."""
 
 
 def keep_activations(layer: Any, mode: ActivationCheckpointing) -> None:
@@ -42,8 +48,9 @@ def keep_activations(layer: Any, mode: ActivationCheckpointing) -> None:
         layer.forward = partial(_on_host, forward, layer)
         return
     options: dict[str, Any] = {"use_reentrant": False}
-    if mode == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    if mode in _KEPT:
+        policy = partial(_policy, operations(_KEPT[mode]))
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     layer.forward = partial(_again, forward, options)
 
 
@@ -53,8 +60,22 @@ def _again(forward: Callable[..., Any], options: dict[str, Any], *inputs: Any, *
     return checkpoint(forward, *inputs, **options, **keywords)
 
 
-def _policy(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+def operations(names: Iterable[str]) -> frozenset[Any]:
+    """The operations of these names (`namespace::name`) that are registered, with every overload of each."""
+    with suppress(ImportError):
+        import torch.nn.attention.varlen  # registers its operation when it is imported
+    packets = [getattr(getattr(torch.ops, space), name, None) for space, name in (full.split("::") for full in names)]
+    return frozenset(
+        getattr(packet, overload)
+        for packet in packets
+        if packet is not None
+        for overload in packet.overloads()
+        if "out" not in overload  # such a one writes to a tensor that it is given
+    )
+
+
+def _policy(kept: frozenset[Any], context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _on_host(forward: Callable[..., Any], layer: nn.Module, *inputs: Any, **keywords: Any) -> Any:

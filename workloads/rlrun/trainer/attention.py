@@ -7,10 +7,11 @@ and plain causal attention runs on each block: padding sits after a sequence's l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, get_args
+from functools import cache, cached_property, partial
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,10 @@ from rlrun.protocol.failures import RoleError
 from rlrun.trainer.parallel.collectives import gather
 
 NAME = "rlrun_packed"
+_NEUTRAL = frozenset({"position_ids", "cache_position", "logits_to_keep"})
+"""Keywords that models hand through to their attention and that say nothing about its numbers."""
+_NEUTRAL_VALUES = {"is_causal": True, "return_dict": True, "dropout": 0.0}
+"""Values of other keywords that change nothing; of all that are not here, False."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Context:
-    """How the queries of a part of a row meet the keys of the whole row. A segment is the part's share of one sequence."""
+    """Relation of a row part's queries to the keys of the whole row. A segment is the part's share of one sequence."""
 
     group: dist.ProcessGroup
     """The ranks that have the row's parts."""
@@ -54,7 +59,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a row is divided into sequences."""
+    """Division of a row into sequences."""
 
     lengths: tuple[int, ...]
     boundaries: Tensor
@@ -111,6 +116,13 @@ def _block(boundaries: Tensor, lengths: Sequence[int], members: Sequence[int]) -
     return Block(gather, valid, gather[valid])
 
 
+def chosen_kernel(kernel: AttentionKernel, device: torch.device) -> Literal["varlen", "sdpa"]:
+    """The kernel that computes on a device; auto: `varlen` on CUDA, `sdpa` elsewhere."""
+    if kernel == "auto":
+        return "varlen" if device.type == "cuda" else "sdpa"
+    return kernel
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: nn.Module,
@@ -120,36 +132,37 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    packed: Layout,
+    packed: Layout | None = None,
     kernel: AttentionKernel = "auto",
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a row.
 
     Args:
         query: `[1, heads, T, D]`; key and value `[1, key-value heads, T, D]`. Of a part of the row, when the layout says so.
-        packed: the row's layout, passed to the model as a keyword.
-        kernel: what computes it; auto: `varlen` on CUDA, `sdpa` elsewhere.
-        sliding_window: of the model; fine as long as no sequence is longer.
-        softcap: of the model's attention logits.
+        packed: the row's layout, passed to the model as a keyword, which it hands on.
+        kernel: what computes it, see `chosen_kernel`.
+        sliding_window: tokens that a query looks at, itself and those before it; None: all.
+        options: everything else that the model's attention has; none of it may change the numbers.
 
     Returns:
         `[1, T, heads, D]`, and no weights.
 
     Raises:
-        RoleError: the model's attention is another one.
+        RoleError: the model's attention is another one; names the option.
     """
-    if softcap is not None or (sliding_window is not None and max(packed.lengths) > sliding_window):
-        what = f"soft-capped attention ({softcap})" if softcap is not None else f"a sliding window ({sliding_window})"
-        fix = "choose another model" if softcap is not None else f"set seqLen to at most {sliding_window}"
-        raise RoleError(f"model: its layers have {what}, which the trainer does not compute; {fix}", exit_codes.DATA)
-    variable = query.is_cuda if kernel == "auto" else kernel == "varlen"
+    if packed is None:
+        raise RoleError(
+            f"its layers do not hand the row's layout on to their attention ({type(module).__name__})",
+            exit_codes.CONFIGURATION,
+        )
+    _refuse_unread(module, attention_mask, options)
+    variable = chosen_kernel(kernel, query.device) == "varlen"
     if packed.context is not None:
-        return _of_part(query, key, value, scaling, packed.context, variable), None
+        return _of_part(query, key, value, scaling, sliding_window, packed.context, variable), None
     if variable:
-        return _variable_length(query, key, value, scaling, packed), None
+        return _variable_length(query, key, value, scaling, sliding_window, packed), None
     groups = query.shape[1] // key.shape[1]
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     parts, order = [], []
@@ -157,22 +170,59 @@ def packed_attention(
         q, k, v = (tensor[0].transpose(0, 1)[block.gather].transpose(1, 2) for tensor in (query, key, value))
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        seen = _seen(q.shape[2], k.shape[2], sliding_window, q.device)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling)
         parts.append(attended.transpose(1, 2)[block.valid])
         order.append(block.positions)
     output = output.index_copy(0, torch.cat(order), torch.cat(parts))
     return output[None], None
 
 
+def _refuse_unread(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]) -> None:
+    """Raise `RoleError` for an option of the attention that changes its numbers and that nothing here reads."""
+    unread = {name: value for name, value in options.items() if name not in _NEUTRAL and value is not None}
+    unread = {name: value for name, value in unread.items() if not _changes_nothing(name, value)}
+    if attention_mask is not None:
+        unread["attention_mask"] = attention_mask
+    if unread:
+        told = [
+            f"{name} ({value})" if isinstance(value, bool | int | float | str) else name
+            for name, value in unread.items()
+        ]
+        raise RoleError(
+            f"its attention ({type(module).__name__}) has {', '.join(told)}, which the trainer's attention does not compute",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def _changes_nothing(name: str, value: object) -> bool:
+    return isinstance(value, bool | int | float) and value == _NEUTRAL_VALUES.get(name, False)
+
+
+def _seen(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Which keys each query looks at, `[queries, keys]` bool; the last query stands at the last key. None: causal, and no window acts."""
+    if queries == keys and (window is None or keys <= window):
+        return None
+    behind = keys - queries
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(behind)
+    return seen if window is None else seen.triu(behind - window + 1)
+
+
 def _of_part(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, context: Context, variable: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    context: Context,
+    variable: bool,
 ) -> Tensor:
     """Keys and values come from all ranks; a segment's queries are the last of its keys' positions."""
     queries = query[0].transpose(0, 1)
     together = gather(torch.cat([key[0], value[0]], dim=-1).transpose(0, 1), context.group)[context.gather]
     keys, values = together.split([key.shape[3], value.shape[3]], dim=-1)
     if variable:
-        return _segments(queries, keys, values, context.queries, context.keys, scaling)[None]
+        return _segments(queries, keys, values, context.queries, context.keys, scaling, window)[None]
     groups = query.shape[1] // key.shape[1]
     parts = []
     for q, k, v in zip(
@@ -181,14 +231,17 @@ def _of_part(
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
-        parts.append(scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling)[0].transpose(0, 1))
+        seen = _seen(q.shape[2], k.shape[2], window, q.device)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling)
+        parts.append(attended[0].transpose(0, 1))
     return torch.cat(parts)[None]
 
 
-def _variable_length(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, packed: Layout) -> Tensor:
+def _variable_length(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, packed: Layout
+) -> Tensor:
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return _segments(q, k, v, packed.lengths, packed.lengths, scaling, boundaries=packed.boundaries)[None]
+    return _segments(q, k, v, packed.lengths, packed.lengths, scaling, window, boundaries=packed.boundaries)[None]
 
 
 def _segments(
@@ -198,12 +251,14 @@ def _segments(
     queries: Sequence[int],
     keys: Sequence[int],
     scaling: float | None,
+    window: int | None,
     *,
     boundaries: Tensor | None = None,
 ) -> Tensor:
     """torch's flash attention over tensors `[tokens, heads, D]` of several segments; the last query sees all of its segment's keys."""
     from torch.nn.attention.varlen import varlen_attn
 
+    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if _names_grouped_heads(varlen_attn) else {}
     output: Tensor = varlen_attn(
         query.contiguous(),
         key.contiguous(),
@@ -213,10 +268,16 @@ def _segments(
         max(queries),
         max(keys),
         scale=scaling,
-        window_size=(-1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        window_size=(-1 if window is None else window - 1, 0),
+        **grouped,
     )
     return output
+
+
+@cache
+def _names_grouped_heads(function: Callable[..., Any]) -> bool:
+    """Whether torch's function has to be told of fewer key-value heads: up to 2.11 it has no such argument, and takes them as they are."""
+    return "enable_gqa" in inspect.signature(function).parameters
 
 
 def _boundaries(lengths: Sequence[int], device: torch.device) -> Tensor:
@@ -226,7 +287,7 @@ def _boundaries(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 
 def register() -> None:
-    """Make `implementation(...)` known to transformers. It gets no mask: the layout says it all."""
+    """Make `implementation(...)` known to transformers. It gets no mask: the layout has all that it needs."""
     AttentionInterface.register(NAME, packed_attention)
     for kernel in get_args(AttentionKernel):
         if kernel != "auto":

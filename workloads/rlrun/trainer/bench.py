@@ -10,12 +10,14 @@ import json
 import math
 import resource
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import plan
 from rlrun.trainer import lora
+from rlrun.trainer.attention import chosen_kernel, implementation
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.critic import check_layout, critic_around, to_critic
 from rlrun.trainer.flops import Cost, model_cost, peak_flops
@@ -54,23 +57,76 @@ class Measurement:
     """Share of the devices' peak that the policy's update uses; None where the peak is not known."""
     peak_memory: float
     """Bytes of the rank that took most: allocated on CUDA, resident on CPU."""
+    graphs: int = 0
+    """Graphs compiled before the first measured step, all lengths so far; 0 without `compile`."""
+    late_graphs: int = 0
+    """Graphs compiled in the measured steps, whose times are wrong then."""
 
 
-def bench(config: TrainerConfig, options: BenchOptions) -> int:
-    """Measure and print the table; every rank of the group calls it. Returns 0.
+@dataclass(frozen=True)
+class Bench:
+    """A learner with random weights, and the batches that it steps on."""
+
+    config: TrainerConfig
+    group: Group
+    learner: Learner
+    cost: Cost
+    vocabulary: int
+
+    def update(self, length: int, rows: int) -> Update:
+        """Share of this rank in a batch of `rows` sequences of `length` tokens per rank."""
+        batch = fake_batch(length, rows * self.group.data_size, self.vocabulary)
+        planned = plan([length] * len(batch.samples), row_tokens=length, ranks=self.group.data_size)
+        return Update(batch, planned.ranks[self.group.data_rank])
+
+    def step(self, update: Update) -> float:
+        """Seconds of one step, after everything that was asked of the device is done."""
+        began = _now(self.group.device)
+        rate = self.config.optimizer.lr
+        self.learner.step([update], lr=rate, critic_lr=rate)
+        return _now(self.group.device) - began
+
+    def measure(self, length: int, options: BenchOptions) -> Measurement:
+        """Warm up, then measure the steps of one length."""
+        update = self.update(length, options.rows)
+        _reset_peak(self.group.device)
+        for _ in range(options.warmup):
+            self.step(update)
+        before = graphs_compiled()
+        seconds = [self.step(update) for _ in range(options.steps)]
+        late = graphs_compiled() - before
+        return _measurement(length, update.batch, seconds, self.cost, self.group, graphs=before, late_graphs=late)
+
+    @property
+    def title(self) -> str:
+        """Devices, model, what is measured, and the version of torch."""
+        config, device, model = self.config, self.group.device, self.learner.model
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+        beside = [word for word in ("reference", "critic") if getattr(config.algorithm, word) is not None]
+        parts = [f"{self.group.world_size} x {name}", f"{millions:.1f} M parameters", config.optimizer.name, *beside]
+        parts += [
+            f"attention {chosen_kernel(config.attention, device)}",
+            f"activations {config.activation_checkpointing}",
+        ]
+        return ", ".join([*parts, *(["compiled"] if config.compile else []), f"torch {torch.__version__}"])
+
+
+@contextmanager
+def prepared(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
+    """A bench of sequences of at most `longest` tokens; every rank of the group calls it.
 
     Raises:
-        RoleError: the model's shape cannot be had, or a length is more than it allows.
+        RoleError: the model's shape cannot be had, or `longest` is more than it allows.
     """
     loss = objective(config.algorithm, config.seq_len)
-    lengths = sorted(options.seq_lens or (config.seq_len,))
     with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
         source = _source(config, Path(made), group)
-        model = _random_model(config.model, source, config.seed)
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if longest is not None and lengths[-1] > longest:
+        model = _random_model(config, config.model, source)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if positions is not None and longest > positions:
             raise RoleError(
-                f"--bench.seq-lens {lengths[-1]} is more than the model's {longest} positions; lower it",
+                f"--bench.seq-lens {longest} is more than the model's {positions} positions; lower it",
                 exit_codes.CONFIGURATION,
             )
         cost = model_cost(model)
@@ -80,22 +136,30 @@ def bench(config: TrainerConfig, options: BenchOptions) -> int:
         lora.initialise(model, config.seed)
         learner = _learner(config, model, loss, source, group)
         group.barrier()  # rank 0 deletes its folder at the end
-        found = []
-        for length in lengths:
-            batch = fake_batch(length, options.rows * group.data_size, model.config.get_text_config().vocab_size)
-            rows = plan([length] * len(batch.samples), row_tokens=length, ranks=group.data_size).ranks[group.data_rank]
-            _reset_peak(group.device)
-            seconds = []
-            for _ in range(options.warmup + options.steps):
-                began = _now(group.device)
-                learner.step([Update(batch, rows)], lr=config.optimizer.lr, critic_lr=config.optimizer.lr)
-                seconds.append(_now(group.device) - began)
-            found.append(_measurement(length, batch, seconds[options.warmup :], cost, group))
-        if group.leads:
-            print(table(found, _title(config, model, group)), flush=True)
+        yield Bench(config, group, learner, cost, model.config.get_text_config().vocab_size)
+
+
+def bench(config: TrainerConfig, options: BenchOptions) -> int:
+    """Measure and print the table; every rank of the group calls it. Returns 0.
+
+    Raises:
+        RoleError: as of `prepared`.
+    """
+    lengths = sorted(options.seq_lens or (config.seq_len,))
+    with prepared(config, longest=lengths[-1]) as made:
+        found = [made.measure(length, options) for length in lengths]
+        if made.group.leads:
+            print(table(found, made.title), flush=True)
             if options.output is not None:
-                Path(options.output).write_text(json.dumps([asdict(one) for one in found], indent=1))
+                document = {"title": made.title, "measurements": [asdict(one) for one in found]}
+                Path(options.output).write_text(json.dumps(document, indent=1))
     return exit_codes.OK
+
+
+def graphs_compiled() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # imported by the first compiled call, which takes seconds
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
 def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
@@ -134,10 +198,12 @@ def _source(config: TrainerConfig, made: Path, group: Group) -> str:
     return found
 
 
-def _random_model(config: ModelConfig, source: str, seed: int) -> nn.Module:
-    """An architecture with random weights, the same on every rank."""
-    torch.manual_seed(seed)
-    return load_model(config, source, with_weights=False)
+def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str) -> Any:
+    """An architecture with random weights, the same on every rank, and the run's attention kernel."""
+    torch.manual_seed(config.seed)
+    model: Any = load_model(chosen, source, with_weights=False)
+    model.set_attn_implementation(implementation(config.attention))
+    return model
 
 
 def _learner(config: TrainerConfig, model: nn.Module, loss: Objective, source: str, group: Group) -> Learner:
@@ -146,12 +212,12 @@ def _learner(config: TrainerConfig, model: nn.Module, loss: Objective, source: s
     reference = critic = gae = None
     if algorithm.reference is not None:
         chosen = algorithm.reference.resolved(config.model)
-        frozen = _random_model(chosen, source if chosen is config.model else chosen.source(Path(source)), config.seed)
+        frozen = _random_model(config, chosen, source if chosen is config.model else chosen.source(Path(source)))
         freeze(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
         reference = FrozenReference(shard(frozen, group).eval())
     if algorithm.critic is not None:
         check_layout(config)
-        module = shard(to_critic(_random_model(config.model, source, config.seed)), group, memory=memory)
+        module = shard(to_critic(_random_model(config, config.model, source)), group, memory=memory)
         critic = critic_around(module, algorithm.critic, config, group=group)
         gae = complete_options("advantage", algorithm.effective_advantage.name, algorithm.effective_advantage.options)
     optimizer = make_optimizer(model, config.optimizer, group.device)
@@ -159,7 +225,9 @@ def _learner(config: TrainerConfig, model: nn.Module, loss: Objective, source: s
     return Learner(model, optimizer, group, loss, limit, reference, critic, gae)
 
 
-def _measurement(length: int, batch: Batch, seconds: Sequence[float], cost: Cost, group: Group) -> Measurement:
+def _measurement(
+    length: int, batch: Batch, seconds: Sequence[float], cost: Cost, group: Group, *, graphs: int, late_graphs: int
+) -> Measurement:
     mfu = None
     if group.device.type == "cuda":
         peak = peak_flops(torch.cuda.get_device_name(group.device))
@@ -167,7 +235,7 @@ def _measurement(length: int, batch: Batch, seconds: Sequence[float], cost: Cost
             work = cost.of([len(sample) for sample in batch.samples])
             mfu = [work / one / (peak * group.world_size) for one in seconds]
     memory = group.maxima({"memory": _peak(group.device)})["memory"]
-    return Measurement(length, batch.tokens, list(seconds), mfu, memory)
+    return Measurement(length, batch.tokens, list(seconds), mfu, memory, graphs, late_graphs)
 
 
 def _now(device: torch.device) -> float:
@@ -193,13 +261,6 @@ def _peak(device: torch.device) -> float:
             if line.startswith("VmHWM:"):
                 return float(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
-def _title(config: TrainerConfig, model: nn.Module, group: Group) -> str:
-    name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "CPU"
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    beside = [word for word in ("reference", "critic") if getattr(config.algorithm, word) is not None]
-    return ", ".join([f"{group.world_size} x {name}", f"{millions:.1f} M parameters", config.optimizer.name, *beside])
 
 
 def table(found: Sequence[Measurement], title: str) -> str:

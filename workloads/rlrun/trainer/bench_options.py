@@ -1,4 +1,4 @@
-"""What `--bench` measures; a module of its own, so that a command line needs no torch to read it."""
+"""Options of `--bench`; a module of its own, so that a command line needs no torch to read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured."""
+    """Subject of the measurement."""
 
     seq_lens: tuple[int, ...] = ()
     """Tokens of each sequence, a row of the table each; none: the run's `seqLen`."""
@@ -22,7 +22,7 @@ class BenchOptions:
     """File for the measurements as JSON."""
 
     def words(self) -> list[str]:
-        """What a rank is started with."""
+        """Arguments of a rank."""
         return ["--bench", json.dumps(asdict(self))]
 
     @classmethod

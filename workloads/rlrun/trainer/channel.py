@@ -29,9 +29,10 @@ from rlrun.protocol.channel import (
     TrainerState,
 )
 from rlrun.protocol.endpoints import TRAINER_READY
+from rlrun.protocol.site import Handler
 from rlrun.protocol.storage import Trouble
 from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.server import ChannelServer, Handler, refuse
+from rlrun.trainer.server import ChannelServer, refuse
 
 MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""
@@ -130,7 +131,7 @@ class Channel:
 
     @property
     def port(self) -> int:
-        """Where the server listens."""
+        """Port of the server."""
         return self._server.port
 
     def begin(self, base_step: int) -> None:
@@ -242,7 +243,7 @@ class Channel:
                 continue
 
     async def _post_batch(self, request: web.Request) -> web.Response:
-        batch = BatchReady.model_validate_json(await request.text())
+        batch = BatchReady.model_validate_json(await request.read())
         expected_path = self._batch_path(batch.step)
         with self._lock:
             if not self._ready:
@@ -260,7 +261,7 @@ class Channel:
         return _answer('{"accepted": true}')
 
     async def _post_checkpoint(self, request: web.Request) -> web.Response:
-        saved = OrchestratorSaved.model_validate_json(await request.text())
+        saved = OrchestratorSaved.model_validate_json(await request.read())
         with self._lock:
             known = saved.step in self._saved
         if not known:
@@ -278,7 +279,7 @@ class Channel:
         return _answer('{"accepted": true}')
 
     async def _post_transfer(self, request: web.Request) -> web.Response:
-        wanted = TransferRequest.model_validate_json(await request.text())
+        wanted = TransferRequest.model_validate_json(await request.read())
         if self.offer is None:
             return refuse(
                 409, "this trainer publishes to the volume alone; set weightSync.transport: NCCL for all roles"

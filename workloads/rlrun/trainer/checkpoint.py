@@ -21,16 +21,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import make_folder
 from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.protocol.manifest import TRAINER_PART, FileEntry
 from rlrun.protocol.storage import RefusedError
+from rlrun.trainer import checkpoint_reader
+from rlrun.trainer.checkpoint_reader import CheckpointReader
+from rlrun.trainer.checksum_writer import ChecksumWriter
 from rlrun.trainer.group import Group
 from rlrun.trainer.together import agree_among, caught
 
 
 @dataclass
 class Progress:
-    """What a step adds to."""
+    """Counts that a step adds to."""
 
     step: int = 0
     """The last trained step; the policy version that the parameters are."""
@@ -58,7 +62,7 @@ POLICY = "policy"
 
 
 def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
-    """This rank's shards of everything that a checkpoint holds; tensors share the memory of modules and optimizers."""
+    """Shards of this rank in a checkpoint; tensors share the memory of modules and optimizers."""
     state: dict[str, Any] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
         parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
@@ -66,7 +70,7 @@ def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
     return state
 
 
-def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> None:
+def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> tuple[FileEntry, ...]:
     """Write the shards into `path`/trainer, durable on all ranks when this returns. Every rank takes part.
 
     Args:
@@ -75,18 +79,21 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
         group: the ranks.
         peers: the process group of gloo that the ranks meet in; of the calling thread alone.
 
+    Returns:
+        The manifest's entries of all ranks' files, on rank 0; nothing on the others. Each rank's are made while it writes.
+
     Raises:
         RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing is left in `path`.
     """
     folder, doing = path / TRAINER_PART, "save the checkpoint"
+    writer = ChecksumWriter(folder)
 
     def begin() -> None:
         if group.leads:
             shutil.rmtree(path, ignore_errors=True)
-            folder.mkdir(parents=True)
+            make_folder(folder)
 
     def save() -> None:
-        writer = dcp.FileSystemWriter(folder, sync_files=True)
         _checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
 
     try:
@@ -96,6 +103,9 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
         if group.leads:
             shutil.rmtree(path, ignore_errors=True)  # nobody writes there any more; others need the space
         raise
+    ranks: list[Any] | None = [None] * dist.get_world_size(peers) if group.leads else None
+    dist.gather_object(writer.entries(path), ranks, dst=0, group=peers)
+    return tuple(entry for entries in ranks or () for entry in entries)
 
 
 def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | None = None) -> Progress:
@@ -109,9 +119,9 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
         say: told of a part that stays as it is.
 
     Raises:
-        RoleError: the checkpoint is of another model; names the first parameter that differs.
+        RoleError: the checkpoint is of another model, and the first parameter that differs; or it holds what is not read.
     """
-    reader = dcp.FileSystemReader(path / TRAINER_PART)
+    reader = CheckpointReader(path / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
     state = snapshot(parts, Progress())
     for name in parts:
@@ -122,7 +132,7 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
             continue
         if (problem := _misfit(name, state[name]["model"], stored)) is not None:
             raise RoleError(f"{path} is a checkpoint of another model: {problem}", exit_codes.DATA)
-    _checked(lambda: dcp.load(state, storage_reader=reader))
+    checkpoint_reader.load(state, reader)
     for name, part in parts.items():
         if name in state:
             set_state_dict(
@@ -142,7 +152,11 @@ def parameter_key(part: str, parameter: str) -> str:
 
 def _misfit(part: str, parameters: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
     wanted = {parameter_key(part, name): tuple(tensor.shape) for name, tensor in parameters.items()}
-    there = {key: tuple(entry.size) for key, entry in stored.items() if key.startswith(parameter_key(part, ""))}
+    there = {
+        key: tuple(getattr(entry, "size", ()))
+        for key, entry in stored.items()
+        if key.startswith(parameter_key(part, ""))
+    }
     for key in sorted(wanted.keys() | there.keys()):
         if wanted.get(key) != there.get(key):
             name = key.removeprefix(parameter_key(part, ""))

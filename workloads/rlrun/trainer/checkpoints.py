@@ -29,7 +29,7 @@ COMPLETION_SECONDS = 600.0
 
 
 class Checkpoints:
-    """Those of one attempt; loads the one that it starts from.
+    """Checkpoints of one attempt; loads the one that it starts from.
 
     Args:
         config: the run's.
@@ -108,7 +108,7 @@ class Checkpoints:
         self.step = progress.step
 
     def tell(self) -> None:
-        """Tell of the save that was begun last once it is durable on all ranks: the rest of the checkpoint follows."""
+        """Report the save that was begun last once it is durable on all ranks: the rest of the checkpoint follows."""
         self._saver.then(self._written)
 
     def _written(self, written: Written) -> None:
@@ -117,10 +117,10 @@ class Checkpoints:
         if self._channel is not None:
             self._channel.emit("checkpoint_saved", written.step, path=written.path)
         if self._completer is not None:
-            self._completer.saved(written.step, written.path)
+            self._completer.saved(written.step, written.path, written.files)
 
     def seconds(self) -> float | None:
-        """What the last save took to write, once, after it has been written."""
+        """Seconds that the last save took to write, once, after it has been written."""
         written = self._saver.finished()
         return written.seconds if written is not None else None
 
@@ -154,7 +154,7 @@ class Checkpoints:
     # ---- what rank 0 sees of it
 
     def failure(self) -> RoleError | None:
-        """Why no checkpoint can be saved any more."""
+        """Reason why no checkpoint can be saved any more."""
         try:
             self._saver.check()
         except RoleError as error:

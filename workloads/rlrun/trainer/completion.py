@@ -1,4 +1,4 @@
-"""Complete checkpoints in the background on rank 0: checksums, then the orchestrator's part, then the manifest, then retention."""
+"""Complete checkpoints in the background on rank 0: the trainer's part, then the orchestrator's part, then the manifest, then retention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,15 @@ from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.durable import fsync_tree
 from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, FileEntry, Manifest, describe, write_manifest
+from rlrun.protocol.manifest import (
+    ORCHESTRATOR_PART,
+    TRAINER_PART,
+    FileEntry,
+    Manifest,
+    check_sizes,
+    describe,
+    write_manifest,
+)
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume, trouble_of
 from rlrun.trainer.resume import delete_superfluous
@@ -33,6 +41,7 @@ class _Saved:
 
     step: int
     path: Path
+    files: Sequence[FileEntry]
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Completer:
         self._paths, self._attempt, self._config = paths, attempt, config
         self._with_orchestrator, self._on_complete = with_orchestrator, on_complete
         self._inbox: queue.Queue[_Saved | _Agreed | None] = queue.Queue()
-        self._saved: dict[int, tuple[Path, list[FileEntry]]] = {}
+        self._saved: dict[int, _Saved] = {}
         self._agreed: set[int] = set()
         self.failure: RoleError | None = None
         """Why the thread ended; read by the training loop between steps."""
@@ -70,9 +79,9 @@ class Completer:
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def saved(self, step: int, path: Path) -> None:
-        """All ranks' shards of `step` are durable."""
-        self._inbox.put(_Saved(step, path))
+    def saved(self, step: int, path: Path, files: Sequence[FileEntry]) -> None:
+        """All ranks' shards of `step` are durable; `files` are their entries as the ranks wrote them."""
+        self._inbox.put(_Saved(step, path, files))
 
     def agreed(self, step: int) -> None:
         """The orchestrator's part of `step` is durable."""
@@ -122,7 +131,8 @@ class Completer:
         if isinstance(message, _Saved):
             try:
                 fsync_tree(message.path)
-                self._saved[message.step] = (message.path, describe(message.path, message.path / TRAINER_PART))
+                check_sizes(message.path, message.files)
+                self._saved[message.step] = message
             except OSError as error:
                 # What a failed flush has not written a later one does not write either: it has to be saved anew.
                 trouble = trouble_of(error, message.path)
@@ -134,11 +144,12 @@ class Completer:
             self._agreed.add(message.step)
         for step in sorted(self._saved):
             if step in self._agreed or not self._with_orchestrator:
-                self._complete(step, *self._saved.pop(step))
+                self._complete(self._saved.pop(step))
         # Older ones that were never agreed on have just been deleted; should the orchestrator name one late, it is not completed.
         self._saved = {step: saved for step, saved in self._saved.items() if step > self.completed}
 
-    def _complete(self, step: int, path: Path, files: list[FileEntry]) -> None:
+    def _complete(self, saved: _Saved) -> None:
+        step, path, files = saved.step, saved.path, saved.files
         theirs = describe(path, path / ORCHESTRATOR_PART) if self._with_orchestrator else []
         for part, entries in ((TRAINER_PART, files), (ORCHESTRATOR_PART, theirs)):
             if not entries and (part == TRAINER_PART or self._with_orchestrator):

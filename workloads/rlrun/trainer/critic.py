@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlrun.algorithms import explained_variance, gae, value_loss, whiten
+from rlrun.advantages.levels import Floats, level_means, level_stds
+from rlrun.algorithms import explained_variance, gae, value_loss
 from rlrun.algorithms.returns import Moments
 from rlrun.config.companions import CriticConfig
 from rlrun.config.roles import TrainerConfig
@@ -25,12 +27,13 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import MicroBatch, micro_batch
 from rlrun.trainer.group import Group
+from rlrun.trainer.learning.gradient_accumulation import prepare_backward
 from rlrun.trainer.loading import load_sharded
 from rlrun.trainer.lora import fill
 from rlrun.trainer.model import Memory
 from rlrun.trainer.optimizers import make_optimizer
 from rlrun.trainer.signals import Signals, release
-from rlrun.trainer.step import apply_gradient, sync_gradients_after
+from rlrun.trainer.step import apply_gradient
 
 CRITIC = "critic"
 """Name of the critic's part of a checkpoint."""
@@ -71,7 +74,13 @@ def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, gr
     """
     check_layout(trainer)
     module = load_sharded(
-        trainer.model, source, group, memory=Memory.of(trainer), kernel=trainer.attention, prepare=to_critic
+        trainer.model,
+        source,
+        group,
+        seq_len=trainer.seq_len,
+        memory=Memory.of(trainer),
+        kernel=trainer.attention,
+        prepare=to_critic,
     )
     return critic_around(module, config, trainer, group=group)
 
@@ -147,7 +156,9 @@ def estimate(
     *,
     gamma: float,
     lam: float,
-    whiten_advantages: bool,
+    adv_mean: str,
+    adv_std: str,
+    groups: Sequence[int],
     group: Group,
 ) -> Estimates:
     """Values, advantages (GAE) and returns of all rows, before the first update of a step. Every rank takes part.
@@ -157,7 +168,8 @@ def estimate(
         rows: of this rank, of all updates of the step.
         samples: what each row holds.
         gamma, lam: of `rlrun.algorithms.gae`.
-        whiten_advantages: over the loss tokens of all rows of all ranks.
+        adv_mean, adv_std: levels at which the advantages are normalized over the loss tokens of all rows of all ranks.
+        groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
         group: the ranks.
 
     Raises:
@@ -193,10 +205,55 @@ def estimate(
         "return_mean": float(of_returns.mean),
         "value_mean": float(_moments(values, masks, group).mean),
     }
-    if whiten_advantages:
-        moments = _moments(advantages, masks, group)
-        advantages = [whiten(advantage, mask, moments) for advantage, mask in zip(advantages, masks, strict=True)]
+    if (adv_mean, adv_std) != ("none", "none"):
+        ids = [_group_ids(members, groups, row) for row, members in zip(rows, samples, strict=True)]
+        advantages = _normalized(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
     return Estimates(values, advantages, returns, metrics)
+
+
+def _group_ids(samples: Sequence[Sample], groups: Sequence[int], row: MicroBatch) -> Tensor:
+    """`[T]`, the place in `groups` of each token's group."""
+    places = {number: place for place, number in enumerate(groups)}
+    found = torch.zeros(row.mask.shape, dtype=torch.long)
+    start = 0
+    for sample in samples:
+        found[start : start + len(sample)] = places[sample.group]
+        start += len(sample)
+    return found.to(row.mask.device)
+
+
+def _normalized(
+    values: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    num_groups: int,
+    *,
+    mean: str,
+    std: str,
+    group: Group,
+) -> list[Tensor]:
+    """The values of all rows less their mean, divided by their standard deviation, each at its level, over the ranks' masked tokens."""
+
+    def sums(terms: Sequence[Tensor]) -> Floats:
+        """Of each group, over all ranks, `[num_groups]`."""
+        mine = torch.zeros(num_groups, dtype=torch.float64)
+        for term, mask, which in zip(terms, masks, ids, strict=True):
+            mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
+        summed = group.sums({str(place): value for place, value in enumerate(mine.tolist())})
+        return np.array([summed[str(place)] for place in range(num_groups)])
+
+    def of_tokens(per_group: Floats) -> list[Tensor]:
+        found = torch.from_numpy(per_group)
+        return [found.to(which.device)[which] for which in ids]
+
+    counts = sums([torch.ones_like(value) for value in values])
+    means = of_tokens(level_means(mean, counts, sums(values)))
+    centred = [value.double() - own for value, own in zip(values, means, strict=True)]
+    stds = of_tokens(level_stds(std, counts, sums([value.square() for value in centred])))
+    return [
+        torch.where(mask, value / own, 0).to(before.dtype)
+        for value, own, mask, before in zip(centred, stds, masks, values, strict=True)
+    ]
 
 
 def critic_step(
@@ -214,7 +271,7 @@ def critic_step(
     losses: list[Tensor] = []
     clipped: list[Tensor] = []
     for index, (row, signal) in enumerate(zip(rows, signals, strict=True)):
-        sync_gradients_after(critic.module, last=index == len(rows) - 1)
+        prepare_backward(critic.module, last=index == len(rows) - 1)
         inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
         assert signal.returns is not None
         assert signal.values is not None

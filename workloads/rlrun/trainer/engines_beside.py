@@ -1,4 +1,4 @@
-"""The engines that have the trainer's GPUs, in turn: a second look at what the orchestrator says. Without torch: the stub uses it too."""
+"""Turns of the engines that have the trainer's GPUs, checked against the orchestrator. Without torch: the stub uses it too."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,12 +28,14 @@ from rlrun.protocol.manifest import TRAINER_PART
 from rlrun.protocol.paths import COMPLETE, RunPaths
 from rlrun.protocol.run_folder import recorded_run
 from rlrun.protocol.shared import model_folder
-from rlrun.trainer import lora
+from rlrun.trainer import checkpoint_reader, lora
 from rlrun.trainer.checkpoint import POLICY, parameter_key
+from rlrun.trainer.checkpoint_reader import CheckpointReader
+from rlrun.trainer.loading import stored_names
 from rlrun.trainer.model import load_model
 from rlrun.trainer.publish import (
     SHARD_BYTES,
-    divide,
+    file_shards,
     model_files,
     published_tensors,
     shard_names,
@@ -42,12 +43,12 @@ from rlrun.trainer.publish import (
     write_index,
 )
 from rlrun.trainer.resume import choose_base
-from rlrun.trainer.tensor_names import file_names, file_tensors
+from rlrun.trainer.tensor_names import Part, file_tensors, remember
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported."""
+    """Result of an export."""
 
     step: int
     parameters: int
@@ -143,7 +144,7 @@ def export_checkpoint(
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)
     skeleton = _skeleton(model, source) if adapters is None else _base(model, source, adapters)
-    reader = dcp.FileSystemReader(checkpoint / TRAINER_PART)
+    reader = CheckpointReader(checkpoint / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
     tensors = published_tensors(skeleton)
     trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
@@ -156,29 +157,36 @@ def export_checkpoint(
         )
     sizes = sizes_of(tensors, number_format)
     total = sum(sizes.values())
-    shards = divide(sizes, max(1, -(-total // shard_bytes)))
+    shards = file_shards(skeleton, sizes, shard_bytes=shard_bytes)
     files = dict(zip(shard_names(len(shards)), shards, strict=True))
     if output.is_dir():
         output.rmdir()  # it is empty
     with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
         for file, members in files.items():
-            read = _read(reader, members, stored, skeleton)
-            converted = {
-                part: values
-                for name, tensor in read.items()
-                for part, values in file_tensors(
-                    name, tensor.to(number_format) if tensor.is_floating_point() else tensor
-                )
-            }
-            save_file(converted, folder / file, metadata={"format": "pt"})
-        written = {
-            file: [part for name in members for part in file_names(name, tuple(tensors[name].shape))]
-            for file, members in files.items()
-        }
-        write_index(folder, written, total)
+            save_file(
+                _converted(reader, members, stored, skeleton, number_format), folder / file, metadata={"format": "pt"}
+            )
+        write_index(folder, files, total)
         for name, content in model_files(skeleton, chosen, source).contents.items():
             (folder / name).write_bytes(content)
     return Exported(step, sum(tensor.numel() for tensor in tensors.values()), total)
+
+
+def _converted(
+    reader: CheckpointReader,
+    members: Sequence[Part],
+    stored: Mapping[str, Any],
+    skeleton: nn.Module,
+    number_format: torch.dtype,
+) -> dict[str, Tensor]:
+    """The tensors of one file, by name."""
+    read = {
+        name: tensor.to(number_format) if tensor.is_floating_point() else tensor
+        for name, tensor in _read(reader, [name for part in members for name in part.names], stored, skeleton).items()
+    }
+    return {
+        name: tensor.contiguous() for part in members for name, tensor in file_tensors(skeleton, part, read).items()
+    }
 
 
 def _skeleton(model: ModelConfig, source: str) -> nn.Module:
@@ -190,6 +198,7 @@ def _skeleton(model: ModelConfig, source: str) -> nn.Module:
             skeleton: nn.Module = AutoModelForCausalLM.from_config(
                 architecture, trust_remote_code=model.trust_remote_code
             )
+        remember(skeleton, stored_names(source, {"revision": options["revision"]}))
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RoleError(f"cannot read the model's configuration in {source}: {reason[0]}", exit_codes.DATA) from error
@@ -204,7 +213,7 @@ def _base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
 
 
 def _read(
-    reader: dcp.FileSystemReader, names: Sequence[str], stored: Mapping[str, Any], skeleton: nn.Module
+    reader: CheckpointReader, names: Sequence[str], stored: Mapping[str, Any], skeleton: nn.Module
 ) -> dict[str, Tensor]:
     """Whole parameters: out of the shards that hold parts of them, or the base model's with the update merged in (in float32)."""
     updates = lora.updates(skeleton)
@@ -218,7 +227,7 @@ def _read(
     state = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys.values()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it says that there is no process group; none is meant
-        dcp.load(state, storage_reader=reader, no_dist=True)
+        checkpoint_reader.load(state, reader, alone=True)
     read = {name: state[keys[name]] for name in trained}
     tensors = skeleton.state_dict()
     for name in names:

@@ -1,4 +1,4 @@
-"""Where batches come from: the orchestrator's messages, or a folder of recorded batches. Rank 0 alone has a feed."""
+"""Sources of batches: the orchestrator's messages, or a folder of recorded batches. Rank 0 alone has a feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs: PRIME-RL's formula, so that MFU numbers compare, with each sequence's own length.
+"""FLOPs of a step: PRIME-RL's formula, so that MFU numbers compare, with each sequence's own length.
 
 FLOPs per token = 6 * active parameters + 12 * layers * hidden * T: forward and backward of the matrix products, and of attention.
 """

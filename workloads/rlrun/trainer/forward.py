@@ -24,7 +24,7 @@ _IDLE_TOKENS = 2
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One packed row. Tensors are `[T]` unless said otherwise; position `j` tells of token `j` given those before it."""
+    """One packed row. Tensors are `[T]` unless stated; position `j` belongs to token `j` given those before it."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -39,7 +39,7 @@ class MicroBatch:
 
 
 class TokenStatistics(NamedTuple):
-    """What the model says of a row, `[T]` fp32 each; 0 outside the loss mask."""
+    """Statistics of a row under the model, `[T]` fp32 each; 0 outside the loss mask."""
 
     logprobs: Tensor
     """Differentiable."""

@@ -1,4 +1,4 @@
-"""What of a run is in the memory of a GPU that the trainer shares with engines, in turn. The same on every rank.
+"""Residence of a run in the memory of a GPU that the trainer shares with engines, in turn. The same on every rank.
 
     start    wait until the engines beside it sleep; load, publish, give the memory up, tell
     step     see that the engines sleep; take the memory; train, publish, save; give it up, tell
@@ -22,7 +22,7 @@ _HOST = torch.device("cpu")
 
 
 class GPUMemory:
-    """What of a run is in the memory of this rank's GPU.
+    """Residence of a run in the memory of this rank's GPU.
 
     Args:
         engines: that have the same GPUs.

@@ -25,7 +25,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Group:
-    """This rank's view of the group."""
+    """View of the group from this rank."""
 
     rank: int
     world_size: int

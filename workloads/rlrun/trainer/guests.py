@@ -37,7 +37,7 @@ class Guest:
 
 @dataclass(frozen=True)
 class Change:
-    """What a request means for a run that has a slot."""
+    """Change that a request means for a run that has a slot."""
 
     run: str
     at_once: bool
@@ -73,7 +73,7 @@ class Guests:
             logger.warning(f"cannot list {self._paths.shared}: {error}")
 
     def changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
-        """What became of the requests of the runs that have a slot.
+        """Results of the requests of the runs that have a slot.
 
         Args:
             joined: the attempt of each guest.
@@ -107,7 +107,7 @@ class Guests:
         return None
 
     def pending(self) -> bool:
-        """Whether somebody may still join."""
+        """Whether another run may still join."""
         self._looked = 0.0
         self.look()
         return not all(self._is_final(join) for join in self._requests)
@@ -131,7 +131,7 @@ class Guests:
         reason: str = "",
         exit_code: int = exit_codes.OK,
     ) -> None:
-        """Tell the run's orchestrator, and the log.
+        """Report to the run's orchestrator, and the log.
 
         Raises:
             RoleError: the volume refuses to write.

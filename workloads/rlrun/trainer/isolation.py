@@ -1,4 +1,4 @@
-"""Whether an exception in a guest's work can be that guest's alone: all ranks must have met it at the same place.
+"""Attribution of an exception to one guest: all ranks must have met it at the same place.
 
 Ranks that stopped at different places have begun different collectives, and the next ones would pair up wrongly: numbers of one run
 would end in another's. Then the process has to end, and all runs go on from their checkpoints. The group of the meeting is used for
@@ -20,11 +20,11 @@ from rlrun.protocol import shared
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import SharedState
+from rlrun.protocol.symptoms import between_ranks
 from rlrun.trainer.group import Group
 
 MEETING_SECONDS = 30.0
 """Longest wait for the other ranks: longer than they are apart in a step of a model that many ranks share."""
-_FRAMES_OF_A_COLLECTIVE = 3
 
 
 class Isolation:
@@ -52,11 +52,7 @@ def to_blame(error: BaseException) -> bool:
     """Whether the work itself raised it, not the volume, and not the way to another rank that has ended."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    if isinstance(error, RoleError | OSError):
-        return False
-    last = traceback.extract_tb(error.__traceback__)[-_FRAMES_OF_A_COLLECTIVE:]
-    between_ranks = any("/torch/distributed/" in frame.filename for frame in last)
-    return not (isinstance(error, RuntimeError) and between_ranks)
+    return not isinstance(error, RoleError | OSError) and not between_ranks(error)
 
 
 def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None:

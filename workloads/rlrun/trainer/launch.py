@@ -1,4 +1,4 @@
-"""How a launcher starts the trainer's group: all of it on one machine, or this machine's part of it."""
+"""Start of the trainer's group by a launcher: all of it on one machine, or this machine's part of it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Learner:
     reference: ReferenceSource | None = None
     critic: Critic | None = None
     gae: Mapping[str, Any] | None = None
-    """`gamma`, `lam` and `whiten`, where a critic makes the advantages."""
+    """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages."""
     environments: Mapping[str, Objective] = field(default_factory=dict)
     """Instead of `loss`, by the name of a sample's environment."""
 
@@ -110,9 +110,8 @@ class Learner:
                 self.critic.module,
                 rows,
                 samples,
-                gamma=self.gae["gamma"],
-                lam=self.gae["lam"],
-                whiten_advantages=self.gae["whiten"],
+                **self.gae,
+                groups=sorted({sample.group for update in updates for sample in update.batch.samples}),
                 group=self.group,
             )
             _add(signals, found)
@@ -159,7 +158,12 @@ def make_learner(
     if algorithm.reference is not None:
         vocabulary = model.config.get_text_config().vocab_size
         reference = FrozenReference.load(
-            algorithm.reference, config.model, initial=source, vocabulary=vocabulary, group=group
+            algorithm.reference,
+            config.model,
+            initial=source,
+            vocabulary=vocabulary,
+            seq_len=config.seq_len,
+            group=group,
         )
     if algorithm.critic is not None:
         critic = make_critic(algorithm.critic, config, source, group=group)

@@ -182,7 +182,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Head:
-    """What a causal LM does with its decoder's last hidden states: `cap(scale * linear(hidden))`."""
+    """Head of a causal LM on its decoder's last hidden states: `cap(scale * linear(hidden))`."""
 
     linear: nn.Linear
     scale: float = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from rlrun.protocol.failures import RoleError
 from rlrun.trainer import attention
 from rlrun.trainer.group import Group
 from rlrun.trainer.model import Memory, load_model, loading_errors, local_part, shard
-from rlrun.trainer.tensor_names import expert_parts
+from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault
+from rlrun.trainer.modeling.small_config import deterministic
+from rlrun.trainer.tensor_names import Part, parts, remember
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 Read = Callable[[tuple[slice, ...]], Tensor]
@@ -34,6 +36,7 @@ def load_sharded(
     source: str,
     group: Group,
     *,
+    seq_len: int,
     with_weights: bool = True,
     memory: Memory | None = None,
     kernel: AttentionKernel = "auto",
@@ -48,23 +51,27 @@ def load_sharded(
         config: which revision, and whether its code is trusted.
         source: folder or name on the hub.
         group: says the layout.
+        seq_len: longest sequence of the run, in tokens.
         with_weights: False leaves them undefined, to be filled from a checkpoint.
         memory: what is kept, recomputed and rounded; see `shard`.
         kernel: what computes attention.
         prepare: changes the model before it is divided; parameters that it adds or replaces are left undefined.
 
     Raises:
-        RoleError: it cannot be loaded, or not be divided so.
+        RoleError: it cannot be loaded, its architecture gives wrong numbers here, or it cannot be divided so.
     """
     options = {"revision": config.revision or "main"}
     with loading_errors(source):
         model: Any = _on_meta(config, source, options)
-        files = _files(source, options) if with_weights else {}
-    plan: dict[str, Read] = {}
-    if files is not None:
-        plan, fits = _plan(model, files, with_weights=with_weights)
-    if files is None or not fits:
+        names = stored_names(source, options)
+    remember(model, names)
+    check_architecture(model, source, group, seq_len=seq_len)
+    with loading_errors(source):
+        files = {} if not with_weights else None if names is None else _files(source, options, names)
+    plan, fits = ({}, False) if files is None else _plan(model, files, with_weights=with_weights)
+    if not fits:
         model = load_model(config, source, with_weights=with_weights)
+        remember(model, names)
         model.set_attn_implementation(attention.implementation(kernel))
         prepare(model)
         return shard(model, group, memory=memory)
@@ -82,6 +89,26 @@ def load_sharded(
     return model
 
 
+def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
+    """Refuse a model folder whose architecture the trainer computes wrongly, as `load_sharded` does, without its weights.
+
+    Args:
+        path: of the folder.
+        trust_remote_code: whether its own code may run.
+        seq_len: longest sequence of the run, in tokens.
+
+    Raises:
+        RoleError: what the trainer would refuse it with.
+    """
+    options = {"revision": "main"}
+    with loading_errors(path):
+        model = _on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path, options)
+        names = stored_names(path, options)
+    remember(model, names)
+    if (fault := find_fault(model, seq_len=seq_len)) is not None:
+        raise RoleError(fault, exit_codes.CONFIGURATION)
+
+
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
@@ -90,28 +117,53 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> An
     attention.register()
     trust = config.trust_remote_code
     architecture = AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            architecture, trust_remote_code=trust, dtype=torch.float32, attn_implementation=attention.NAME
-        )
+    deterministic(architecture)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                architecture, trust_remote_code=trust, dtype=torch.float32, attn_implementation=attention.NAME
+            )
+    except Exception as error:  # of the architecture's own code, whatever it is
+        lines = str(error).strip().splitlines() or ["no message"]
+        reason = f"transformers cannot build it: {type(error).__name__}: {lines[0]}"
+        if attention.NAME in str(error):
+            reason = "its code takes no attention function but its own"
+        raise RoleError(
+            f"model {source}: models of type {architecture.model_type} cannot be trained: {reason}",
+            exit_codes.CONFIGURATION,
+        ) from error
     model.config.use_cache = False
     if cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False, **options):
         model.generation_config = GenerationConfig.from_pretrained(source, **options)
     return model
 
 
-def _files(source: str, options: Mapping[str, Any]) -> dict[str, Path] | None:
-    """The file of each tensor; None when the weights are not in safetensors."""
+def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
+    """Names of the tensors in a model's files; None when the weights are not in safetensors.
+
+    Args:
+        source: folder or name on the hub.
+        options: of the hub, such as the revision.
+    """
     index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False, **options)
     if index is not None:
-        paths, _ = get_checkpoint_shard_files(source, index, **options)
-        by_name = {Path(path).name: Path(path) for path in paths}
-        return {name: by_name[file] for name, file in json.loads(Path(index).read_text())["weight_map"].items()}
+        return list(json.loads(Path(index).read_text())["weight_map"])
     single = cached_file(source, _SINGLE, _raise_exceptions_for_missing_entries=False, **options)
     if single is None:
         return None
     with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), Path(single))
+        return list(file.keys())
+
+
+def _files(source: str, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Path]:
+    """The file of each of these tensors, all of which the source has; files of the hub are downloaded."""
+    index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False, **options)
+    if index is None:
+        single = cached_file(source, _SINGLE, **options)
+        return dict.fromkeys(names, Path(single))
+    paths, _ = get_checkpoint_shard_files(source, index, **options)
+    by_name = {Path(path).name: Path(path) for path in paths}
+    return {name: by_name[file] for name, file in json.loads(Path(index).read_text())["weight_map"].items()}
 
 
 def _plan(model: Any, files: Mapping[str, Path], *, with_weights: bool) -> tuple[dict[str, Read], bool]:
@@ -121,7 +173,8 @@ def _plan(model: Any, files: Mapping[str, Path], *, with_weights: bool) -> tuple
         RoleError: a tensor in a file has another shape than the model's.
     """
     plan: dict[str, Read] = {}
-    stored = set(model.state_dict())
+    stored = model.state_dict()
+    by_name = {part.names[0]: part for part in parts(model, stored) if len(part.names) == 1} if with_weights else {}
     for name, tensor in _tensors(model):
         if name not in stored:  # `_materialise` knows how to make rotary frequencies
             owner = model.get_submodule(name.rpartition(".")[0])
@@ -130,31 +183,29 @@ def _plan(model: Any, files: Mapping[str, Path], *, with_weights: bool) -> tuple
             continue
         if not with_weights:
             continue
-        read = _reader(name, tensor, files)
+        read = _reader(by_name[name], tensor, files) if name in by_name else None
         if read is None:
             return {}, False
         plan[name] = read
     return plan, True
 
 
-def _reader(name: str, tensor: Tensor, files: Mapping[str, Path]) -> Read | None:
-    if name in files:
+def _reader(part: Part, tensor: Tensor, files: Mapping[str, Path]) -> Read | None:
+    if any(name not in files for name in part.files):
+        return None
+    if not part.converted:
+        (name,) = part.files
         _check_shape(name, files[name], tensor.shape)
-        return lambda part: _read(files[name], name, part)
-    experts = expert_parts(name)
-    if experts is None:
+        return lambda slices: _read(files[name], name, slices)
+    if part.experts is None:
         return None
-    prefix, matrices = experts
-    rows = tensor.shape[1] // len(matrices)
-    names = [[f"{prefix}.{e}.{matrix}.weight" for matrix in matrices] for e in range(tensor.shape[0])]
-    if any(one not in files for both in names for one in both):
-        return None
-    for both in names:
-        for one in both:
-            _check_shape(one, files[one], torch.Size([rows, tensor.shape[2]]))
+    names = part.experts
+    for name, shape in part.files.items():
+        _check_shape(name, files[name], shape)
+    rows = tensor.shape[1] // len(names[0])
 
-    def read(part: tuple[slice, ...]) -> Tensor:
-        chosen, within, columns = part
+    def read(slices: tuple[slice, ...]) -> Tensor:
+        chosen, within, columns = slices
         found = []
         for both in names[chosen]:
             pieces = []

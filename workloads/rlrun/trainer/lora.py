@@ -21,6 +21,7 @@ from rlrun.config.lora import LoRAConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer.model import decoder_layers
+from rlrun.trainer.tensor_names import parts
 
 PARAMETERS = ("lora_A", "lora_B")
 
@@ -170,16 +171,41 @@ def updates(model: nn.Module) -> dict[str, Update]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A and B under the names that PEFT's files have; `cut` makes them whole tensors of the run's rank."""
+    """A and B under the names that PEFT's files have; `cut` makes them whole tensors of the run's rank.
+
+    Raises:
+        RoleError: see `_names_in_files`.
+    """
+    layers = adapted(model)
     return {
-        f"base_model.model.{name}.{parameter}.weight": getattr(layer, parameter)
-        for name, layer in adapted(model).items()
+        f"base_model.model.{stored}.{parameter}.weight": getattr(layers[name], parameter)
+        for name, stored in _names_in_files(model).items()
         for parameter in PARAMETERS
     }
 
 
+def _names_in_files(model: nn.Module) -> dict[str, str]:
+    """What the adapted layers are called in the model's files, which engines go by.
+
+    Raises:
+        RoleError: a layer's weight is a part of another tensor there, so that no engine has such a layer; names it.
+    """
+    weights = {f"{name}.weight": layer.weight for name, layer in adapted(model).items()}
+    found = {}
+    for part in parts(model, weights):
+        name, stored = part.names[0].removesuffix(".weight"), next(iter(part.files)).removesuffix(".weight")
+        if part.converted:
+            raise RoleError(
+                f"lora.targets: {name} is another tensor ({stored}) in the model's files, so that engines take no adapter of it; "
+                "leave it out of lora.targets",
+                exit_codes.CONFIGURATION,
+            )
+        found[name] = stored
+    return found
+
+
 def cut(name: str, whole: Tensor, rank: int) -> Tensor:
-    """What a file holds of a whole A or B: its first `rank` rows or columns."""
+    """Part of a whole A or B in a file: its first `rank` rows or columns."""
     return whole[:rank] if ".lora_A." in name else whole[:, :rank]
 
 
@@ -208,11 +234,11 @@ def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[st
 
 
 def _short_names(model: nn.Module) -> set[str]:
-    """Last parts of the adapted layers' names, where they mean these layers and no others; else the whole names."""
-    chosen = set(adapted(model))
-    short = {name.rsplit(".", 1)[-1] for name in chosen}
-    meant = {name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in short}
-    return short if meant == chosen else chosen
+    """Last parts of the adapted layers' names in files, where they mean these layers and no others; else the whole names."""
+    chosen = _names_in_files(model)
+    endings = {name.rsplit(".", 1)[-1] for name in chosen}
+    meant = {name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in endings}
+    return {(name.rsplit(".", 1)[-1] if meant == {*chosen} else name) for name in chosen.values()}
 
 
 def of_adapter(parameter: str) -> bool:

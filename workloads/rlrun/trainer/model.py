@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,16 +22,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rlrun.config.model import ModelConfig
-from rlrun.config.parallel import ActivationCheckpointing
+from rlrun.config.parallel import ActivationCheckpointing, GradientAccumulation
 from rlrun.config.roles import TrainerSpec
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer import attention
 from rlrun.trainer.activations import keep_activations
 from rlrun.trainer.group import Group
+from rlrun.trainer.learning import gradient_accumulation
+from rlrun.trainer.modeling.small_config import deterministic
 from rlrun.trainer.parallel import rows
 from rlrun.trainer.parallel.experts import divide_experts, experts_of
 from rlrun.trainer.parallel.tensor import check_family, divide_layers
+from rlrun.trainer.tensor_names import remember
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -64,10 +69,11 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
     options: dict[str, Any] = {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
     shape: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": attention.NAME}
     with loading_errors(source):
+        architecture = AutoConfig.from_pretrained(source, **options)
+        deterministic(architecture)
         if with_weights:
-            model = AutoModelForCausalLM.from_pretrained(source, **options, **shape)
+            model = AutoModelForCausalLM.from_pretrained(source, config=architecture, **options, **shape)
         else:
-            architecture = AutoConfig.from_pretrained(source, **options)
             model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code, **shape)
     model.config.use_cache = False
     return model
@@ -75,7 +81,7 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
 
 @contextmanager
 def loading_errors(source: str) -> Iterator[None]:
-    """Tell in one line why `transformers` or safetensors cannot load a model.
+    """Report in one line why `transformers` or safetensors cannot load a model.
 
     Raises:
         RoleError: instead of their error.
@@ -85,6 +91,13 @@ def loading_errors(source: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RoleError(f"cannot load the model {source}: {reason[0]}", exit_codes.DATA) from error
+    except pickle.UnpicklingError as error:  # torch's text is advice to execute it
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"names {named[1]}" if named else "holds more than tensors"
+        raise RoleError(
+            f"cannot load the model {source}: a file of its weights {what}; it is not read. Bring the weights as safetensors",
+            exit_codes.DATA,
+        ) from None
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -98,7 +111,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 @dataclass(frozen=True)
 class Memory:
-    """What is kept, recomputed, rounded and moved out of the device's memory. Only `compute_dtype` changes numbers."""
+    """Choices of memory: what is kept, recomputed, rounded and offloaded. Only `compute_dtype` changes numbers."""
 
     compute_dtype: torch.dtype | None = None
     """Of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
@@ -106,12 +119,20 @@ class Memory:
     compile: bool = False
     cpu_offload: bool = False
     """Masters, gradients and the optimizer's state stay in the host's memory."""
+    accumulation: GradientAccumulation = "reduce"
+    """Where the gradients of micro-batches are summed (`learning.gradient_accumulation`)."""
 
     @classmethod
     def of(cls, config: TrainerSpec) -> Memory:
-        """As the trainer's block says."""
+        """Choices of the trainer's block."""
         compute = None if config.compute_dtype == "auto" else getattr(torch, config.compute_dtype)
-        return cls(compute, config.activation_checkpointing, config.compile, config.cpu_offload)
+        return cls(
+            compute,
+            config.activation_checkpointing,
+            config.compile,
+            config.cpu_offload,
+            config.gradient_accumulation,
+        )
 
 
 def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
@@ -127,6 +148,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     Raises:
         RoleError: the model cannot be divided so; names the field and the model's size.
     """
+    remember(model)
     dims, meshes, layers = group.dims, group.meshes, decoder_layers(model)
     if dims.cp > 1:
         check_family(model, "cp", dims.cp)
@@ -141,6 +163,14 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     memory = memory or Memory()
     if memory.compile:
         _check_compiler()
+    gradient_accumulation.check_memory(
+        model,
+        memory.accumulation,
+        shards=dims.fsdp * dims.tp,
+        offloaded=memory.cpu_offload,
+        available=gradient_accumulation.device_memory(group.device),
+    )
+    gradient_accumulation.attach(model, memory.accumulation)
     compute = memory.compute_dtype
     if compute is None:
         compute = torch.bfloat16 if group.device.type == "cuda" else torch.float32
@@ -198,5 +228,5 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's shard of a distributed tensor; a plain tensor itself."""
+    """Shard of a distributed tensor on this rank; a plain tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

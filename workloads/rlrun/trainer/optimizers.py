@@ -20,7 +20,7 @@ _NORM_EPS = 1e-7
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer of a model's parameters; the rate of every group is set anew in every step.
+    """Optimizer of a model's parameters; every step sets the rate of every group.
 
     A group whose `matrices` is true is what Muon orthogonalises: the weight matrices of the decoder layers.
     """

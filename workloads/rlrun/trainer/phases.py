@@ -1,4 +1,4 @@
-"""What each rank does, told to rank 0 without a collective: a rank that hangs has said before where it was going.
+"""Phase of each rank, sent to rank 0 without a collective: a rank that hangs has reported before where it was going.
 
 Every rank but rank 0 puts its word under its own key into the store at which the group met (torchrun's, on the first machine), over a
 connection of its own; rank 0 reads them when the orchestrator asks. Neither waits for a rank, and the group trains without the store too.
@@ -48,7 +48,7 @@ class Phases:
         return cls(rank, world_size, (host, int(port)) if host and port else None)
 
     def say(self, phase: Phase, step: int, part: int = 0) -> None:
-        """What this rank does from now on."""
+        """Set the phase of this rank."""
         if self._store is None or self._rank == 0:
             return
         word: dict[str, Any] = {"phase": phase, "step": step, "part": part, "since": time.time()}

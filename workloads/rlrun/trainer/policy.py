@@ -40,7 +40,7 @@ class Policy:
         units = fsdp_modules(self.module)
         if units[0]._get_fsdp_state()._is_root:  # told at the first forward pass; before it there is nothing to forget
             units[0].reset_iter_state()
-        # torch leaves the gradients of the micro-batches before, which were added up without the other ranks'.
+        # torch leaves local sums of the micro-batches before.
         for group in (group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups):
             for sharded in group.fsdp_params:
                 sharded.unsharded_accumulated_grad = None
@@ -52,7 +52,7 @@ class Policy:
 
 
 def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
-    """Where the model comes from; the tiny one is made when nobody has made it yet. Every rank calls it.
+    """Folder or name of the model; a tiny one is made on the first call. Every rank calls it.
 
     Raises:
         RoleError: there is no such model.
@@ -95,6 +95,7 @@ def load_policy(config: TrainerConfig, source: str, group: Group, *, with_weight
         config.model,
         source,
         group,
+        seq_len=config.seq_len,
         with_weights=with_weights,
         memory=Memory.of(config),
         kernel=config.attention,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from rlrun.config.model import DType, ModelConfig
-from rlrun.protocol.durable import fsync_path, fsync_tree, put_in_place
+from rlrun.protocol.durable import fsync_path, fsync_tree, make_folder, put_in_place
 from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer import lora
 from rlrun.trainer.group import Group
-from rlrun.trainer.tensor_names import file_names, file_tensors
+from rlrun.trainer.tensor_names import Part, file_tensors, parts
 from rlrun.trainer.together import Together
 
 SHARD_BYTES = 4 * 1024**3
@@ -40,7 +40,7 @@ class ModelFiles:
 
 
 def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFiles:
-    """Read once what every version's folder repeats; the configuration says the format that weights are published in."""
+    """Files that every version's folder repeats, read once; the configuration gives the format that weights are published in."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -50,15 +50,23 @@ def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFile
         generation = getattr(model, "generation_config", None)
         if isinstance(generation, GenerationConfig):
             generation.save_pretrained(folder)
-        document = model.config.to_dict() | {"dtype": config.dtype, "use_cache": True}
+        document = _source_config(model, config, source).to_dict() | {"dtype": config.dtype, "use_cache": True}
         document["architectures"] = [type(model).__name__.removeprefix("FSDP")]
         document.pop("_attn_implementation", None)
         (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
         return ModelFiles({path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()})
 
 
+def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedConfig:
+    """The configuration as the source has it: the model's own has no dropout."""
+    original = AutoConfig.from_pretrained(
+        source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+    )
+    return original if type(original) is type(model.config) else original.get_text_config()
+
+
 def published_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a version's files hold, by name: every parameter once (tied ones under their first name) and persistent buffers; no adapters."""
+    """Tensors of a version's files, by name: each parameter once (tied ones under their first name) and persistent buffers; no adapters."""
     state = model.state_dict()
     first = {name for name, _ in model.named_parameters() if not lora.of_adapter(name)}
     buffers = {name for name, _ in model.named_buffers()}
@@ -75,22 +83,38 @@ def divide(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
     return [run for run in runs if run]
 
 
+def file_shards(model: nn.Module, sizes: Mapping[str, int], *, shard_bytes: int, least: int = 1) -> list[list[Part]]:
+    """The parts of a model that each of its files holds.
+
+    Args:
+        model: as for `tensor_names.parts`.
+        sizes: bytes of each published tensor in memory, by name.
+        shard_bytes: most bytes of one file, unless one part alone has more.
+        least: number of files, at least.
+    """
+    state = model.state_dict()
+    members = {part.names[0]: part for part in parts(model, {name: state[name] for name in sizes})}
+    bytes_of = {first: sum(sizes[name] for name in part.names) for first, part in members.items()}
+    count = max(least, -(-sum(sizes.values()) // shard_bytes))
+    return [[members[first] for first in run] for run in divide(bytes_of, count)]
+
+
 def shard_names(count: int) -> list[str]:
     """File names of a model in `count` files, as transformers has them."""
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def write_index(folder: Path, shards: Mapping[str, list[str]], total_size: int) -> None:
+def write_index(folder: Path, shards: Mapping[str, Sequence[Part]], total_size: int) -> None:
     """Write `model.safetensors.index.json`.
 
     Args:
         folder: of the model.
-        shards: names of the tensors in each file.
+        shards: what each file holds.
         total_size: bytes of all tensors.
     """
     index = {
         "metadata": {"total_size": total_size},
-        "weight_map": {name: file for file, members in shards.items() for name in members},
+        "weight_map": {name: file for file, members in shards.items() for part in members for name in part.files},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
 
@@ -109,25 +133,23 @@ def publish(
         number_format: torch.dtype = getattr(torch, dtype)
         tensors, updates = published_tensors(model), lora.updates(model)
         sizes = sizes_of(tensors, number_format)
-        shards = divide(sizes, max(group.world_size, -(-sum(sizes.values()) // shard_bytes)))
+        shards = file_shards(model, sizes, shard_bytes=shard_bytes, least=group.world_size)
         names = shard_names(len(shards))
         for index, members in enumerate(shards):
             mine = index % group.world_size == group.rank
             kept: dict[str, Tensor] = {}
-            for name in members:
-                tensor = _gather(tensors[name], number_format, updates.get(name))
+            for part in members:
+                whole = {name: _gather(tensors[name], number_format, updates.get(name)) for name in part.names}
                 if mine:
-                    kept |= {part: values.cpu().contiguous() for part, values in file_tensors(name, tensor)}
+                    found = file_tensors(model, part, whole)
+                    kept |= {name: values.cpu().contiguous() for name, values in found.items()}
             if mine and together.refused is None:
                 with together.part():
                     save_file(kept, unfinished / names[index], metadata={"format": "pt"})
                     fsync_path(unfinished / names[index])
         if group.leads and together.refused is None:
-            written = [
-                [part for name in run for part in file_names(name, tuple(tensors[name].shape))] for run in shards
-            ]
             with together.part():
-                write_index(unfinished, dict(zip(names, written, strict=True)), sum(sizes.values()))
+                write_index(unfinished, dict(zip(names, shards, strict=True)), sum(sizes.values()))
                 for name, content in files.contents.items():
                     (unfinished / name).write_bytes(content)
 
@@ -143,12 +165,13 @@ def gathered(model: nn.Module, *, dtype: DType, keep: bool, pinned: bool) -> dic
     """
     number_format: torch.dtype = getattr(torch, dtype)
     updates, kept = lora.updates(model), {}
-    for name, tensor in published_tensors(model).items():
-        whole = _gather(tensor, number_format, updates.get(name))
+    tensors = published_tensors(model)
+    for part in parts(model, tensors):
+        whole = {name: _gather(tensors[name], number_format, updates.get(name)) for name in part.names}
         if keep:
-            for part, values in file_tensors(name, whole):
+            for name, values in file_tensors(model, part, whole).items():
                 # A copy in any case: a parameter that is whole on one rank goes on to be trained.
-                kept[part] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned).copy_(values)
+                kept[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned).copy_(values)
     return kept
 
 
@@ -187,7 +210,8 @@ def _new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
         with together.part():
             if group.leads:
                 shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir(parents=True)
+                make_folder(unfinished.parent)
+                unfinished.mkdir()
         together.agree()
         yield unfinished, together
         together.agree()

@@ -1,4 +1,4 @@
-"""Versions of a run's weights: which are published, to whom, and until the volume takes them. The same on every rank."""
+"""Publication of versions of a run's weights: when, to which receivers, and until the volume takes them. The same on every rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Publisher:
         self._paths, self._channel, self._volume, self._agree = paths, channel, volume, agree
         self._sends = config.task == "RL" and config.weight_sync.transport == "NCCL" and not replay
         """Whether engines receive versions from this process."""
-        self._outbox = Outbox(self._group.device) if self._sends and self._group.leads else None
+        self._outbox = Outbox(self._group.device, config.host) if self._sends and self._group.leads else None
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer
 

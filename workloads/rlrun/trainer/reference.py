@@ -49,15 +49,16 @@ class FrozenReference:
 
     @classmethod
     def load(
-        cls, config: ReferenceConfig, policy: ModelConfig, *, initial: str, vocabulary: int, group: Group
+        cls, config: ReferenceConfig, policy: ModelConfig, *, initial: str, vocabulary: int, seq_len: int, group: Group
     ) -> FrozenReference:
-        """Load it from its source, in every attempt anew: no checkpoint holds it.
+        """Load it from its source, again in every attempt: no checkpoint holds it.
 
         Args:
             config: which model.
             policy: the run's model, which `initial` means.
             initial: where the run's model is loaded from.
             vocabulary: size of the policy's.
+            seq_len: longest sequence of the run, in tokens.
             group: every rank takes part.
 
         Raises:
@@ -71,7 +72,7 @@ class FrozenReference:
 
         try:
             check_source(chosen, source)
-            model = load_sharded(chosen, source, group, prepare=prepare)
+            model = load_sharded(chosen, source, group, seq_len=seq_len, prepare=prepare)
         except RoleError as error:
             raise RoleError(f"algorithm.reference: {error}", error.code) from error
         return cls(model.eval())

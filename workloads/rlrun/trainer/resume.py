@@ -1,4 +1,4 @@
-"""Where an attempt starts, and which checkpoints stay: decided from the disk alone."""
+"""Base of an attempt and retention of checkpoints: decided from the disk alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Base:
 def choose_base(
     paths: RunPaths, resume: ResumeConfig, *, with_orchestrator: bool, log: Callable[[str], None] = print
 ) -> Base | None:
-    """The newest complete checkpoint of the newest attempt's lineage that is what its manifest says; None: start from the model.
+    """Newest complete checkpoint of the newest attempt's lineage that matches its manifest; None: start from the model.
 
     Args:
         paths: of the run.

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.fault_points import reach
+from rlrun.protocol.manifest import FileEntry
 from rlrun.protocol.storage import RefusedError
 from rlrun.trainer.checkpoint import Part, Progress, snapshot, write
 from rlrun.trainer.group import COLLECTIVE_TIMEOUT, Group
@@ -33,6 +34,8 @@ class Written:
     path: Path
     seconds: float
     """From the end of the copy to the last rank's last byte."""
+    files: tuple[FileEntry, ...]
+    """Of all ranks, on rank 0."""
 
 
 class Saver:
@@ -96,13 +99,13 @@ class Saver:
                 future.result()
 
     def wait(self) -> None:
-        """Until nothing is being written and all is told; never raises."""
+        """Wait until nothing is being written and all is reported; never raises."""
         pending: list[Future[Any]] = [future for future in (self._last, self._after) if future is not None]
         wait(pending)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written or told."""
+        """Whether nothing is being written or reported."""
         return all(future is None or future.done() for future in (self._last, self._after))
 
     @property
@@ -127,7 +130,7 @@ class Saver:
             dist.destroy_process_group(self._peers)
 
     def finished(self) -> Written | None:
-        """The last save, once, after it has been written; None before, and when it was told already."""
+        """The last save, once, after it has been written; None before, and when it was returned already."""
         if self._last is None or not self._last.done() or self._last.exception() is not None:
             return None
         written = self._last.result()
@@ -147,7 +150,7 @@ class Saver:
         began = time.perf_counter()
         try:
             reach("checkpoint.shards.before_write")
-            write(state, path, self._group, self._peers)
+            files = write(state, path, self._group, self._peers)
             reach("checkpoint.shards.durable")
         except RefusedError as error:
             return Refused(step, error.trouble)
@@ -157,4 +160,4 @@ class Saver:
             logger.opt(exception=error).error("saving a checkpoint failed")
             reason = f"saving the checkpoint of step {step} failed: {type(error).__name__}: {error}"
             raise RoleError(reason, exit_codes.FAILURE) from error
-        return Written(step, path, time.perf_counter() - began)
+        return Written(step, path, time.perf_counter() - began, files)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import queue
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from rlrun.protocol import exit_codes
+from rlrun.protocol.api_key import holds_key
 from rlrun.protocol.channel import GONE
 from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.shared import channel_of
+from rlrun.protocol.site import Handler, Site
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 5.0
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Answering(Protocol):
@@ -85,24 +84,22 @@ class ChannelServer:
 
         application = web.Application(middlewares=[guard])
         application.router.add_route("*", "/{path:.*}", self._route)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        site = Site(application, handler_cancellation=True)
         try:
-            loop.run_until_complete(runner.setup())
-            loop.run_until_complete(web.TCPSite(runner, host, port).start())
+            loop.run_until_complete(site.start(host, port))
         except OSError as error:
             started.put(error)
             return
-        started.put(int(runner.addresses[0][1]))
+        started.put(site.port)
         loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
+        loop.run_until_complete(site.close())
         loop.close()
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         # A probe carries no key and is no contact.
-        if not (request.method in ("GET", "HEAD") and request.path == TRAINER_READY):
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._key.encode()):
-                return refuse(401, "wrong or missing API key")
+        keyless = request.method in ("GET", "HEAD") and request.path == TRAINER_READY
+        if not keyless and not holds_key(request.headers.getall("Authorization", ()), self._key):
+            return refuse(401, "wrong or missing API key")
         try:
             return await handler(request)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What forward passes without a gradient say of a batch before it is trained on."""
+"""Forward passes without a gradient over a batch before it is trained on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Signals:
 
 
 class ReferenceSource(Protocol):
-    """Where log-probs of a reference or teacher come from. The trainer itself is one source; an engine can be another."""
+    """Source of log-probs of a reference or teacher. The trainer itself is one source; an engine can be another."""
 
     def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
         """Log-prob of every loss token of each row, at the temperature it was sampled with; `[T]` fp32 each, 0 outside the mask.

@@ -155,7 +155,7 @@ class Slot:
     # ---- what rank 0 sees of it
 
     def problem(self) -> RoleError | None:
-        """Why the run cannot go on, though nothing of it is computed at the moment."""
+        """Reason why the run cannot go on, though nothing of it is computed at the moment."""
         if (failure := self._checkpoints.failure()) is not None:
             return failure
         if time.monotonic() > self._deadline and self.stage == "finished":
@@ -166,7 +166,7 @@ class Slot:
         return None
 
     def trained(self) -> bool:
-        """Whether no step is left: all are trained, the data has ended, or the orchestrator says so."""
+        """Whether no step is left: all are trained, the data has ended, or the orchestrator has ended it."""
         if self.progress.step >= self.config.max_steps or self._ends:
             return True
         return self.feed is not None and self.feed.ended()
@@ -370,7 +370,7 @@ class Slot:
         self._agree()
 
     def phase(self, phase: Phase) -> None:
-        """Tell the orchestrator, and rank 0, what is done."""
+        """Report the phase to the orchestrator, and to rank 0."""
         self._micro_batch = 0
         self._tell(phase, self.progress.step + (phase in _OF_NEXT_STEP), 0)
         if self.channel is not None:

@@ -25,7 +25,8 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
 from rlrun.trainer.forward import micro_batch, token_statistics
 from rlrun.trainer.group import Group
-from rlrun.trainer.model import counts_here, fsdp_modules, local_part
+from rlrun.trainer.learning.gradient_accumulation import prepare_backward
+from rlrun.trainer.model import counts_here, local_part
 from rlrun.trainer.signals import Signals
 
 _IDLE = ""
@@ -33,7 +34,7 @@ _IDLE = ""
 
 
 def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
-    """What a step minimises: the preset's parts, unless the run replaces them.
+    """Objective of a step: the preset's parts, unless the run replaces them.
 
     Args:
         config: the run's objective.
@@ -73,7 +74,7 @@ def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm"
 
 
 def environment_objectives(config: TrainerConfig) -> dict[str, Objective]:
-    """What a step minimises on the samples of environments that learn otherwise than the run, by the environment's name.
+    """Objectives of environments that learn otherwise than the run, by the environment's name.
 
     Raises:
         RoleError: as of `objective`.
@@ -115,7 +116,7 @@ def train_step(
     parts: list[dict[str, Tensor]] = []
     for index, row in enumerate(rows):
         agree()
-        sync_gradients_after(model, last=index == len(rows) - 1)
+        prepare_backward(model, last=index == len(rows) - 1)
         signal = signals[index] if signals is not None else Signals()
         samples = [batch.samples[sample] for sample in row]
         inputs = micro_batch(samples, group.device)
@@ -153,13 +154,6 @@ def train_step(
         "time/forward_backward": forward_backward - started,
         "time/optimizer": finished - forward_backward,
     }
-
-
-def sync_gradients_after(model: nn.Module, *, last: bool) -> None:
-    """Reduce gradients over the ranks only after the last micro-batch; the ones before add up locally."""
-    for unit in fsdp_modules(model)[:1]:
-        unit.set_requires_gradient_sync(last)
-        unit.set_is_last_backward(last)
 
 
 def apply_gradient(
@@ -213,23 +207,23 @@ def _scale_gradients(model: nn.Module, factor: float) -> None:
     torch._foreach_mul_(gradients, factor)
 
 
-_CACHED_WORDS = 2**16
-"""The checksum's blocks on a CPU: their 64-bit copies stay in its cache, which makes it three times as fast."""
+_BLOCK_WORDS = {"cpu": 2**16, "cuda": 2**22}
+"""Elements that the checksum takes at a time, by device: what is between stays in its cache."""
 
 
 def parameter_checksum(model: nn.Module) -> float:
     """A fingerprint of the trained parameters' bits that does not depend on how they are sharded: equal bits give equal numbers.
 
-    The sum of a polynomial of every 32-bit word modulo 2^64 is exact in any order; 52 bits of it fit a float64.
+    The sum of w(2w + 1) mod 2^32 over all 32-bit words w. This polynomial is one-to-one (Rivest 2001, Permutation polynomials modulo 2^w)
+    and not linear, so that changes do not cancel each other. Sums of integers are exact in any order; 52 bits of it fit a float64.
     """
     sums = []
     for parameter in model.parameters():
         if not parameter.requires_grad or not counts_here(model, parameter):
             continue
         words = local_part(parameter.detach()).contiguous().view(torch.int32).flatten()
-        for block in words.split(_CACHED_WORDS if words.device.type == "cpu" else max(words.numel(), 1)):
-            wide = block.to(torch.int64)
-            sums.append(wide.add(0x9E3779B1).mul_(wide).sum())
+        blocks = words.split(_BLOCK_WORDS.get(words.device.type, max(words.numel(), 1)))
+        sums += [torch.addcmul(block, block, block, value=2).sum(dtype=torch.int64) for block in blocks]
     # One copy to the host, however many parameters there are.
     total = torch.stack(sums).sum().cpu() if sums else torch.zeros((), dtype=torch.int64)
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""What one run does with a batch: read it, deal it out, train on it or measure it."""
+"""Work of one run on a batch: read it, deal it out, train on it or measure it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class StopAgreed(Exception):  # noqa: N818  an end, not an error
 
 
 class Stop:
-    """What signals ask of this rank, and what its peers and the orchestrator ask that were sent one.
+    """Requests to stop, from signals to this rank, its peers and the orchestrator.
 
     Until `allow_time` is called, nothing could be saved: the first signal ends the process. From then on the first signal is a request; a
     second one, the deadline after the first, or the loss of a peer on this machine end the process.
@@ -49,12 +49,12 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number; where the orchestrator asked, the usual one: it is not this role that was told to stop."""
+        """128 + the signal's number; where the orchestrator asked, the usual one: the signal was not this role's."""
         return exit_codes.FAILURE if self.number is None else _SIGNALLED + self.number
 
     @property
     def why(self) -> str:
-        """What asked, for a person."""
+        """Origin of the request, for a person."""
         return "the orchestrator, which was told to stop" if self.number is None else signal.Signals(self.number).name
 
     def listen(self) -> None:

@@ -1,42 +1,131 @@
-"""How tensors are called in files, where `transformers` keeps them differently in memory: a mixture's experts.
+"""Names of tensors in files, where transformers keeps tensors otherwise in memory: a mixture's experts, and modules that were renamed.
 
-In memory all experts of a layer are one tensor, `...experts.gate_up_proj [E, 2 I, D]` (gate's rows first) and `...experts.down_proj
-[E, D, I]`. Files of the Qwen mixtures, which vLLM loads, have three matrices for each expert.
+In memory all experts of a layer are one tensor; in files most families have matrices for each expert, each family with names of its own.
+transformers knows, for each architecture, how files become parameters (`conversion_mapping`), and how to revert that. Which of these
+conversions were needed is known once the files' names are: `remember` keeps them with the model, before it is sharded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Chunk,
+    PrefixChange,
+    SplitModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
 
-_PARTS = {".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), ".mlp.experts.down_proj": ("down_proj",)}
-
-
-def expert_parts(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """`(prefix, matrices)` of a tensor of all experts: matrix m of expert e is `prefix.e.m.weight`; None for any other name."""
-    for ending, matrices in _PARTS.items():
-        if name.endswith(ending):
-            return name[: name.rindex(".")], matrices
-    return None
-
-
-def file_names(name: str, shape: tuple[int, ...]) -> list[str]:
-    """The names in files of a tensor of that shape, in the order of `file_tensors`."""
-    parts = expert_parts(name)
-    if parts is None:
-        return [name]
-    prefix, matrices = parts
-    return [f"{prefix}.{expert}.{matrix}.weight" for expert in range(shape[0]) for matrix in matrices]
+_ATTRIBUTE = "_weight_conversions"
+"""Where transformers looks for a model's conversions when it writes it."""
 
 
-def file_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in files of one in memory, by name; views where they can be."""
-    parts = expert_parts(name)
-    names = iter(file_names(name, tuple(tensor.shape)))
-    if parts is None:
-        yield next(names), tensor
+@dataclass(frozen=True)
+class Part:
+    """Tensors in memory that become tensors in files together; mostly one, which stays itself."""
+
+    names: tuple[str, ...]
+    """In memory."""
+    files: Mapping[str, torch.Size]
+    """Shapes of the tensors in files, by name."""
+    converted: bool = False
+    """Whether more than names changes."""
+    experts: tuple[tuple[str, ...], ...] | None = None
+    """Names in files of the matrices of each expert, for one tensor `[E, M R, D]` of E experts with M matrices `[R, D]` each."""
+
+
+def remember(model: nn.Module, stored: Iterable[str] | None = None) -> None:
+    """Keep with the model which conversions its files need; called before it is sharded, which changes names of classes.
+
+    Args:
+        model: what transformers has loaded remembers them already, and is left alone.
+        stored: names of the tensors in the files; None: unknown, taken to be those that transformers writes.
+    """
+    if not isinstance(model, PreTrainedModel) or getattr(model, _ATTRIBUTE, None) is not None:
         return
-    for expert in tensor.unbind():
-        for matrix in expert.chunk(len(parts[1])):
-            yield next(names), matrix
+    conversions = get_model_conversion_mapping(model, add_legacy=stored is not None)
+    if stored is None:  # whether there was a prefix is what only files tell
+        needed = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
+    else:
+        renamings, converters = _by_kind(conversions)
+        state, prefix = model.state_dict(), model.base_model_prefix
+        for name in stored:
+            rename_source_key(name, renamings, converters, prefix, state)
+        needed = [conversion for conversion in conversions if conversion.was_used()]
+    setattr(model, _ATTRIBUTE, needed)
+
+
+def copy_names(model: nn.Module, other: nn.Module) -> None:
+    """Let `other`, a model of the same class, have files like those of `model`."""
+    setattr(other, _ATTRIBUTE, getattr(model, _ATTRIBUTE, None))
+
+
+def parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
+    """Parts of files' tensors that make the model's, in their order; each tensor is in one part.
+
+    Args:
+        model: that `remember` has seen, or transformers has loaded.
+        tensors: by their names in memory; only shapes are looked at.
+    """
+    reverted = [conversion.reverse_transform() for conversion in reversed(getattr(model, _ATTRIBUTE, None) or [])]
+    renamings, converters = _by_kind(reverted)
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    groups: dict[str, list[str]] = {}
+    chosen: dict[str, Any] = {}
+    for name in tensors:
+        renamed, pattern = rename_source_key(name, renamings, converters, reverse=True)
+        groups.setdefault(renamed, []).append(name)
+        chosen[renamed] = None if pattern is None else by_pattern[pattern]
+    return [_part(model, renamed, names, chosen[renamed], tensors) for renamed, names in groups.items()]
+
+
+def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in files of a part's tensors in memory, by name; views where they can be.
+
+    Args:
+        model: as for `parts`.
+        part: of the model.
+        tensors: whole ones, by name; all of the part's.
+    """
+    own = {name: tensors[name] for name in part.names}
+    if not part.converted:
+        return dict(zip(part.files, own.values(), strict=True))
+    reverted: dict[str, Tensor] = revert_weight_conversion(model, own)
+    return reverted
+
+
+def _by_kind(conversions: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    conversions = list(conversions)
+    return (
+        [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)],
+        [conversion for conversion in conversions if isinstance(conversion, WeightConverter)],
+    )
+
+
+def _part(model: nn.Module, renamed: str, names: list[str], converter: Any, tensors: Mapping[str, Tensor]) -> Part:
+    if converter is None:
+        return Part(tuple(names), {renamed: tensors[names[0]].shape})
+    empty = {name: torch.empty(tensors[name].shape, device="meta") for name in names}
+    files = {name: tensor.shape for name, tensor in revert_weight_conversion(model, empty).items()}
+    experts = _experts(converter, [*files], empty[names[0]]) if len(names) == 1 else None
+    return Part(tuple(names), files, converted=True, experts=experts)
+
+
+def _experts(converter: WeightConverter, files: list[str], stacked: Tensor) -> tuple[tuple[str, ...], ...] | None:
+    """Names by expert, where the conversion does nothing but stack experts and join their matrices by rows."""
+    *first, last = converter.operations
+    stacks = isinstance(last, SplitModulelist) and last.dim == 0
+    joins = not first or (len(first) == 1 and isinstance(first[0], Chunk) and first[0].dim == 1)
+    if not (stacks and joins and stacked.ndim == 3):
+        return None
+    count = stacked.shape[0]
+    return tuple(tuple(files[expert::count]) for expert in range(count))

@@ -137,7 +137,7 @@ def encode_demonstration(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> 
 
 
 def render(messages: Sequence[dict[str, Any]]) -> str:
-    """What the chat template gives, without its engine."""
+    """Output of the chat template, without its engine."""
     ends = {"assistant": "<eos>"}
     return "<bos>" + "".join(f"<{m['role']}>{m['content']}{ends.get(m['role'], '')}" for m in messages)
 

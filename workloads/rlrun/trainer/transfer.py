@@ -1,4 +1,4 @@
-"""Versions for the engines without the volume: rank 0 keeps the newest ones in host memory and sends them to whoever asks.
+"""Versions for the engines without the volume: rank 0 keeps the newest ones in host memory and sends them on request.
 
 The ranks gather a version once, when it is published; sending needs rank 0 alone, in a thread for each engine, while the next step is
 trained. So an engine that comes late, or a second time, costs the trainer nothing. What is said, says `rlrun.protocol.transfer`.
@@ -20,6 +20,7 @@ from loguru import logger
 from torch import Tensor
 
 from rlrun.protocol.transfer import SECONDS, Joining, NotHeldError, TensorInfo, TransferOffer, TransferRequest
+from rlrun.trainer.loopback import is_loopback, loopback_store
 
 KEPT_VERSIONS = 2
 """The newest, and the one before: an engine may be on its way to it."""
@@ -31,7 +32,7 @@ class Link(Protocol):
     """Rank 0's end of a group with one engine."""
 
     def joining(self) -> Joining:
-        """How the others join; before `join`."""
+        """Parameters for the others to join; before `join`."""
         ...
 
     def join(self) -> None:
@@ -46,13 +47,12 @@ class Link(Protocol):
 class GlooLink:
     """Between CPUs."""
 
-    def __init__(self, workers: int) -> None:
-        """Args: workers: of the engine."""
+    def __init__(self, workers: int, host: str) -> None:
+        """Args: workers: of the engine. host: on which the trainer serves; on loopback so does the group's store."""
         self._world = workers + 1
         self._limit = datetime.timedelta(seconds=SECONDS)
-        self._store = dist.TCPStore(
-            "0.0.0.0", 0, self._world, is_master=True, timeout=self._limit, wait_for_workers=False
-        )
+        store = loopback_store if is_loopback(host) else dist.TCPStore
+        self._store = store(host, 0, self._world, is_master=True, timeout=self._limit, wait_for_workers=False)
         self._group: dist.ProcessGroupGloo | None = None
 
     def joining(self) -> Joining:
@@ -131,14 +131,15 @@ class _Session:
 
 
 class Outbox:
-    """What rank 0 has to send. Methods may be called from any thread.
+    """Versions that rank 0 has to send. Methods may be called from any thread.
 
     Args:
         device: of rank 0.
+        host: address on which the trainer serves.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, host: str) -> None:
+        self._device, self._host = device, host
         self._lock = threading.Lock()
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._sessions: dict[str, _Session] = {}
@@ -195,4 +196,4 @@ class Outbox:
             self._held.clear()
 
     def _link(self, workers: int) -> Link:
-        return NcclLink(workers, self._device) if self._device.type == "cuda" else GlooLink(workers)
+        return NcclLink(workers, self._device) if self._device.type == "cuda" else GlooLink(workers, self._host)

@@ -1,4 +1,4 @@
-"""Whose step is next. Pure."""
+"""Order of steps among runs. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _pauses() -> Iterator[float]:
 
 
 class Retry:
-    """When a refused checkpoint is tried again, and what is told meanwhile.
+    """Time of the next try of a refused checkpoint, and the report meanwhile.
 
     Args:
         volume: told of the refusals.

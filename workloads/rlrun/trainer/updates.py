@@ -1,4 +1,4 @@
-"""How a step's batch is divided among its optimizer updates. Pure."""
+"""Division of a step's batch among its optimizer updates. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlrun.protocol.packing import Row
 
 @dataclass(frozen=True)
 class Update:
-    """What one optimizer update trains on."""
+    """Data of one optimizer update."""
 
     batch: Batch
     """The samples of this update, of all ranks: the denominators count these."""

@@ -89,7 +89,7 @@ DEEDS: dict[str, Callable[[], None]] = {
 } | {deed.__name__: deed for deed in (hangs_up, prints, lets_children_go)}
 ENDED = ("multiplies", "garbles", "hangs_up")
 """Whose process is ended for what it has done."""
-ASYNC = ("leaks", "waits", "ignores", "gives_up", "no_json", "scores_slowly", "slow", "good")
+ASYNC = ("leaks", "waits", "ignores", "dies_late", "gives_up", "no_json", "scores_slowly", "slow", "good")
 
 
 class Misbehaving(SingleTurnEnvironment):
@@ -101,7 +101,7 @@ class Misbehaving(SingleTurnEnvironment):
         self.hoard: list[bytearray] = []
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        names = (*DEEDS, *ASYNC) if split == "train" else ("good",)
+        names = (*DEEDS, *ASYNC) if split == "train" else ("held-out",)
         return [Task(id=name, prompt=[{"role": "user", "content": name}]) for name in names]
 
     async def run(self, task: Task, model: Any) -> Episode:
@@ -117,6 +117,10 @@ class Misbehaving(SingleTurnEnvironment):
             while True:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(60)
+        elif task.id == "dies_late":
+            with contextlib.suppress(asyncio.CancelledError):
+                await super().run(task, model)
+            os._exit(3)
         elif task.id == "gives_up":
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(model.complete([{"role": "user", "content": "slow"}]), 0.05)

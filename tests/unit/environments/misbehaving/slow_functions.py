@@ -27,3 +27,16 @@ def fail() -> None:
 def nap(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
+
+
+def prepare_slowly() -> None:
+    """Longer than any call in a test may take."""
+    time.sleep(1.0)
+    PREPARED.append(os.getpid())
+
+
+def is_prepared() -> bool:
+    return [os.getpid()] == PREPARED
+
+
+PREPARED: list[int] = []

@@ -78,21 +78,18 @@ def test_a_volume_for_one_node_puts_it_on_the_node_of_its_hosts_trainer() -> Non
 
 
 def test_its_policy_opens_its_hosts_pods_to_its_orchestrator_alone() -> None:
-    ctx = guest()
-    access = policies(ctx)["guest-host-access"]
+    access = policies(guest())["guest-host-access"]
     assert access["podSelector"]["matchLabels"] == {RUN_LABEL: "host"}
     assert access["podSelector"]["matchExpressions"][0]["values"] == ["trainer", "inference"]
     (rule,) = access["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {RUN_LABEL: "guest", ROLE_LABEL: "orchestrator"}}}]
     assert [port["port"] for port in rule["ports"]] == [29600, 8000]
     assert access["policyTypes"] == ["Ingress"]
-    peers = policies(ctx)["guest-rlrun"]["egress"][0]["to"]
-    assert {"podSelector": access["podSelector"]} in peers
 
 
 def test_a_host_without_policies_is_not_closed_by_its_guests() -> None:
     open_host = {"networkPolicy": {"mode": "None"}}
-    assert set(policies(guest(open_host))) == {"guest-rlrun", "guest-api-server"}
+    assert set(policies(guest(open_host))) == {"guest-egress"}
     assert set(policies(guest(own=open_host))) == {"guest-host-access"}
 
 

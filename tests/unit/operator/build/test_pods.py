@@ -34,7 +34,7 @@ def test_the_model_is_made_only_where_the_manifest_asks_for_a_tiny_one() -> None
         {"model": {"tiny": {}}, "trainer": {"gpusPerReplica": 2, "resources": {"requests": {"cpu": "2"}}}},
     )
     (init,) = pods(tiny)["trainer"]["spec"]["initContainers"]
-    assert init["command"] == ["rlrun-pod", "model"]
+    assert init["command"][-2:] == ["rlrun-pod", "model"]
     assert init["resources"] == {"requests": {"cpu": "2"}}, "an init container needs no GPU"
     assert "initContainers" not in pods(context())["trainer"]["spec"]
     assert "initContainers" not in pods(tiny)["inference"]["spec"]
@@ -101,28 +101,6 @@ def test_workloads_restart_as_their_role_demands() -> None:
     assert orchestrator["spec"]["restartPolicy"] == "Never"
 
 
-def policies(ctx: RunContext) -> list[dict[str, Any]]:
-    return [child["spec"] for child in everything(ctx) if child["kind"] == "NetworkPolicy"]
-
-
-def test_pods_talk_to_each_other_and_the_orchestrator_alone_to_the_api_server() -> None:
-    own = {"podSelector": {"matchLabels": {"rlrun.io/run": "run"}}}
-    everyone, orchestrator = policies(context())
-    assert everyone["podSelector"] == own["podSelector"]
-    assert everyone["ingress"] == [{"from": [own]}]
-    assert everyone["egress"] == [{"to": [own]}, {"ports": [{"protocol": p, "port": 53} for p in ("UDP", "TCP")]}]
-    assert orchestrator["podSelector"]["matchLabels"]["rlrun.io/role"] == "orchestrator"
-    assert [port["port"] for port in orchestrator["egress"][0]["ports"]] == [443, 6443]
-    assert "ingress" not in orchestrator
-
-
-def test_the_hub_and_extra_egress_are_allowed_where_asked_for() -> None:
-    extra = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}
-    everyone, _ = policies(context({"model": {"name": "a/b"}, "networkPolicy": {"extraEgress": [extra]}}))
-    assert everyone["egress"][2:] == [{"ports": [{"protocol": "TCP", "port": 443}]}, extra]
-    assert policies(context({"networkPolicy": {"mode": "None"}})) == []
-
-
 @pytest.mark.parametrize("name", ["quickstart", "gpu"])
 def test_a_run_needs_few_objects(name: str) -> None:
     assert len(everything(example(name))) <= 15
@@ -138,13 +116,15 @@ def test_claim_asks_for_what_the_template_says() -> None:
     }
 
 
+IMAGES = [
+    {"id": "reverse-text"},
+    {"id": "verifiers:word-chain", "image": "team/word-chain:3", "python": "/venv/bin/python"},
+    {"id": "arithmetic", "image": "team/sums:1", "volumePaths": ["datasets/sums", "shared.jsonl", "datasets/sums"]},
+]
+
+
 def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> None:
-    images = [
-        {"id": "reverse-text"},
-        {"id": "verifiers:word-chain", "image": "team/word-chain:3", "python": "/venv/bin/python"},
-        {"id": "arithmetic", "image": "team/sums:1"},
-    ]
-    ctx = context({"environments": images, "orchestrator": {"image": "mine:1"}})
+    ctx = context({"environments": IMAGES, "orchestrator": {"image": "mine:1"}})
     spec = pods(ctx)["orchestrator"]["spec"]
     code, chain, sums = spec["initContainers"]
     assert (code["image"], code["command"]) == ("mine:1", ["rlrun-pod", "share-code", "/run/rlrun-environments/code"])
@@ -153,14 +133,44 @@ def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> Non
         ("environment-2", "team/sums:1", "Always"),
     ]
     assert (chain["command"][0], sums["command"][0]) == ("/venv/bin/python", "python3")
-    assert chain["command"][-1] == "/run/rlrun-environments/1.sock"
+    assert chain["command"][-1] == "/run/rlrun-environments/1/socket"
     main = container(ctx, "orchestrator")
     assert {"name": "RLRUN_ENVIRONMENT_SOCKETS", "value": "/run/rlrun-environments"} in main["env"]
     for sidecar in (code, chain, sums):
-        assert sidecar["securityContext"] == main["securityContext"]
+        assert main["securityContext"].items() <= sidecar["securityContext"].items()
         assert not [v for v in sidecar.get("env", ()) if "valueFrom" in v]
-        assert {m["name"] for m in sidecar["volumeMounts"]} <= {"data", "environments", "tmp"}
-    assert [m.get("readOnly") for m in chain["volumeMounts"] if m["name"] == "data"] == [True]
+    assert [c["securityContext"].get("runAsUser") for c in (code, chain, sums)] == [None, 1002, 1003]
     plain = context({"environments": [{"id": "reverse-text"}]})
     assert "initContainers" not in pods(plain)["orchestrator"]["spec"]
     assert "RLRUN_ENVIRONMENT_SOCKETS" not in str(pods(plain))
+
+
+def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
+    storage = {"claimName": "team", "subPath": "exp", "mountPath": "/mnt/rl"}
+    ctx = context({"environments": IMAGES, "storage": storage})
+    spec = pods(ctx)["orchestrator"]["spec"]
+    _, chain, sums = spec["initContainers"]
+    main = container(ctx, "orchestrator")
+
+    def written(of: Any) -> set[str]:
+        return {mount["name"] for mount in of["volumeMounts"] if not mount.get("readOnly")}
+
+    assert written(chain) == {"environment-1", "environment-1-tmp"}
+    assert written(sums) == {"environment-2", "environment-2-tmp"}
+    assert not (written(main) | {"environment-code"}) & (written(chain) | written(sums))
+    assert {m["name"] for m in main["volumeMounts"] if m["name"].startswith("environment")} == {
+        "environment-1",
+        "environment-2",
+    }
+    assert [m for m in chain["volumeMounts"] if m["name"] == "data"] == []
+    assert [m for m in sums["volumeMounts"] if m["name"] == "data"] == [
+        {"name": "data", "mountPath": f"/mnt/rl/{path}", "subPath": f"exp/{path}", "readOnly": True}
+        for path in ("datasets/sums", "shared.jsonl")
+    ]
+
+
+def test_every_scratch_volume_has_a_limit() -> None:
+    spec = pods(context({"environments": IMAGES}))["orchestrator"]["spec"]
+    empty = {v["name"]: v["emptyDir"] for v in spec["volumes"] if "emptyDir" in v and "medium" not in v["emptyDir"]}
+    assert {"tmp", "home", "state", "environment-code", "environment-1", "environment-2-tmp"} <= set(empty)
+    assert all(volume.get("sizeLimit") for volume in empty.values())

@@ -69,6 +69,7 @@ class Kube:
         self.events: list[Object] = []
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
+        self.taken: str | None = None
         self.host: Kube | None = None
         """The run that `trainer.sharedWith` names; None: there is none."""
         self.guests: list[Kube] = []
@@ -88,6 +89,7 @@ class Kube:
         self.lingering: set[str] = set()
         """Roles whose deleted pods do not end: a dead node, or a process that takes its grace period."""
         self.random = 0.5
+        self.settings = RenderSettings()
 
     # ---- the operator's side
 
@@ -129,6 +131,7 @@ class Kube:
             events=tuple(self.events),
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
+            taken=self.taken,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),
         )
@@ -159,7 +162,7 @@ class Kube:
         return {ref: copied(found) for ref, found in objects.items() if ref.kind == "PersistentVolumeClaim"}
 
     def decide(self, lag: frozenset[str] = frozenset()) -> Decision:
-        return decide(self.look(lag), self.now, settings=RenderSettings(), fresh_key="k" * 32, random=self.random)
+        return decide(self.look(lag), self.now, settings=self.settings, fresh_key="k" * 32, random=self.random)
 
     def do(self, decision: Decision, stop_after: int | None = None) -> bool:
         """Carry out a decision; `stop_after` requests the operator dies. Returns whether anything changed."""

@@ -154,6 +154,22 @@ def test_a_pod_that_only_holds_is_given_no_time_to_save() -> None:
     assert shorter == ["delete Pod run-trainer-0 within 1 s"], "once, and not the one that may be saving"
 
 
+@pytest.mark.parametrize(("code", "phase"), [(0, "Complete"), (65, "Failed")])
+def test_a_run_that_is_over_gives_no_time_to_pods_that_only_hold_either(code: int, phase: str) -> None:
+    kube = Kube(SPEC).start()
+    kube.lingering = {"trainer"}
+    kube.report(100)
+    kube.exit("trainer", code)
+    kube.exit("orchestrator", code)
+    kube.tick(4)
+    shorter = [write for write in kube.writes if write.endswith(" within 1 s")]
+    assert shorter == ["delete Pod run-trainer-0 within 1 s"], "once, and not the one that may be saving"
+    kube.lingering = set()
+    kube.tick(3)
+    assert kube.status["phase"] == phase
+    assert not kube.pods("trainer")
+
+
 def test_the_engines_stay_warm_through_a_restart() -> None:
     kube = Kube(SPEC).start()
     engine = kube.pod("inference")["metadata"]["uid"]

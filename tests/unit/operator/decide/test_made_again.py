@@ -17,7 +17,10 @@ def test_nothing_begins_on_a_claim_that_is_being_deleted() -> None:
     kube = Kube()
     kube.objects[CLAIM] = {
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "run-data", "uid": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+        "metadata": {
+            **{"name": "run-data", "uid": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "labels": {"rlrun.io/run": "run"},
+        },
         "status": {"phase": "Bound"},
     }
     decision = kube.decide()

@@ -9,7 +9,7 @@ import pytest
 from rlrun_operator.names import HOST_ANNOTATION, Ref
 from tests.unit.operator.decide.kube import SMALLEST, Kube
 
-HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}}}
+HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}, "guests": ["*"]}}
 GUEST: dict[str, Any] = {"trainer": {"sharedWith": "host", "lora": {}}}
 
 
@@ -88,6 +88,20 @@ WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, st
         ["itself a guest, of third", "name third"],
     ),
     ("HostIsGuest", {"trainer": {"sharedWith": "guest", "lora": {}}}, {}, {}, ["of guest", "a trainer of its own"]),
+    (
+        "HostNamesOthers",
+        {"trainer": {"lora": {"slots": 2}}},
+        {},
+        None,
+        ["takes no guest of this name (trainer.guests: none)", "add guest to trainer.guests of host"],
+    ),
+    (
+        "HostNamesOthers",
+        {"trainer": {"lora": {"slots": 2}, "guests": ["gues", "guest-*", "other"]}},
+        {},
+        None,
+        ["trainer.guests: gues, guest-*, other"],
+    ),
     ("HostIncompatible", {}, {"model": {"path": "/models/b"}}, None, ["model is another one than that of host"]),
     (
         "HostIncompatible",
@@ -335,3 +349,19 @@ def test_the_engines_of_a_guest_are_its_hosts_to_configure() -> None:
     assert guest.status["phase"] == "Failed"
     assert "inference.replicas (2) is the host's, with trainer.sharedWith; remove it" in guest.status["message"]
     assert SMALLEST["model"]
+
+
+def test_a_guest_that_is_no_longer_named_goes_on_and_begins_no_other_attempt() -> None:
+    host, guest = both()
+    host.edit(trainer={"lora": {"slots": 2}, "guests": ["other"]})
+    tick(host, guest)
+    assert (guest.status["phase"], guest.status["attempt"], host.status["attempt"]) == ("Running", 1, 1)
+    assert guest.condition("HostAvailable")["reason"] == "HostNamesOthers"
+    guest.exit("orchestrator", 1)
+    for _ in range(60):
+        tick(host, guest)
+    assert (guest.status["phase"], guest.status["attempt"], guest.pods("orchestrator")) == ("Restarting", 1, [])
+    host.edit(trainer={"lora": {"slots": 2}, "guests": ["gu*"]})
+    for _ in range(60):
+        tick(host, guest)
+    assert (guest.status["attempt"], host.status["attempt"]) == (2, 1), "the host is not restarted for it"

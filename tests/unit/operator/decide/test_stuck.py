@@ -323,7 +323,11 @@ def guest_of(host: Kube) -> Kube:
 
 
 def test_a_guest_leaves_the_verdict_on_their_trainer_to_its_host() -> None:
-    host = Kube({"trainer": {"lora": {"rank": 4, "slots": 2}}, **spec(action="Report")}, name="host", uid="uid-h")
+    host = Kube(
+        {"trainer": {"lora": {"rank": 4, "slots": 2}, "guests": ["*"]}, **spec(action="Report")},
+        name="host",
+        uid="uid-h",
+    )
     host.start()
     guest = guest_of(host)
     guest.start()

@@ -318,7 +318,7 @@ def test_a_claim_that_does_not_exist_or_has_lost_its_volume() -> None:
             "trainer",
             "PodsReady",
             "CreateContainerError",
-            "exec: rlrun-pod: not found",
+            "exec: sh: not found",
             "ContainerFailing",
             ["cannot be started", "trainer.image"],
         ),

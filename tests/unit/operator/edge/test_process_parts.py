@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from rlrun.api.status import Phase
 from rlrun_operator import health, logs, preflight
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.resources import POD, WATCHED
@@ -150,7 +151,7 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         lag=lambda: state["lag"],
         not_ready=lambda: state["missing"],
     )
-    runner = await health.serve(answers, CollectorRegistry(), unused_port)
+    site = await health.serve(answers, CollectorRegistry(), unused_port)
     try:
         assert await get(unused_port, "/livez") == (200, "ok\n")
         assert await get(unused_port, "/readyz") == (200, "ok\n")
@@ -166,7 +167,7 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         assert (await get(unused_port, "/livez"))[0] == 200
         assert (await get(unused_port, "/metrics"))[0] == 200
     finally:
-        await runner.cleanup()
+        await site.close()
 
 
 @pytest.fixture
@@ -329,6 +330,17 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
     store.remove("RLRun", "ns", "a", "uid-RLRun-a")
     metrics.forget(key)
     assert 'run="a"' not in scrape(metrics)
+
+
+@pytest.mark.parametrize("phase", get_args(Phase))
+def test_a_run_has_a_series_in_each_phase(phase: str) -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1, spec={}, status={"phase": phase}), 0.0)
+    series = [line for line in scrape(Metrics(store)).splitlines() if line.startswith("rlrun_phase{")]
+    assert len(series) == len(get_args(Phase))
+    assert [line for line in series if line.endswith(" 1.0")] == [
+        f'rlrun_phase{{namespace="ns",phase="{phase}",run="a"}} 1.0'
+    ]
 
 
 def test_every_watched_kind_has_a_watch_age() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlrun_operator.attempts import TAKEN_SECONDS
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.events import Poster
 from rlrun_operator.metrics import Metrics
@@ -113,6 +114,7 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
     assert [(verb, path.split("/")[-2]) for verb, path in api.requests] == [
         ("dry-run", "statefulsets"),
         ("create", "ns"),
+        ("get", "statefulsets"),
         ("patch", "statefulsets"),
         ("patch", "deployments"),
         ("delete", "pods"),
@@ -278,6 +280,50 @@ async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_s
         api.hook = lambda verb, path, body: None
         await bench.go()
     assert STS in api.objects
+
+
+def labelled(kind: str, name: str, run: str | None) -> dict[str, Any]:
+    found = child(kind, name)
+    found["metadata"]["labels"] = {} if run is None else {"rlrun.io/run": run}
+    return found
+
+
+@pytest.mark.parametrize("step", ["apply", "create"])
+@pytest.mark.parametrize(("made_for", "is_own"), [("a", True), ("b", False), (None, False)])
+async def test_an_object_of_somebody_else_is_left_alone_and_told_until_it_is_gone(
+    step: str, made_for: str | None, is_own: bool
+) -> None:
+    """An apply with force would take it over and delete it with the run; a claim that exists would be used."""
+    api, kind, plural = (
+        FakeApi(),
+        *(("Service", "services") if step == "apply" else ("PersistentVolumeClaim", "persistentvolumeclaims")),
+    )
+    path, wanted = f"/api/v1/namespaces/ns/{plural}/a-x", {"apiVersion": "v1"} | labelled(kind, "a-x", "a")
+    before = api.seed(path, labelled(kind, "a-x", made_for) | {"spec": {"of": "somebody"}})
+
+    def brain(observed: Observed) -> Decision:
+        if observed.taken is not None:
+            return Decision(status={"message": f"{observed.taken} is taken"})
+        if step == "apply":
+            return Decision(status={"message": "begun"}, apply=(Apply(wanted), Apply(child())))
+        return Decision(status={"message": "begun"}, create=(wanted,), apply=(Apply(child()),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+        assert ("/apis/apps/v1/namespaces/ns/statefulsets/a-trainer" in api.objects) is is_own
+        if is_own:
+            assert bench.status == {"message": "begun"}
+            return
+        assert bench.status == {"message": f"{kind} a-x is taken"}
+        assert api.objects[path] == before
+        asked = len(api.requests)
+        await bench.go()
+        assert len(api.requests) == asked, "it is not looked for at each pass"
+        del api.objects[path]
+        bench.time += TAKEN_SECONDS
+        await bench.go()
+        assert bench.status == {"message": "begun"}
 
 
 def quota(name: str) -> Callable[[str, str, Any], tuple[int, str, str] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -59,3 +60,28 @@ class Graded(ReverseText):
 
 def graded() -> Graded:
     return Graded(ReverseTextArgs(num_tasks=12))
+
+
+class Wild(ReverseText):
+    """Of 32 tasks ten bring what cannot be trained on, and one ends the process; the others score the extremes."""
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        match int(task.id.split("-")[1]) % 16:
+            case 0:
+                return Score(1e300)
+            case 1:
+                return Score(1.0, {"x": 1e308})
+            case 2 if task.id.split("-")[1] == "2":
+                os._exit(9)
+            case 3:
+                raise BaseExceptionGroup("two", [GeneratorExit(), KeyboardInterrupt()])
+            case 4:
+                raise asyncio.CancelledError
+            case 5:
+                return Score(1.0, {"x": float("nan")})
+            case number:
+                return Score(1e9 if episode.last_reply > "c" else -1e9, {"x": 3e38, "\u00e9" * number: -3e38})
+
+
+def wild() -> Wild:
+    return Wild(ReverseTextArgs(num_tasks=32))

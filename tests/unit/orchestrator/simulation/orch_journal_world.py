@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -40,6 +41,19 @@ RULES = {
     )
     for label, own in zip(LABELS, (None, CURRICULUM), strict=True)
 }
+
+T = TypeVar("T")
+
+
+def at_once(act: Callable[..., Generator[None, None, T]], *given: Any, **named: Any) -> T:
+    """Result of work in steps."""
+    steps = act(*given, **named)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 @contextmanager
@@ -117,7 +131,8 @@ class World:
             self.sampler.readmit(batch, group_means(batch))
             self._keep(batch)
         found = read_journal(self.paths, self.attempt, fingerprint="f", settled=self.ledger.state().settled())
-        self.back = readmit(
+        self.back = at_once(
+            readmit,
             found,
             step=self.step + 1,
             max_off_policy_steps=self.limit,

@@ -18,7 +18,8 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments.registry import load
 from rlrun.environments.stage import InProcessStage
-from rlrun.inference.client import Completion, EngineError, EngineMetrics, EngineUnavailableError
+from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.orchestrator.arenas import Arena, Background, arenas_of
 from rlrun.orchestrator.main import OpenEnvironments, Stop, run
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt

@@ -19,8 +19,8 @@ from typing import Any
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.run import RunConfig
-from rlrun.local.plan import LAUNCH_VARIABLE
 from rlrun.protocol.endpoints import POD_PORT, POD_READY
+from rlrun.protocol.processes import LAUNCH_VARIABLE
 
 DEADLINE_SECONDS = 60.0
 _DRIVER = """
@@ -85,6 +85,10 @@ class Pod:
         code = f"COMMAND, ROLE = {command!r}, {textwrap.dedent(role)!r}\n{_DRIVER}"
         return self._start(["-c", code], env)
 
+    def start_command(self, command: list[str], **env: str) -> subprocess.Popen[str]:
+        """Start the container with this command."""
+        return self._start(command, env, python=False)
+
     def start_real(self, command: str, **env: str) -> subprocess.Popen[str]:
         """Start the container with the role of its image."""
         return self._start(["-m", "rlrun.pod", command], env)
@@ -97,9 +101,9 @@ class Pod:
         """As `run`, with the role of the image."""
         return _end(self.start_real(command, **env))
 
-    def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    def _start(self, arguments: list[str], env: dict[str, str], *, python: bool = True) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, *arguments] if python else arguments,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The first process of an environment's own container: starts the environment for whoever connects, as the orchestrator would itself.
+"""First process of an environment's own container: starts the environment for each client as the orchestrator would itself.
 
 Its image needs a Python with pydantic and the environment's packages. The code of this package comes from the orchestrator's image,
 through a volume of the pod (`bootstrap`). Each connection is one life of one environment: the first document loads it, the end of the
@@ -16,10 +16,15 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import StartError
+from rlrun.environments.process.variables import EVERYTHING
 from rlrun.environments.process.wire import Document, Lines, WireError
-from rlrun.environments.process.worker import Worker
+from rlrun.environments.process.worker import RemoteModel, Worker
 from rlrun.environments.protocol import ModelClient, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
+from rlrun.protocol.privacy import refuse_inspection
+
+SOCKET_MODE = 0o660
+"""The orchestrator is another user of the same group, and connecting to a socket takes the right to write to it."""
 
 
 class _LifeStage:
@@ -39,7 +44,10 @@ class _LifeStage:
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         try:
-            return await self._life.play(task, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
+            deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
+            # One number on both ways: the orchestrator knows by it whose code ran when the process ended.
+            number = model.rollout if isinstance(model, RemoteModel) else 0
+            return await self._life.play(task, model, **deadlines, number=number)
         except EpisodeError as error:
             if error.death:
                 await self.told.wait()
@@ -64,8 +72,10 @@ class _Guest(Worker):
         """End the environment, should it have begun."""
         if self._loading is not None:
             self._loading.cancel()
-        for task, _ in self._playing.values():
-            task.cancel()
+        for playing in self._playing.values():
+            if playing.task is not None:
+                playing.cancelled = True
+                playing.task.cancel()
         if self._life is not None:
             self._life.end()
 
@@ -77,7 +87,8 @@ class _Guest(Worker):
         return {"op": "pong", "number": document["number"], "metrics": metrics}
 
     async def _load_apart(self, document: Document) -> None:
-        command = Command(document["id"], document["args"], document["python"])
+        # All variables are those of the environment's own image.
+        command = Command(document["id"], document["args"], document["python"], variables=(EVERYTHING,))
         self._life = life = Life(command, Limits(**document["limits"]), Log(None))
         try:
             ready = await life.start()
@@ -91,7 +102,7 @@ class _Guest(Worker):
         self._stage = stage
         self.wire.send({"op": "ready", **vars(ready)})
         death = await life.ended
-        self.wire.send({"op": "died", "kind": death.kind, "message": death.message})
+        self.wire.send({"op": "died", "kind": death.kind, "message": death.message, "rollout": death.rollout})
         stage.told.set()
 
 
@@ -105,6 +116,7 @@ async def serve(socket: Path, stopped: asyncio.Event) -> None:
         return guest.wire
 
     server = await asyncio.get_running_loop().create_unix_server(connected, str(socket))
+    await asyncio.to_thread(socket.chmod, SOCKET_MODE)
     await stopped.wait()
     server.close()
     for guest in guests:
@@ -118,6 +130,7 @@ def main(argv: Sequence[str]) -> None:
     Args:
         argv: path of the socket.
     """
+    refuse_inspection()
     socket = Path(argv[0])
     Path.home().mkdir(parents=True, exist_ok=True)  # of its own, on the pod's volume: the root file system is read-only
     socket.parent.mkdir(parents=True, exist_ok=True)

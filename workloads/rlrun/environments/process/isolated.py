@@ -1,48 +1,45 @@
-"""An environment in a process of its own that is started again when it ends."""
+"""An environment in processes of its own, each of which is started again when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-
-from loguru import logger
 
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.remote import Remote
-from rlrun.environments.process.talk import Death, Ready, StartError, Talk
+from rlrun.environments.process.supervised import Record, Supervised, first_of, see
+from rlrun.environments.process.talk import Ready, StartError, Talk
 from rlrun.environments.protocol import ModelClient, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 
-MAX_DEATHS = 5
-"""Ends in a row, without one good rollout between, after which the run fails."""
-FIRST_BACKOFF_SECONDS = 0.5
-MAX_BACKOFF_SECONDS = 30.0
-
 
 class IsolatedEnvironment:
-    """A `Stage` whose code runs in a process of its own.
+    """A `Stage` whose code runs in processes of its own.
 
     Args:
         label: the environment's name in messages.
         command: what to start.
-        limits: what the process may take.
-        log: gets what it prints.
-        host: socket of the container that starts the process there (see `host`); None: it is started here.
+        limits: what each process may take.
+        logs: each gets what one process prints; there are as many processes.
+        host: socket of the container that starts the processes there (see `host`); None: they are started here.
     """
 
-    def __init__(self, label: str, command: Command, limits: Limits, log: Log, host: Path | None = None) -> None:
-        self._label, self._command, self._limits, self._log, self._host = label, command, limits, log, host
-        self._life = self._new_life(1)
-        self._up = asyncio.Event()
+    def __init__(
+        self, label: str, command: Command, limits: Limits, logs: Sequence[Log], host: Path | None = None
+    ) -> None:
+        self._label, self._command, self._limits, self._host = label, command, limits, host
+        self._record = Record(label)
+        self._any_up = asyncio.Event()
         self._ready: Ready | None = None
-        self._deaths = 0
-        self._first_death = ""
+        self.workers = [Supervised(self._record, log, partial(self._new_life, log), self._changed) for log in logs]
 
     @property
     def id(self) -> str:
@@ -58,80 +55,88 @@ class IsolatedEnvironment:
         return TaskRefs(split, self._ready.train if split == "train" else self._ready.eval)
 
     async def start(self) -> None:
-        """Start the process and load the environment.
+        """Start the processes and load the environment in each.
 
         Raises:
             RoleError: it does not load.
         """
+        found = await asyncio.gather(*(self._started(worker) for worker in self.workers), return_exceptions=True)
+        for ready in found:
+            if isinstance(ready, BaseException):
+                raise ready
+            self._ready = self._ready or ready
+            self._check_same(ready)
+
+    async def _started(self, worker: Supervised) -> Ready:
         try:
-            self._ready = await self._life.start()
+            return await worker.start()
         except StartError as error:
             code = exit_codes.CONFIGURATION if error.permanent else exit_codes.FAILURE
-            message = str(error) if error.permanent else f"environment {self._label!r}: {error}{self._see_log()}"
+            message = str(error) if error.permanent else f"environment {self._label!r}: {error}{see(worker.log)}"
             raise RoleError(message, code) from error
-        self._up.set()
 
     async def run(self) -> None:
-        """Start the process again whenever it ends, later each time; until cancelled, after `start`.
+        """Start each process again whenever it ends, later each time; until cancelled, after `start`.
 
         Raises:
-            RoleError: it ends again and again without one good rollout, or came back with other tasks.
+            RoleError: they end again and again without one good rollout, or one came back with other tasks.
         """
-        in_row = 0
-        while True:
-            death = await self._life.ended
-            self._up.clear()
-            in_row = 1 if self._life.played else in_row + 1
-            self._died(death, in_row)
-            while True:
-                await asyncio.sleep(min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (in_row - 1)))
-                self._life = self._new_life(self._deaths + 1)
-                try:
-                    self._check_same(await self._life.start())
-                    break
-                except StartError as error:
-                    in_row += 1
-                    self._died(Death("crash", f"did not start again: {error}"), in_row)
-            logger.info(f"environment {self._label!r} is up again")
-            self._up.set()
+        running = [asyncio.create_task(worker.run(self._check_same)) for worker in self.workers]
+        try:
+            await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        """Play one episode; while the process is down, wait for the next one within the deadline. See `Stage.play`."""
-        began = time.monotonic()
-        while not self._up.is_set() or self._life.ended.done():
-            try:
-                async with asyncio.timeout(began + timeout_seconds - time.monotonic()):
-                    await self._up.wait()
-                    await asyncio.sleep(0)  # `run` has not yet seen the end that this has
-            except TimeoutError as error:
-                message = f"its process did not come back within the episode's {timeout_seconds:g} seconds"
-                raise EpisodeError("timeout", self.id, str(task), message) from error
-        left = max(0.0, began + timeout_seconds - time.monotonic())
-        return await self._life.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
+        """Play one episode where the fewest are played; while no process is up, wait for one within the deadline. See `Stage.play`.
+
+        A task by which a process has ended lets the others play well first, for at most half of its time: else what is played again with
+        it would end with each process.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        if task not in self._record.accused:
+            with self._record.beside():
+                return await self._play(task, model, deadline, timeout_seconds, reward_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds / 2):
+                while not self._record.clear.is_set():  # it may have been set for a moment alone
+                    await self._record.clear.wait()
+        return await self._play(task, model, deadline, timeout_seconds, reward_seconds)
+
+    async def _play(
+        self, task: TaskRef, model: ModelClient, deadline: float, timeout_seconds: float, reward_seconds: float
+    ) -> Played:
+        try:
+            worker = await first_of(self.workers, self._any_up, deadline)
+        except TimeoutError as error:
+            message = f"its process did not come back within the episode's {timeout_seconds:g} seconds"
+            raise EpisodeError("timeout", self.id, str(task), message) from error
+        left = max(0.0, deadline - time.monotonic())
+        return await worker.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
 
     def metrics(self) -> dict[str, float]:
-        """`restarts`; of the present process the highest memory and the longest stand-still of its event loop so far."""
-        return {"restarts": float(self._deaths), **self._life.metrics()}
+        """`restarts` of all processes; of the present ones the highest memory and the longest time for which one call held an event
+        loop so far."""
+        each = [worker.life.metrics() for worker in self.workers]
+        highest = {name: max(metrics[name] for metrics in each) for name in each[0]}
+        return {"restarts": float(self._record.restarts), **highest}
 
     def close(self) -> None:
-        """End the process and everything it started."""
-        self._life.end()
+        """End the processes and everything that they started."""
+        for worker in self.workers:
+            worker.close()
 
-    def _new_life(self, number: int) -> Talk:
+    def _changed(self) -> None:
+        if any(worker.up for worker in self.workers):
+            self._any_up.set()
+        else:
+            self._any_up.clear()
+
+    def _new_life(self, log: Log, number: int) -> Talk:
         if self._host is None:
-            return Life(self._command, self._limits, self._log, number)
+            return Life(self._command, self._limits, log, number)
         return Remote(self._host, self._command, self._limits, number)
-
-    def _died(self, death: Death, in_row: int) -> None:
-        self._deaths += 1
-        self._first_death = self._first_death or death.message
-        logger.warning(f"environment {self._label!r}: its process {death.message}{self._see_log()}")
-        if in_row >= MAX_DEATHS:
-            raise RoleError(
-                f"environment {self._label!r}: its process ended {in_row} times in a row without one good rollout. "
-                f"The first time it {self._first_death}{self._see_log()}",
-                exit_codes.DATA,
-            )
 
     def _check_same(self, ready: Ready) -> None:
         if ready != self._ready:
@@ -140,6 +145,3 @@ class IsolatedEnvironment:
                 "tasks must be the same in every process, so use no clock and no hash() to make them",
                 exit_codes.DATA,
             )
-
-    def _see_log(self) -> str:
-        return f" (see {self._log.path})" if self._log.path is not None else ""

@@ -3,60 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlrun.environments.process import worker
-from rlrun.environments.process.kill import MARK_VARIABLE, kill_all, usage
+from rlrun.environments.process.heartbeat import Page
+from rlrun.environments.process.keeper import STACKS
+from rlrun.environments.process.kill import MARK_VARIABLE, Known, is_stopped, kill_all, kill_descendants, usage
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, DeathKind, Ready, StartError, Talk
+from rlrun.environments.process.variables import EVERYTHING, named_by, passed, withheld_hint
 from rlrun.environments.process.wire import Document, WireError
+from rlrun.environments.process.worker import BROKEN_LOOP, LOST
 from rlrun.protocol.bootstrap import python_command
 
 MAX_PROCESSES = 256
 """More processes than this are taken for a fork bomb."""
-SECRETS = ("RLRUN_API_KEY",)
-"""Environment variables that are none of an environment's business."""
 CLOSE_SECONDS = 5.0
 """Between the end of the connection and that of the process."""
+_HUNG_UP = "closed its connection, which only it itself can have done"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one environment's process may take."""
+    """Resource limits of one environment's process."""
 
     start_seconds: float = 300.0
     """Until it has loaded its tasks."""
     memory_bytes: int = 8 * 1024**3
     """Resident memory of all its processes together."""
     hang_seconds: float = 60.0
-    """For which its event loop may stand still."""
+    """For which one call may hold its event loop, or the process give no sign of life."""
     look_seconds: float = 1.0
     """Between two looks at memory and event loop."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to start.
+    """Environment to start.
 
     Args:
         id: the environment's id.
-        args: its arguments.
+        args: its arguments; the options of a function.
         python: the interpreter; None: this one.
+        kind: what `id` names; a loss or advantage is an import path that is only checked, never called; a check is one that is called
+            with `args` and raises what it refuses.
+        variables: names of environment variables that it gets besides the usual ones, see `variables`.
     """
 
     id: str
     args: Mapping[str, Any]
     python: str | None = None
+    kind: Literal["environment", "loss", "advantage", "check"] = "environment"
+    variables: tuple[str, ...] = ()
+
+    def passed(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Those of this process's environment variables that it gets."""
+        if self.kind != "environment":  # code of the roles, which have all of them
+            return passed(variables, (EVERYTHING,))
+        return passed(variables, (*self.variables, *named_by(self.id, self.args)))
 
 
 class Life(Talk):
@@ -73,12 +86,18 @@ class Life(Talk):
         super().__init__(command.id, number)
         self.command, self.limits, self.log = command, limits, log
         self.peak_memory_bytes = 0
-        self.worst_lag_seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._mark = uuid.uuid4().hex
+        self._withheld: Set[str] = frozenset()
+        """Names of environment variables that it did not get."""
         self._verdict: Death | None = None
-        self._pings, self._pong = itertools.count(1), 0
+        self._page = Page()
+        self._heard = 0.0
+        """When it last said anything, on the monotonic clock."""
+        self._seen: set[Known] = set()
+        """All processes that it was seen to have."""
+        self._killing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._closing: asyncio.TimerHandle | None = None
         self._burying: asyncio.Task[None] | None = None
@@ -103,7 +122,9 @@ class Life(Talk):
         loop.add_reader(self._pidfd, self._exited)
         try:
             await loop.create_unix_connection(lambda: self._wire, sock=ours)
-            self._wire.send({"op": "load", "id": self.command.id, "args": dict(self.command.args)})
+            self._wire.send(
+                {"op": "load", "kind": self.command.kind, "id": self.command.id, "args": dict(self.command.args)}
+            )
             waiting: set[asyncio.Future[Any]] = {self._ready, self.ended}
             await asyncio.wait(waiting, timeout=self.limits.start_seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._ready.done():
@@ -121,83 +142,101 @@ class Life(Talk):
         return ready
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
-        arguments = [str(descriptor), str(os.getpid()), str(self.limits.memory_bytes)]
-        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        numbers = (descriptor, self._page.descriptor, os.getpid(), self.limits.memory_bytes)
+        environment = self.command.passed(os.environ)
+        self._withheld = os.environ.keys() - environment.keys()
         reading, writing = os.pipe()
         try:
             process = subprocess.Popen(
-                python_command(worker.__name__, arguments, python=self.command.python),
+                python_command(worker.__name__, list(map(str, numbers)), python=self.command.python),
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
-                pass_fds=[descriptor],
+                pass_fds=[descriptor, self._page.descriptor],
                 env=environment | {MARK_VARIABLE: self._mark, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         except OSError as error:
             os.close(reading)
-            raise StartError(f"cannot start {self.command.python}: {error.strerror}", permanent=True) from error
+            raise StartError(
+                f"cannot start {self.command.python}: {error.strerror}", permanent=True, missing=True
+            ) from error
         finally:
             os.close(writing)
+            self._page.forget_descriptor()
         self._reader = self.log.follow(reading)
         return process
 
     def metrics(self) -> dict[str, float]:
-        return {"memory_gib": self.peak_memory_bytes / 1024**3, "stall_seconds": self.worst_lag_seconds}
+        return {"memory_gib": self.peak_memory_bytes / 1024**3, "stall_seconds": self._page.read().worst_seconds}
+
+    def _receive(self, document: Document) -> None:
+        self._heard = time.monotonic()
+        super()._receive(document)
 
     def _answered(self, document: Document) -> None:
-        self._pong = max(self._pong, int(document["number"]))
+        return  # it is not asked: it has a heartbeat
+
+    def _explained(self, message: str) -> str:
+        return message + withheld_hint(message, self._withheld)
 
     def _lost(self, error: WireError | None) -> None:
         if error is not None:
             self._kill("crash", f"broke the protocol ({error}), perhaps by writing to a descriptor that is not its own")
             return
         # Either it is about to exit, and its exit code says more, or it has closed what it cannot open again.
-        message = "closed its connection, which only it itself can have done"
-        self._closing = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._kill, "crash", message)
+        self._closing = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._kill, "crash", _HUNG_UP)
 
     # ---- its end
 
     async def _watch(self) -> None:
-        asked: dict[int, float] = {}
         while True:
-            number = next(self._pings)
-            asked[number] = time.monotonic()
-            self._wire.send({"op": "ping", "number": number})
             await asyncio.sleep(self.limits.look_seconds)
             taken = await asyncio.to_thread(usage, self.pid, self.limits.memory_bytes)
+            self._seen |= taken.members
             self.peak_memory_bytes = max(self.peak_memory_bytes, taken.memory_bytes)
-            now = time.monotonic()
-            asked = {ping: since for ping, since in asked.items() if ping > self._pong}
-            silent = max((now - since for since in asked.values()), default=0.0)
-            self.worst_lag_seconds = max(self.worst_lag_seconds, silent)
             if taken.memory_bytes > self.limits.memory_bytes:
+                limit = f"more than memoryGib allows ({_gib(self.limits.memory_bytes)})"
                 self._kill(
-                    "memory",
-                    f"used {_gib(taken.memory_bytes)}, more than memoryGib allows ({_gib(self.limits.memory_bytes)})",
-                )
-            elif taken.processes > MAX_PROCESSES:
-                self._kill(
-                    "crash", f"was ended because it ran {taken.processes} processes (the limit is {MAX_PROCESSES})"
-                )
-            elif silent > self.limits.hang_seconds:
-                message = f"did not answer for {silent:.1f} s: something in it computes or waits without awaiting"
-                self._kill("hang", message + await asyncio.to_thread(self._stacks))
+                    "memory", f"used {_gib(taken.memory_bytes)}, {limit}", rollout=0
+                )  # all may have a part in it
+            elif (count := len(taken.members)) > MAX_PROCESSES:
+                self._kill("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
+            elif message := self._hung():
+                rollout = self._page.read().rollout
+                self._verdict = self._verdict or Death("hang", message, rollout)  # first: to be asked may end it
+                at = await asyncio.to_thread(self._stacks)
+                self._verdict = Death(self._verdict.kind, self._verdict.message + at, self._verdict.rollout)
+                self._kill("hang", message)
+
+    def _hung(self) -> str | None:
+        """Why it is taken for one that hangs; None: it is not."""
+        pulse, now, limit = self._page.read(), time.monotonic(), self.limits.hang_seconds
+        if pulse.held_seconds > limit:
+            return f"did not answer for {pulse.held_seconds:.1f} s: something in it computes or waits without awaiting"
+        silent = now - max(pulse.beat, self._heard)
+        if silent <= limit:
+            return None
+        if is_stopped(pulse.pid):
+            return f"did not answer for {silent:.1f} s: it was stopped by a signal (SIGSTOP or the like)"
+        return f"did not answer for {silent:.1f} s: something in it holds the interpreter's lock"
 
     def _stacks(self) -> str:
         """Where the process is in its code, as it writes it into its log when asked; "" when it cannot."""
-        self._signal(worker.STACKS)
+        if is_stopped(self._page.read().pid):
+            return ""
+        self._signal(STACKS)
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             time.sleep(0.05)
-            if at := self._current_frame():
+            if at := self._current_frame(whole=True):  # the handler writes a line piece by piece
                 return f"; it is at {at}"
         return ""
 
-    def _current_frame(self) -> str | None:
+    def _current_frame(self, *, whole: bool = False) -> str | None:
         """The innermost line of the last stack in the log."""
-        lines = self.log.last_lines(200)
-        stacks = [i for i, line in enumerate(lines) if line.startswith("Current thread")]
+        lines = self.log.last_lines(200, whole=whole)
+        stacks = [i for i, line in enumerate(lines) if line.startswith(_STACK)]
         return lines[stacks[-1] + 1] if stacks and len(lines) > stacks[-1] + 1 else None
 
     def _signal(self, number: signal.Signals) -> None:
@@ -206,9 +245,16 @@ class Life(Talk):
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def _kill(self, kind: DeathKind, message: str) -> None:
+    def _kill(self, kind: DeathKind, message: str, *, rollout: int | None = None) -> None:
+        """End it; the first verdict stands. `rollout` None: the one whose code runs has done it."""
         if self._verdict is None:
-            self._verdict = Death(kind, message)
+            self._verdict = Death(kind, message, self._page.read().rollout if rollout is None else rollout)
+        if self._killing is None:
+            self._killing = asyncio.get_running_loop().create_task(self._kill_now())
+
+    async def _kill_now(self) -> None:
+        """Kill what the process has started, then the process: as long as its keeper lives nothing can leave it."""
+        await asyncio.to_thread(kill_descendants, self.pid, reap=lambda: None, known=self._seen)
         self._signal(signal.SIGKILL)
 
     def _exited(self) -> None:
@@ -219,11 +265,12 @@ class Life(Talk):
 
     async def _collect(self) -> None:
         assert self._process is not None
-        await asyncio.to_thread(kill_all, self.pid, self._mark)
+        await asyncio.to_thread(kill_all, self.pid, self._mark, self._seen)
         code = self._process.wait()
         await asyncio.to_thread(self._reader.join, 1.0)
+        rollout = self._page.read().rollout
         self._close()
-        self._bury(self._verdict or Death("crash", _how(code) + self._last_words()))
+        self._bury(self._verdict or Death("crash", self._explained(_how(code) + self._last_words()), rollout))
 
     def _last_words(self) -> str:
         if at := self._current_frame():  # Python's fault handler had the last word
@@ -237,13 +284,13 @@ class Life(Talk):
             self._burying.cancel()
         if self._process is not None and self._process.returncode is None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
-            kill_all(self.pid, self._mark)
+            kill_all(self.pid, self._mark, self._seen)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(5.0)
         self._close()
 
     def _close(self) -> None:
-        for waiting in (self._watching, self._closing):
+        for waiting in (self._watching, self._closing, self._killing):
             if waiting is not None:
                 waiting.cancel()
         self._wire.close()
@@ -252,7 +299,15 @@ class Life(Talk):
             self._pidfd = -1
 
 
+_STACK = ("Current thread", "Stack (most recent call first)")
+"""How Python's fault handler begins a stack: after a crash, and on request."""
+
+
 def _how(code: int) -> str:
+    if code in (BROKEN_LOOP, LOST):
+        return (
+            _HUNG_UP if code == LOST else "closed descriptors that are not its own, and its event loop could not go on"
+        )
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)

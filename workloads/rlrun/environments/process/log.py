@@ -1,4 +1,4 @@
-"""What an environment prints: kept in a file of bounded size, and its end remembered."""
+"""Output of an environment: kept in a file of bounded size, and its end remembered."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import threading
 from pathlib import Path
 
+from rlrun.protocol.bounded_log import BoundedLog
+from rlrun.protocol.printable import printable
+
 MAX_BYTES = 8 * 1024 * 1024
-"""A longer log is moved to `.1`, over the one that was there, and begun anew."""
 KEPT_BYTES = 16 * 1024
 _CHUNK_BYTES = 64 * 1024
 
@@ -21,6 +23,7 @@ class Log:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self._file = None if path is None else BoundedLog(path, MAX_BYTES)
         self._end = b""
         self._lock = threading.Lock()
 
@@ -41,24 +44,22 @@ class Log:
         thread.start()
         return thread
 
-    def last_lines(self, count: int = 8) -> list[str]:
-        """The end of what the present process printed; lines are cut to 300 characters."""
+    def last_lines(self, count: int = 8, *, whole: bool = False) -> list[str]:
+        """The end of what the present process printed; lines are cut to 300 characters.
+
+        Args:
+            count: at most so many lines.
+            whole: without a last line that has no end yet.
+        """
         with self._lock:
             text = self._end.decode(errors="replace")
-        printable = ("".join(c if c.isprintable() else " " for c in line).strip() for line in text.splitlines())
-        return [line[:300] for line in printable if line][-count:]
+        if whole:
+            text = text[: text.rfind("\n") + 1]
+        lines = (printable(line[:300].strip()) for line in text.splitlines())
+        return [line for line in lines if line][-count:]
 
     def _take(self, chunk: bytes) -> None:
         with self._lock:
             self._end = (self._end + chunk)[-KEPT_BYTES:]
-        if self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(chunk)
-                size = file.tell()
-            if size > MAX_BYTES:
-                self.path.replace(self.path.with_name(self.path.name + ".1"))
-        except OSError:
-            return  # the volume is full or gone: the end is remembered all the same
+        if self._file is not None:
+            self._file.append(chunk)  # where the volume is full or gone, the end is remembered all the same

@@ -7,7 +7,10 @@ ends, so does the connection, and the next one begins when the kubelet has start
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import os
+import stat
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,6 +46,7 @@ class Remote(Talk):
         deadline = loop.time() + self._limits.start_seconds
         while True:
             try:
+                _check_socket(self._socket)
                 await loop.create_unix_connection(lambda: self._wire, str(self._socket))
                 break
             except OSError as error:
@@ -81,7 +85,7 @@ class Remote(Talk):
 
     def _handle(self, document: Document) -> None:
         if document["op"] == "died":
-            self._bury(Death(document["kind"], str(document["message"])))
+            self._bury(Death(document["kind"], str(document["message"]), int(document.get("rollout", 0))))
             self.end()
             return
         super()._handle(document)
@@ -93,3 +97,13 @@ class Remote(Talk):
         if not self._ready.done():
             why += ", or refused the connection"
         self._bury(Death("crash", why))
+
+
+def _check_socket(path: Path) -> None:
+    """Refuse a link: the container that owns the folder would lead the orchestrator to the socket of another one.
+
+    Raises:
+        OSError: it is not there, or is no socket.
+    """
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))

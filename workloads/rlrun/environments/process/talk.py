@@ -1,13 +1,14 @@
-"""What the orchestrator and an environment say to each other, seen from the orchestrator, wherever the environment runs."""
+"""The orchestrator's end of the protocol with an environment, wherever that runs."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import secrets
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
+from rlrun.environments.bounds import BoundsError, clipped, describe, plain_score
 from rlrun.environments.episode import EpisodeError, ErrorKind
 from rlrun.environments.process.wire import Document, Lines, WireError
 from rlrun.environments.protocol import Episode, ModelClient, Score
@@ -15,15 +16,21 @@ from rlrun.environments.stage import Played, TaskRef
 
 GRACE_SECONDS = 10.0
 """The environment ends an episode at its deadline; this much later it is given up from here."""
+MAX_GIVEN_UP = 10_000
+"""Rollouts without an answer that are remembered: their code may run on and end the process."""
 DeathKind = Literal["crash", "hang", "memory"]
 
 
 @dataclass(frozen=True)
 class Death:
-    """Why a process ended."""
+    """Cause of a process's end."""
 
     kind: DeathKind
     message: str
+    rollout: int = 0
+    """Whose code ran; 0: it is not known."""
+    task: TaskRef | None = None
+    """What that rollout played."""
 
 
 class StartError(Exception):
@@ -32,11 +39,12 @@ class StartError(Exception):
     Args:
         message: why.
         permanent: whether the environment said so itself, so that trying again cannot help.
+        missing: whether a package or the interpreter is missing here, which another image may have.
     """
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    def __init__(self, message: str, *, permanent: bool = False, missing: bool = False) -> None:
         super().__init__(message)
-        self.permanent = permanent
+        self.permanent, self.missing = permanent, missing
 
 
 @dataclass
@@ -51,7 +59,7 @@ class _Rollout:
 
 @dataclass
 class Ready:
-    """What a loaded environment says of itself."""
+    """Self-description of a loaded environment."""
 
     id: str
     single_turn: bool
@@ -77,7 +85,9 @@ class Talk(ABC):
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._wire = Lines(self._receive, self._lost)
         self._rollouts: dict[int, _Rollout] = {}
-        self._numbers = itertools.count(1)
+        self._given_up: dict[int, TaskRef] = {}
+        """Rollouts that nobody waits for any more and that the process has not answered, oldest first."""
+        self._changed = asyncio.Event()
 
     @abstractmethod
     async def start(self) -> Ready:
@@ -102,20 +112,45 @@ class Talk(ABC):
     @abstractmethod
     def _lost(self, error: WireError | None) -> None: ...
 
+    def _explained(self, message: str) -> str:
+        """What the environment's code raised, with what this end knows about it."""
+        return message
+
+    async def until_idle(self) -> None:
+        """Wait until no episode is played, or it has ended."""
+        while self._rollouts and not self.ended.done():
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def in_flight(self) -> int:
+        """Episodes that are played."""
+        return len(self._rollouts)
+
     def _bury(self, death: Death) -> None:
         """Tell everybody who waits."""
-        for rollout in list(self._rollouts.values()):
+        culprit = self._rollouts.get(death.rollout)
+        death = replace(death, task=culprit.task if culprit is not None else self._given_up.get(death.rollout))
+        for number, rollout in list(self._rollouts.items()):
             if not rollout.result.done():
-                error = self._error(death.kind, rollout.task, f"its process {death.message}", self.number)
+                bystander = death.task is not None and death.rollout != number
+                message = f"its process {death.message}"
+                error = self._error(death.kind, rollout.task, message, death=self.number, bystander=bystander)
                 rollout.result.set_exception(error)
         if not self.ended.done():
             self.ended.set_result(death)
 
     # ---- episodes
 
-    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        """Play one episode in the process; see `Stage.play`. Raises `EpisodeError`."""
-        number = next(self._numbers)
+    async def play(
+        self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float, number: int = 0
+    ) -> Played:
+        """Play one episode in the process; see `Stage.play`. Raises `EpisodeError`.
+
+        Args:
+            number: by which the process knows the rollout; 0: a new one.
+        """
+        number = number or secrets.randbelow(1 << 62) + 1  # no episode guesses that of another, to answer in its name
         rollout = _Rollout(task, model, asyncio.get_running_loop().create_future())
         self._rollouts[number] = rollout
         deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
@@ -124,16 +159,27 @@ class Talk(ABC):
             async with asyncio.timeout(timeout_seconds + GRACE_SECONDS):
                 return await rollout.result
         except TimeoutError as error:
-            raise self._error("timeout", task, f"the episode's {timeout_seconds:g} seconds were over") from error
+            raise self._error(
+                "timeout", task, f"the episode's {round(timeout_seconds, 3):g} seconds were over"
+            ) from error
         finally:
             del self._rollouts[number]
+            self._changed.set()
             if rollout.asking is not None:
                 rollout.asking.cancel()
             if not rollout.result.done() or rollout.result.cancelled():
-                self._wire.send({"op": "cancel", "rollout": number})
+                self._give_up(number, task)
 
-    def _error(self, kind: ErrorKind, task: TaskRef, message: str, death: int = 0) -> EpisodeError:
-        return EpisodeError(kind, self.id, str(task), message, death=death)
+    def _give_up(self, number: int, task: TaskRef) -> None:
+        self._wire.send({"op": "cancel", "rollout": number})
+        self._given_up[number] = task
+        if len(self._given_up) > MAX_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
+
+    def _error(
+        self, kind: ErrorKind, task: TaskRef, message: str, *, death: int = 0, bystander: bool = False
+    ) -> EpisodeError:
+        return EpisodeError(kind, self.id, str(task), message, death=death, bystander=bystander)
 
     async def _ask(self, number: int, rollout: _Rollout, document: Document) -> None:
         answer: Document = {"rollout": number, "call": document["call"]}
@@ -155,8 +201,12 @@ class Talk(ABC):
     def _receive(self, document: Document) -> None:
         try:
             self._handle(document)
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"its message {document.get('op')!r} is malformed ({error})") from error
+        except WireError:
+            raise
+        except Exception as error:
+            raise WireError(
+                f"its message {clipped(str(document['op']), 40)!r} is malformed ({describe(error)})"
+            ) from error
 
     def _handle(self, document: Document) -> None:
         if document["op"] == "pong":
@@ -168,21 +218,29 @@ class Talk(ABC):
             return
         rollout = self._rollouts.get(int(document["rollout"]))
         if rollout is None or rollout.result.done():
-            return  # it was given up meanwhile
+            if document["op"] in ("played", "failed"):
+                self._given_up.pop(int(document["rollout"]), None)
+            return
         match document["op"]:
             case "complete":
+                if rollout.asking is not None:
+                    rollout.asking.cancel()  # one call at a time
                 rollout.call = int(document["call"])
                 rollout.asking = asyncio.ensure_future(self._ask(int(document["rollout"]), rollout, document))
             case "abandon":
                 if rollout.asking is not None and rollout.call == document["call"]:
                     rollout.asking.cancel()
             case "played":
-                self.played += 1
-                rollout.result.set_result(_played(document))
+                try:
+                    rollout.result.set_result(_played(document))
+                    self.played += 1
+                except BoundsError as refused:
+                    rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
             case "failed":
-                error = EpisodeError(
-                    cast(ErrorKind, str(document["kind"])), self.id, document["task_id"], document["message"]
-                )
+                if (kind := document["kind"]) not in get_args(ErrorKind):
+                    raise WireError(f"{clipped(str(kind), 40)!r} is no kind of error")
+                task_id, message = clipped(str(document["task_id"])), self._explained(clipped(str(document["message"])))
+                error = EpisodeError(kind, self.id, task_id, message)
                 if error.kind == "model":
                     error.__cause__ = rollout.model_error
                 rollout.result.set_exception(error)
@@ -191,7 +249,9 @@ class Talk(ABC):
 
     def _loaded(self, document: Document) -> None:
         if document["op"] == "unusable":
-            self._ready.set_exception(StartError(document["message"], permanent=True))
+            self._ready.set_exception(
+                StartError(self._explained(document["message"]), permanent=True, missing=bool(document.get("missing")))
+            )
             return
         sizes = int(document["train"]), int(document["eval"])
         self._ready.set_result(Ready(str(document["id"]), bool(document["single_turn"]), *sizes))
@@ -199,5 +259,5 @@ class Talk(ABC):
 
 def _played(document: Document) -> Played:
     episode = Episode(list(document["messages"]), int(document["replies"]), dict(document["info"]))
-    score = Score(float(document["reward"]), {str(k): float(v) for k, v in document["metrics"].items()})
+    score = plain_score(Score(document["reward"], document["metrics"]))
     return Played(str(document["task_id"]), episode, score)

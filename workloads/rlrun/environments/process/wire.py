@@ -1,4 +1,4 @@
-"""What an environment's process and the orchestrator tell each other: JSON documents, one a line, over a socket pair.
+"""Messages between an environment's process and the orchestrator: JSON documents, one a line, over a socket pair.
 
 JSON and not msgpack, because the other side may be another Python with nothing installed but the environment's own
 packages. Each document has an `op`.
@@ -37,16 +37,17 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 class WireError(Exception):
-    """What came is no document of this protocol."""
+    """Error for a received text that is no document of this protocol."""
+
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Bound here, as `_from_json`: user code that replaces `json.dumps` changes neither."""
+_from_json = json.JSONDecoder().decode
 
 
 def encode(document: Document) -> bytes:
-    """A document as a line.
-
-    Raises:
-        TypeError, ValueError, RecursionError: it holds something that is not JSON.
-    """
-    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    """A document of plain JSON values as a line."""
+    return _to_json(document).encode() + b"\n"
 
 
 class Lines(asyncio.Protocol):
@@ -99,6 +100,10 @@ class Lines(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(line)
 
+    def forget(self) -> None:
+        """Send nothing any more, without a word to the other end: for a copy of this in a forked child."""
+        self._transport = None
+
     def close(self) -> None:
         """End the connection."""
         if self._transport is not None:
@@ -107,7 +112,7 @@ class Lines(asyncio.Protocol):
 
 def _decode(line: bytes) -> Document:
     try:
-        document = json.loads(line)
+        document = _from_json(line.decode())
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("op"), str):

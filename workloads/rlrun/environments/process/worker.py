@@ -1,45 +1,67 @@
 """The inside of an environment's process: load the environment, play what is asked for, say what came of it.
 
 Standard output and error lead into the environment's log, and the connection is a descriptor that no child inherits:
-what an environment prints cannot be taken for a message. Started by `life`, never by hand.
+what an environment prints cannot be taken for a message. Every episode is answered exactly once, whatever its code raises.
+Started by `life`, never by hand.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
+import importlib
 import os
 import resource
-import signal
 import socket
-import traceback
-from collections.abc import Mapping, Sequence
+from asyncio import CancelledError, get_running_loop
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NoReturn
 
+from rlrun.config.algorithm_names import Kind
+from rlrun.custom import bind
+from rlrun.environments.bounds import (
+    MAX_REQUESTS,
+    BoundsError,
+    clipped,
+    describe,
+    plain_json,
+    plain_messages,
+)
+from rlrun.environments.distinct import SharedTaskError
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.process.wire import Document, Lines, WireError, encode
+from rlrun.environments.process import enclosure, keeper
+from rlrun.environments.process.heartbeat import Page
+from rlrun.environments.process.loop import EpisodeLoop, Stepped, tell
+from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
 from rlrun.protocol import heap, stacks
+from rlrun.protocol.failures import RoleError
 
-_PR_SET_PDEATHSIG = 1
-STACKS = signal.SIGUSR1
-"""Makes the process write what all its threads do into its log, even while it computes."""
+BROKEN_LOOP, LOST = 179, 180
+"""Exit codes of a process whose event loop cannot go on, and of one that has lost its connection."""
+
+MAX_FILES = 16_384
+"""Open files of each process of an environment."""
 
 
 class ModelRefusedError(Exception):
     """The orchestrator's model client failed; its own error stays there."""
 
 
-class _Model:
-    """The policy, asked through the orchestrator."""
+class RemoteModel:
+    """The policy, asked through the orchestrator.
+
+    Args:
+        rollout: number of the one that asks.
+    """
 
     def __init__(self, wire: Lines, rollout: int) -> None:
-        self._wire, self._rollout = wire, rollout
+        self._wire, self.rollout = wire, rollout
         self._call = 0
         self._answer: asyncio.Future[Reply] | None = None
 
@@ -53,17 +75,19 @@ class _Model:
     ) -> Reply:
         if self._answer is not None:
             raise RuntimeError("complete() was called again before it had answered; one call at a time")
-        if not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages):
-            raise TypeError("messages must be dictionaries with a role")
+        if self._call >= MAX_REQUESTS:
+            raise BoundsError(f"the episode has asked the model {MAX_REQUESTS} times, which is the most; end it")
+        asked = _asked(messages, max_tokens, stop, tools)
+        call = {"rollout": self.rollout, "call": self._call + 1}
+        line = encode({"op": "complete", **call, **asked})
+        if len(line) > MAX_LINE_BYTES:
+            raise BoundsError(f"messages and tools have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES})")
         self._call += 1
-        self._answer = asyncio.get_running_loop().create_future()
-        call = {"rollout": self._rollout, "call": self._call}
-        asked = {"messages": list(messages), "max_tokens": max_tokens, "stop": list(stop)}
-        offered = {"tools": None if tools is None else list(tools)}
+        self._answer = get_running_loop().create_future()
         try:
-            self._wire.send({"op": "complete", **call, **asked, **offered})
+            self._wire.send_line(line)
             return await self._answer
-        except asyncio.CancelledError:
+        except CancelledError:
             self._wire.send({"op": "abandon", **call})
             raise
         finally:
@@ -80,29 +104,62 @@ class _Model:
             self._answer.set_result(Reply(**said | {"tool_calls": tuple(said["tool_calls"])}))
 
 
-class Worker:
-    """One connection's environment and the rollouts that it plays."""
+def _asked(
+    messages: Sequence[Message], max_tokens: int | None, stop: Sequence[str], tools: Sequence[Tool] | None
+) -> Document:
+    """A request as a document.
 
-    def __init__(self) -> None:
+    Raises:
+        BoundsError: names the argument that is wrong.
+    """
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise BoundsError("max_tokens must be a whole number of at least 1, or None")
+    words = plain_json(stop, "stop")
+    if type(words) is not list or not all(type(word) is str and word for word in words):
+        raise BoundsError("stop must be a list of texts that are not empty")
+    offered = None if tools is None else plain_json(tools, "tools")
+    if offered is not None and (type(offered) is not list or not all(type(tool) is dict for tool in offered)):
+        raise BoundsError("tools must be a list of dictionaries")
+    return {"messages": plain_messages(messages), "max_tokens": max_tokens, "stop": words, "tools": offered}
+
+
+@dataclass
+class _Playing:
+    """An episode that is played."""
+
+    model: RemoteModel
+    task: asyncio.Task[None] | None = None
+    cancelled: bool = False
+    """Whether the orchestrator has given it up: it gets no answer."""
+
+
+class Worker:
+    """One connection's environment and the rollouts that it plays.
+
+    Args:
+        page: learns whose code runs; None: nobody looks.
+    """
+
+    def __init__(self, page: Page | None = None) -> None:
         self.wire = Lines(self._receive, self._lost)
         self._stage: Stage | None = None
-        self._playing: dict[int, tuple[asyncio.Task[None], _Model]] = {}
+        self._page = page
+        self._playing: dict[int, _Playing] = {}
 
     def _lost(self, error: WireError | None) -> None:
-        os.killpg(0, signal.SIGKILL)  # the orchestrator is gone: nothing here is of use any more
+        os._exit(LOST)  # the keeper ends the rest
 
     def _receive(self, document: Document) -> None:
         match document["op"]:
             case "reply" | "refused":
                 if playing := self._playing.get(document["rollout"]):
-                    playing[1].answered(document)
+                    playing.model.answered(document)
             case "play":
-                number = document["rollout"]
-                model = _Model(self.wire, number)
-                self._playing[number] = asyncio.ensure_future(self._play(document, model)), model
+                self._start(document)
             case "cancel":
-                if playing := self._playing.get(document["rollout"]):
-                    playing[0].cancel()
+                if (playing := self._playing.get(document["rollout"])) and playing.task is not None:
+                    playing.cancelled = True
+                    playing.task.cancel()
             case "ping":
                 self.wire.send(self._pong(document))
             case "load":
@@ -115,109 +172,162 @@ class Worker:
         return {"op": "pong", "number": document["number"]}
 
     def _load(self, document: Document) -> Document:
+        if (kind := document.get("kind", "environment")) != "environment":
+            return _checked(document) if kind == "check" else _bound(kind, document)
         try:
             self._stage = stage = InProcessStage(load(document["id"], document["args"]))
+            stage.check_distinct()
+            sizes = {"train": len(stage.tasks("train")), "eval": len(stage.tasks("eval"))}
+            ready = {"op": "ready", "id": stage.id, "single_turn": stage.single_turn, **sizes}
         except EnvironmentLoadError as error:
-            return {"op": "unusable", "message": str(error)}
-        except Exception as error:
-            return {"op": "unusable", "message": f"its tasks cannot be read: {type(error).__name__}: {error}"}
-        sizes = {"train": len(stage.tasks("train")), "eval": len(stage.tasks("eval"))}
+            return _unusable(str(error), error)
+        except SharedTaskError as error:
+            return _unusable(f"environment {document['id']!r}: {error}", error)
+        except BaseException as error:
+            return _unusable(
+                f"environment {document['id']!r}: its code raised {describe(error)} while it loaded", error
+            )
         heap.spare()
-        return {"op": "ready", "id": stage.id, "single_turn": stage.single_turn, **sizes}
+        return ready
 
-    async def _play(self, document: Document, model: _Model) -> None:
+    def _start(self, document: Document) -> None:
+        number = document["rollout"]
+        playing = self._playing[number] = _Playing(RemoteModel(self.wire, number))
+        loop, page, work = get_running_loop(), self._page, self._play(document, playing)
+        if not isinstance(loop, EpisodeLoop) or page is None:
+            playing.task = loop.create_task(work)
+            return
+
+        def after() -> None:
+            loop.end_if_forked()
+            page.enter(0)
+
+        playing.task = loop.start_task(Stepped(work, lambda: page.enter(number), after))
+
+    async def _play(self, document: Document, playing: _Playing) -> None:
         assert self._stage is not None
         number, task = document["rollout"], TaskRef(document["split"], document["index"])
         try:
             played = await self._stage.play(
-                task, model, timeout_seconds=document["timeout_seconds"], reward_seconds=document["reward_seconds"]
+                task,
+                playing.model,
+                timeout_seconds=document["timeout_seconds"],
+                reward_seconds=document["reward_seconds"],
             )
             line = _line(number, played, self._stage.id)
         except EpisodeError as error:
-            failed = {"kind": error.kind, "task_id": error.task_id, "message": error.message}
-            line = encode({"op": "failed", "rollout": number, **failed})
-        except asyncio.CancelledError:
-            this = asyncio.current_task()
-            if this is not None and this.cancelling():
-                raise
-            line = self._raised(number, task, "cancelled itself")
-        except (SystemExit, KeyboardInterrupt) as error:
-            line = self._raised(number, task, f"raised {type(error).__name__}({error})")
+            line = _failed(number, error.kind, error.task_id, error.message)
+        except BaseException as error:
+            if playing.cancelled:
+                return
+            what = "was cancelled by other code of the environment" if isinstance(error, CancelledError) else None
+            line = _failed(number, "environment", str(task), what or f"its code raised {describe(error)}")
         finally:
             self._playing.pop(number, None)
         self.wire.send_line(line)
 
-    def _raised(self, number: int, task: TaskRef, message: str) -> bytes:
-        failed = {"kind": "environment", "task_id": str(task), "message": f"its code {message}"}
-        return encode({"op": "failed", "rollout": number, **failed})
+
+def _failed(number: int, kind: str, task_id: str, message: str) -> bytes:
+    failed = {"kind": kind, "task_id": task_id, "message": clipped(message)}
+    return encode({"op": "failed", "rollout": number, **failed})
+
+
+def _unusable(message: str, error: BaseException) -> Document:
+    return {"op": "unusable", "message": clipped(message), "missing": isinstance(error.__cause__, ImportError)}
+
+
+def _bound(kind: Kind, document: Document) -> Document:
+    """Find a user's loss or advantage and hold its options against its parameters."""
+    try:
+        bind(kind, document["id"], {}, document["args"])
+    except ValueError as error:
+        return _unusable(str(error), error)
+    except BaseException as error:
+        return _unusable(f"{kind} {document['id']!r}: its code raised {describe(error)} while it loaded", error)
+    return _nothing_to_play(document)
+
+
+def _checked(document: Document) -> Document:
+    """Call one of our own checks, which may run other people's code."""
+    module, name = document["id"].split(":")
+    try:
+        getattr(importlib.import_module(module), name)(**document["args"])
+    except RoleError as error:
+        return _unusable(str(error), error)
+    except ImportError as error:
+        return _unusable(describe(error), error) | {"missing": True}
+    except BaseException as error:
+        return _unusable(f"the check of it raised {describe(error)}", error)
+    return _nothing_to_play(document)
+
+
+def _nothing_to_play(document: Document) -> Document:
+    return {"op": "ready", "id": document["id"], "single_turn": True, "train": 0, "eval": 0}
 
 
 def _line(number: int, played: Played, env_id: str) -> bytes:
     episode, score = played.episode, played.score
-    try:
-        return encode(
-            {
-                "op": "played",
-                "rollout": number,
-                "task_id": played.task_id,
-                "messages": episode.messages,
-                "replies": episode.replies,
-                "info": episode.info,
-                "reward": score.reward,
-                "metrics": score.metrics,
-            }
-        )
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"the episode holds what is not JSON: {error}"
-        raise EpisodeError("environment", env_id, played.task_id, message) from error
+    line = encode(
+        {
+            "op": "played",
+            "rollout": number,
+            "task_id": played.task_id,
+            "messages": episode.messages,
+            "replies": episode.replies,
+            "info": episode.info,
+            "reward": score.reward,
+            "metrics": score.metrics,
+        }
+    )
+    if len(line) > MAX_LINE_BYTES:
+        message = f"the episode has {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); bring less"
+        raise EpisodeError("environment", env_id, played.task_id, message)
+    return line
 
 
-def _limit(parent: int, memory_bytes: int) -> None:
+def _limit(memory_bytes: int) -> None:
     """What must hold before any of the environment's code runs."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above: nobody would tell
-        os._exit(1)
     # The orchestrator looks at the memory once in a while; this stops what allocates too fast for it. Not RLIMIT_AS: address space
     # that is only reserved (thread arenas, memory-mapped data sets) is no memory.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     backstop = 2 * memory_bytes
     if hard == resource.RLIM_INFINITY or backstop < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (backstop, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The orchestrator raises its own limit for all its connections; that is not for one environment to use up.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files[0], MAX_FILES), min(files[1], MAX_FILES)))
     with suppress(OSError):
         # Should the container's memory be used up, the kernel is to choose this process, not the orchestrator.
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable()
-    faulthandler.register(STACKS, all_threads=True)
+    faulthandler.register(keeper.STACKS, all_threads=False)  # see `stacks.listen`
     stacks.listen()
 
 
-async def _serve(connection: socket.socket) -> None:
-    worker = Worker()
-    await asyncio.get_running_loop().create_unix_connection(lambda: worker.wire, sock=connection)
-    await asyncio.Event().wait()  # `Worker._lost` ends the process
-
-
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> NoReturn:
     """Serve one connection until it ends.
 
     Args:
-        argv: descriptor of the connection, pid of the orchestrator, memory limit in bytes.
+        argv: descriptor of the connection, that of the heartbeat's page, pid of the orchestrator, memory limit in bytes.
     """
-    descriptor, parent, memory_bytes = map(int, argv)
+    descriptor, page_descriptor, parent, memory_bytes = map(int, argv)
     os.set_inheritable(descriptor, False)
-    _limit(parent, memory_bytes)
+    keeper.fork(parent)
+    _limit(memory_bytes)
+    enclosure.enclose()
+    page = Page(page_descriptor)
+    page.forget_descriptor()
+    page.start()
     connection = socket.socket(fileno=descriptor)
     connection.setblocking(False)
-    loop = asyncio.new_event_loop()
+    loop = EpisodeLoop()
     asyncio.set_event_loop(loop)
+    worker = Worker(page)
+    os.register_at_fork(after_in_child=worker.wire.forget)
     try:
-        loop.run_until_complete(_serve(connection))
-    except SystemExit as error:  # of a task that the environment started itself
-        code = error.code if isinstance(error.code, int) else 1
+        loop.run_until_complete(loop.create_unix_connection(lambda: worker.wire, sock=connection))
+        loop.go_on()
     except BaseException:
-        traceback.print_exc()
-        code = 1
+        tell()
     # Not a plain return: threads and tasks of the environment could hold the process for ever.
-    os._exit(code)
+    os._exit(BROKEN_LOOP)

@@ -21,12 +21,16 @@ from rlrun.protocol.bootstrap import python_command
 
 T = TypeVar("T")
 IMPORT_SECONDS = 60.0
-"""For the start of a process and the import of a function's module, which is none of the function's time."""
+"""For the start of a process, the import of a function's module and its preparation, which are none of the function's time."""
 _LENGTH = struct.Struct("!Q")
 
 
 class BoundedCallError(RuntimeError):
     """The function raised, or did not finish."""
+
+
+class ImportTimeError(BoundedCallError):
+    """The function's module was not imported in time; the function was not called."""
 
 
 class BoundedCalls:
@@ -35,10 +39,13 @@ class BoundedCalls:
     Args:
         processes: calls at the same time.
         timeout_seconds: for one call.
+        prepare: called once in each process before the first call, in no call's time; what it raises is of no account.
     """
 
-    def __init__(self, *, processes: int = 2, timeout_seconds: float = 10.0) -> None:
-        self._timeout_seconds = timeout_seconds
+    def __init__(
+        self, *, processes: int = 2, timeout_seconds: float = 10.0, prepare: Callable[[], object] | None = None
+    ) -> None:
+        self._timeout_seconds, self._prepare = timeout_seconds, prepare
         self._slots = asyncio.Semaphore(processes)
         self._idle: list[_Caller] = []
 
@@ -51,13 +58,18 @@ class BoundedCalls:
         name = f"{function.__module__}.{function.__qualname__}"
         async with self._slots:
             caller = self._idle.pop() if self._idle else _Caller()
+            prepared = False
             try:
                 async with asyncio.timeout(IMPORT_SECONDS):
-                    await caller.prepare(function.__module__)
+                    await caller.prepare(function.__module__, self._prepare)
+                prepared = True
                 async with asyncio.timeout(self._timeout_seconds):
                     good, value = await caller.ask((function, arguments))
             except BaseException as error:
                 caller.kill()
+                if isinstance(error, TimeoutError) and not prepared:
+                    message = f"the modules that {name} needs were not imported within {IMPORT_SECONDS:g} seconds"
+                    raise ImportTimeError(message) from error
                 if isinstance(error, TimeoutError):
                     raise BoundedCallError(f"{name} did not finish within {self._timeout_seconds:g} seconds") from error
                 if isinstance(error, OSError | EOFError):
@@ -90,9 +102,11 @@ class _Caller:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
 
-    async def prepare(self, module: str) -> None:
+    async def prepare(self, module: str, prepare: Callable[[], object] | None) -> None:
         if module not in self._prepared:
             await self.ask((importlib.import_module, (module,)))
+            if prepare is not None:
+                await self.ask((prepare, ()))
             self._prepared.add(module)
 
     async def ask(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[bool, Any]:
@@ -119,7 +133,7 @@ class _Caller:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The inside of such a process: answer calls until nobody asks any more."""
+    """Body of such a process: answer calls until the input ends."""
     descriptor = int(argv[0])
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:

@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 from rlrun.environments.rewards import sandbox
+from rlrun.protocol.processes import threads_of
 
-Outcome = Literal["ok", "failed", "timeout", "output"]
-"""`ok`: exit code 0. `failed`: another one, or a signal (memory and processor time included). `timeout`, `output`: too much of it."""
+Outcome = Literal["ok", "failed", "timeout", "output", "threads"]
+"""`ok`: exit code 0. `failed`: another one, or a signal (memory and processor time included). `timeout`, `output`, `threads`: too much
+of it."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _CHUNK_BYTES = 65536
+_LOOK_SECONDS = 0.02
+"""Between two looks at the number of threads: no limit of the kernel counts those of one process (RLIMIT_NPROC counts a user's)."""
 
 
 class SandboxUnavailableError(RuntimeError):
@@ -28,7 +32,7 @@ class SandboxUnavailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class CodeLimits:
-    """What one program may take."""
+    """Resource limits of one program."""
 
     timeout_seconds: float = 10.0
     """Wall-clock time; processor time is bounded by the same, rounded up."""
@@ -36,11 +40,13 @@ class CodeLimits:
     """Address space."""
     output_bytes: int = 64 * 1024
     """On each of stdout and stderr."""
+    threads: int = 64
+    """At the same time; a program with more is ended at the next look, see `_LOOK_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a program did."""
+    """Result of a program."""
 
     outcome: Outcome
     stdout: str
@@ -113,27 +119,43 @@ class CodeRunner:
         assert process.stdout is not None
         assert process.stderr is not None
 
+        ending = asyncio.ensure_future(process.wait())
+
         def kill() -> None:
-            # Only while its streams are open, so that the pid is its own; not `process.kill`, which may collect the process and
+            # Only while it has not been collected, so that the pid is its own; not `process.kill`, which may collect the process and
             # leave asyncio without its exit code.
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+            if not ending.done():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
         streams = (process.stdout, process.stderr)
         texts = [asyncio.ensure_future(_take(stream, limits.output_bytes, kill)) for stream in streams]
+        counting = asyncio.ensure_future(_count_threads(process.pid, limits.threads, kill))
         try:
-            # The program has no children, so both streams end with it.
-            _, unfinished = await asyncio.wait(texts, timeout=limits.timeout_seconds)
+            # Both: a program can close its streams and go on.
+            _, unfinished = await asyncio.wait([*texts, ending], timeout=limits.timeout_seconds)
         finally:
-            if not all(text.done() for text in texts):
-                kill()
+            kill()
             # Read to the end even then: asyncio waits for a process only once its pipes are at their end.
             (stdout, much), (stderr, more) = await asyncio.gather(*texts)
-            code = await process.wait()
+            code = await ending
+            crowded = await counting
         if code == sandbox.UNAVAILABLE:
             raise SandboxUnavailableError(f"a program cannot be confined here: {stderr.strip()}")
+        if crowded:
+            return Result("threads", stdout, stderr)
         outcome: Outcome = "timeout" if unfinished else "output" if much or more else "ok" if code == 0 else "failed"
         return Result(outcome, stdout, stderr)
+
+
+async def _count_threads(pid: int, limit: int, too_many: Callable[[], None]) -> bool:
+    """Look at a process until it has more threads than it may; then `too_many` is called, and this is true. False: it has ended."""
+    while (count := threads_of(pid)) is not None:
+        if count > limit:
+            too_many()
+            return True
+        await asyncio.sleep(_LOOK_SECONDS)
+    return False
 
 
 async def _take(stream: asyncio.StreamReader, limit: int, too_much: Callable[[], None]) -> tuple[str, bool]:

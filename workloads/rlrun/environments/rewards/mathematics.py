@@ -1,10 +1,12 @@
-"""Whether a reply's final answer is the right one, as expressions and not as text: "1/2", "0.5" and "\\frac{1}{2}" are the same.
+"""Comparison of a reply's final answer with the right one as expressions: "1/2", "0.5" and "\\frac{1}{2}" are the same.
 
 The package `math-verify` does the work. It computes with sympy, which some inputs keep busy for ever: call it through
 `bounded.BoundedCalls`.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 
 def math_score(reply: str, truth: str) -> float:
@@ -20,7 +22,14 @@ def math_score(reply: str, truth: str) -> float:
     """
     from math_verify import parse, verify
 
-    gold = parse(f"\\boxed{{{truth}}}") or parse(truth)
+    # Without its own time-outs, which would make a wrong answer of one that takes long.
+    parsed = partial(parse, parsing_timeout=None)
+    gold = parsed(f"\\boxed{{{truth}}}") or parsed(truth)
     if not gold:
         raise ValueError(f"the right answer {truth!r} is no mathematical expression")
-    return float(verify(gold, parse(reply)))
+    return float(verify(gold, parsed(reply), timeout_seconds=None))
+
+
+def prepare() -> None:
+    """Import what `math_score` needs and build its parsers, which takes seconds."""
+    math_score("\\boxed{1}", "1")

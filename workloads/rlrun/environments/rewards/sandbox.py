@@ -4,8 +4,8 @@ What the code may do follows from three things that need no privileges, put on i
 
 - resource limits: processor time, address space, size of a file, open files;
 - Landlock: files of the Python installation may be read, and no file may be written, made, renamed or removed;
-- a seccomp filter with the list of the system calls that a computing program needs. No socket, no process, no signal to
-  others, no tracing, no change of rights is on it. A call that is not fails with EPERM.
+- a seccomp filter with the list of the system calls that a computing program needs; files are opened for reading alone. No socket, no
+  process, no signal to others, no tracing, no change of rights is on it. A call that is not fails with EPERM.
 
 The filter lists what is allowed: a call that a future kernel brings is refused. Sources: landlock(7), seccomp(2), Linux'
 `asm/unistd_64.h`.
@@ -27,7 +27,10 @@ UNAVAILABLE = 99
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_READ = 1 << 2 | 1 << 3  # READ_FILE, READ_DIR
+READ_FILE, REFER = 1 << 2, 1 << 13
+"""Rights of Landlock: to read a file, and to move one into another folder."""
+_READ = READ_FILE | 1 << 3  # READ_DIR
+_OF_FILES = 1 | 1 << 1 | READ_FILE | 1 << 14  # EXECUTE, WRITE_FILE, TRUNCATE: the rights that a single file can have
 _AUDIT_ARCH_X86_64, _X32_BIT = 0xC000003E, 0x40000000
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -35,25 +38,28 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _CLONE_THREAD = 0x10000
 
 ALLOWED = {
-    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8, "mmap": 9,
+    "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8, "mmap": 9,
     "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17,
     "readv": 19, "writev": 20, "access": 21, "pipe": 22, "select": 23, "sched_yield": 24, "mremap": 25, "madvise": 28,
     "dup": 32, "dup2": 33, "nanosleep": 35, "getpid": 39, "exit": 60, "uname": 63, "getcwd": 79, "readlink": 89,
     "gettimeofday": 96, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104,
     "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131, "gettid": 186, "time": 201, "futex": 202,
     "sched_getaffinity": 204, "getdents64": 217, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229,
-    "clock_nanosleep": 230, "exit_group": 231, "epoll_wait": 232, "epoll_ctl": 233, "openat": 257, "newfstatat": 262,
+    "clock_nanosleep": 230, "exit_group": 231, "epoll_wait": 232, "epoll_ctl": 233, "newfstatat": 262,
     "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273, "eventfd2": 290,
     "epoll_create1": 291, "pipe2": 293, "getrandom": 318, "membarrier": 324, "statx": 332, "rseq": 334, "faccessat2": 439,
 }  # fmt: skip
 """Allowed whatever the arguments: x86-64's numbers."""
-_FCNTL, _IOCTL, _CLONE, _CLONE3, _TGKILL, _PRLIMIT = 72, 16, 56, 435, 234, 302
+_OPEN, _OPENAT, _FCNTL, _IOCTL, _CLONE, _CLONE3, _TGKILL, _PRLIMIT = 2, 257, 72, 16, 56, 435, 234, 302
+_CHANGES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+"""Flags of `open` that write, make or empty a file. Access mode 3 reads and writes nothing, and empties with O_TRUNC: Landlock asks for
+no right to it before its version 3 (Linux 6.2)."""
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags: not F_SETOWN, which sends signals
 _IOCTL_COMMANDS = (0x5401, 0x5451, 0x541B, 0x5413)  # TCGETS, FIOCLEX, FIONREAD, TIOCGWINSZ
 
 
 class UnavailableError(Exception):
-    """This machine cannot confine the code."""
+    """Error for a machine that cannot confine the code."""
 
 
 def filter_program(pid: int) -> list[tuple[int, int, int, int]]:
@@ -75,6 +81,8 @@ def filter_program(pid: int) -> list[tuple[int, int, int, int]]:
     def one_of(values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
         return [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
 
+    for number, argument in ((_OPEN, 1), (_OPENAT, 2)):
+        allow_if(number, argument, [(_ANY_BIT, 0, 1, _CHANGES)])
     allow_if(_FCNTL, 1, one_of(_FCNTL_COMMANDS))
     allow_if(_IOCTL, 1, one_of(_IOCTL_COMMANDS))
     allow_if(_CLONE, 0, [(_ANY_BIT, 1, 0, _CLONE_THREAD)])
@@ -93,27 +101,54 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _landlock(libc: ctypes.CDLL, readable: list[str]) -> None:
-    abi = _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
-    # Version 1 knows all rights but moving between folders (2) and truncating (3), which the filter refuses as well.
-    rights = 13 + min(2, abi - 1)
-    handled = (1 << rights) - 1
+def landlock_version(libc: ctypes.CDLL) -> int:
+    """Version of the kernel's Landlock, from 1.
+
+    Raises:
+        UnavailableError: it has none.
+    """
+    libc.syscall.restype = ctypes.c_long
+    return _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
+
+
+def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int]]) -> None:
+    """Refuse this process and all that it starts some rights to files but where they are allowed.
+
+    Args:
+        libc: the C library.
+        handled: the rights, as bits of Landlock.
+        allowed: files, or folders with all that is in them, and the rights that stay; what does not exist is left out.
+
+    Raises:
+        UnavailableError: the kernel refuses.
+    """
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, struct.pack("=Q", handled), 8, 0), "landlock_create_ruleset")
-    for path in readable:
+    for path, rights in allowed:
         try:
-            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue
-        access = _READ if stat.S_ISDIR(os.fstat(folder).st_mode) else 1 << 2
-        rule = struct.pack("=Qi", access, folder)
+        access = rights if stat.S_ISDIR(os.fstat(place).st_mode) else rights & _OF_FILES
+        rule = struct.pack("=Qi", access, place)
         _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule for {path}")
-        os.close(folder)
+        os.close(place)
     _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 
 
-def _seccomp(libc: ctypes.CDLL) -> None:
-    program = filter_program(os.getpid())
+def _landlock(libc: ctypes.CDLL, readable: list[str]) -> None:
+    # Version 1 knows all rights but moving between folders (2) and truncating (3), which the filter refuses in every form.
+    abi = landlock_version(libc)
+    rights = 13 + min(2, abi - 1)
+    restrict_files(libc, (1 << rights) - 1, [(path, _READ) for path in readable])
+
+
+def install_filter(libc: ctypes.CDLL, program: list[tuple[int, int, int, int]]) -> None:
+    """Put a seccomp filter on this process and all that it starts.
+
+    Raises:
+        UnavailableError: the kernel refuses.
+    """
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     instructions = ctypes.create_string_buffer(code, len(code))
     head = struct.pack("@HP", len(program), ctypes.addressof(instructions))
@@ -140,7 +175,7 @@ def confine(*, cpu_seconds: int, memory_bytes: int) -> None:
     libc.syscall.restype = ctypes.c_long
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     _landlock(libc, [sys.base_prefix, "/usr/lib", "/lib", "/lib64", "/dev/null", "/dev/urandom"])
-    _seccomp(libc)
+    install_filter(libc, filter_program(os.getpid()))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Rewards by name, for environments whose data says what is right."""
+"""Rewards by name, for environments whose data has the right answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlrun.environments.protocol import Task
-from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls
+from rlrun.environments.rewards import mathematics
+from rlrun.environments.rewards.bounded import BoundedCalls
 from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, last_code_block
 from rlrun.environments.rewards.judge import Judge, JudgeArgs
-from rlrun.environments.rewards.mathematics import math_score
 
 RewardName = Literal["exact", "math", "code", "judge"]
 
@@ -33,7 +33,7 @@ class MathArgs(BaseModel):
     processes: int = Field(default=2, ge=1, le=256)
     """That compare answers at the same time."""
     timeout_seconds: float = Field(default=10.0, gt=0)
-    """For one comparison; a reply that takes longer gets 0."""
+    """For one comparison; one that takes longer is an error."""
 
 
 class CodeArgs(BaseModel):
@@ -82,15 +82,12 @@ async def _exact(task: Task, reply: str) -> float:
 
 class _Math:
     def __init__(self, args: MathArgs) -> None:
-        self._calls = BoundedCalls(processes=args.processes, timeout_seconds=args.timeout_seconds)
+        self._calls = BoundedCalls(
+            processes=args.processes, timeout_seconds=args.timeout_seconds, prepare=mathematics.prepare
+        )
 
     async def __call__(self, task: Task, reply: str) -> float:
-        try:
-            return await self._calls.call(math_score, reply, task.answer or "")
-        except BoundedCallError as error:
-            if isinstance(error.__cause__, TimeoutError | OSError | EOFError):
-                return 0.0  # what keeps sympy busy for ever is no answer
-            raise
+        return await self._calls.call(mathematics.math_score, reply, task.answer or "")
 
 
 class _Code:

@@ -15,7 +15,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a chat template renders."""
+    """Conversation for a chat template."""
 
     messages: Sequence[dict[str, Any]]
     weights: Sequence[float]

@@ -15,7 +15,7 @@ from rlrun.orchestrator.order import permuted, share_out
 
 
 class Draw(NamedTuple):
-    """What is drawn."""
+    """Result of a draw."""
 
     source: int
     """Index of the source."""
@@ -46,7 +46,7 @@ class Mixture:
     all_exhausted: bool = False
 
     def draw(self, number: int) -> Draw:
-        """What draw `number` (from 0) gives."""
+        """Result of draw `number` (from 0)."""
         source, index = share_out(number, self._shares)
         epoch, position = divmod(index, self.sizes[source])
         if not self.shuffle:

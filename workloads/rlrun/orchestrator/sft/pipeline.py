@@ -232,7 +232,7 @@ class DataPipeline:
     # ---- for people
 
     def progress(self) -> Progress:
-        """What the run does at the moment."""
+        """Current progress of the run."""
         total = self._last_step or self._expected_steps or self.config.max_steps
         waiting, state = self._waiting(), self.trainer.state
         trouble = worst(self._volume.trouble(), state.trouble() if state is not None else None)

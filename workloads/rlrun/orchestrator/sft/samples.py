@@ -36,7 +36,7 @@ class Encoder:
         self._config, self._chat, self._seq_len = config, chat, seq_len
 
     def encode(self, rows: Rows, index: int, counters: Counter[str]) -> Encoded | None:
-        """A row's tokens, None for one that is left out; `counters` tell why and what was cut.
+        """A row's tokens, None for one that is left out; `counters` count the reasons and the cuts.
 
         Raises:
             RoleError: the row is malformed or too long, and the configuration wants that to be an error.
@@ -73,7 +73,7 @@ class Encoder:
 
 
 def sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sample:
-    """What the file protocol calls a sample: each token's weight stands in the place of its advantage."""
+    """Sample of the file protocol: each token's weight stands in the place of its advantage."""
     mask = encoded.weights > 0
     return Sample(
         input_ids=encoded.input_ids,
@@ -93,7 +93,7 @@ def sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sample:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is in its data: all that a checkpoint needs, whatever the number of ranks."""
+    """Position of a run in its data: all that a checkpoint needs, whatever the number of ranks."""
 
     draws: int = 0
     """Rows drawn so far, those that were left out included."""
@@ -127,17 +127,17 @@ class Reader:
 
     @property
     def position(self) -> Position:
-        """Where the next batch starts."""
+        """Start of the next batch."""
         return Position(self._draws, dict(self._counters))
 
     @property
     def exhausted(self) -> bool:
-        """Whether no usable row is left. Looks for one, so that a batch can be told to be the last."""
+        """Whether no usable row is left. Looks for one, so that a batch can be marked as the last."""
         return self._peek() is None
 
     @property
     def epoch(self) -> float:
-        """How often the sources were read, weighed by their sizes."""
+        """Number of passes over the sources, weighted by their sizes."""
         return self._draws / sum(len(rows) for rows in self._sources)
 
     def batch(self) -> tuple[Sample, ...]:

@@ -38,7 +38,7 @@ def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
 
 
 def base_position(paths: RunPaths, attempt: Attempt, fingerprints: tuple[str, ...]) -> Position:
-    """Where this attempt starts in its data.
+    """Start of this attempt in its data.
 
     Raises:
         RoleError: the part is missing or of another format, or the data is not what it was.

@@ -1,4 +1,4 @@
-"""Where a rank stands: the sizes of all kinds of parallelism, and the device meshes and groups that follow from them."""
+"""Position of a rank: the sizes of all kinds of parallelism, and the device meshes and groups that follow from them."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ def attach(model: nn.Module, meshes: Meshes) -> None:
 
 
 def meshes_of(model: nn.Module) -> Meshes | None:
-    """How the model is divided; None for one that is not, or by FSDP alone."""
+    """Meshes that divide the model; None for one that is not divided, or by FSDP alone."""
     return getattr(model, _ATTRIBUTE, None)
 
 
 def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: Layout, predicted: Tensor) -> RowPart:
-    """This rank's part of a row, which all ranks of its context and tensor group have.
+    """Part of a row on this rank; all ranks of its context and tensor group have the whole row.
 
     Args:
         model: as `shard` left it, or a plain one.

@@ -1,0 +1,1 @@
+"""Measurements of one GPU in three commands; see README.md."""

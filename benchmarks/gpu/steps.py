@@ -1,0 +1,227 @@
+"""The trainer's whole step by configuration: MFU, tokens/s and peak memory, each in a process of its own.
+
+    python -m benchmarks.gpu.steps --results FOLDER [--dry] [--seconds 540] [--only NAME] [--fields '{"compile": true}']
+
+Random weights of Qwen3-0.6B and fake data (`trainer --bench`): neither data loading nor rollouts are part of a step. The activation mode is
+the one with the least work that fits (`memory.py`). `best` is the fastest configuration of RL 16k that was measured so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from benchmarks.gpu.memory import USABLE, fitting
+from benchmarks.gpu.results import Deadline, Report, reason, run_limited
+from benchmarks.gpu.shapes import QWEN3_06B, TINY, Shape, write_model
+from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel
+from rlrun.config.roles import TrainerConfig
+
+NAME = "steps"
+TITLE = "The trainer's step: Qwen3-0.6B shapes, random weights, one sequence per micro-batch"
+TO_BEAT = (
+    "To beat, PRIME-RL on one H100 with FlashAttention-3, two micro-batches per step and the wait for data in its times: "
+    "RL 16k 11.1 % and 65k 26.8 %, SFT 16k 23.7 % MFU."
+)
+SECTION = "steps"
+PRESETS = {"RL": "aipo", "SFT": "sft"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One configuration that is measured."""
+
+    name: str
+    task: str
+    tokens: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of the trainer's block. The activation mode is chosen by what fits, unless it stands here."""
+    best: bool = False
+    """Take the fields of the fastest RL 16k instead."""
+    rows: int = 1
+    warmup: int = 4
+    steps: int = 5
+    seconds: float = 75.0
+    """Limit of its process."""
+
+
+COMPILED = {"compile": True}
+LADDER = (
+    Step("RL 16k, eager", "RL", 16_384),
+    Step("RL 16k, compiled", "RL", 16_384, COMPILED, seconds=120),
+    Step("RL 16k, compiled, fa3", "RL", 16_384, {**COMPILED, "attention": "fa3"}, seconds=120),
+    Step("RL 16k, compiled, cudnn", "RL", 16_384, {**COMPILED, "attention": "cudnn"}, seconds=120),
+    Step("RL 65k, eager", "RL", 65_536, warmup=2, steps=3, seconds=100),
+    Step("RL 65k, best", "RL", 65_536, best=True, warmup=2, steps=3, seconds=120),
+    Step("SFT 16k, eager", "SFT", 16_384),
+    Step("SFT 16k, best", "SFT", 16_384, best=True),
+    Step("RL 16k, best, 2 rows", "RL", 16_384, best=True, rows=2),
+    Step("SFT 16k, best, 2 rows", "SFT", 16_384, best=True, rows=2),
+    Step("RL 8k, best", "RL", 8_192, best=True),
+)
+"""By worth. A kernel or mode that this version of the trainer does not offer is left out by its name."""
+TINY_LADDER = (
+    Step("RL 16k, eager", "RL", 64, warmup=1, steps=2),
+    Step("RL 16k, fa3", "RL", 64, {"attention": "fa3"}),
+    Step("SFT 16k, best, 2 rows", "SFT", 64, best=True, rows=2, warmup=1, steps=2),
+)
+BEST_OF = "RL 16k"
+
+
+def configuration(step: Step, shape: Shape, folder: Path, *, gpus: int, fields: Mapping[str, Any]) -> TrainerConfig:
+    """The trainer's part of a run.
+
+    Raises:
+        ValueError: a value is not offered by this version, or no activation mode fits; says which.
+    """
+    for name, kind in (("attention", AttentionKernel), ("activation_checkpointing", ActivationCheckpointing)):
+        if name in fields and fields[name] not in get_args(kind):
+            raise ValueError(f"{name} {fields[name]} is no value of this version")
+    offered = [mode for mode in get_args(ActivationCheckpointing) if _accepted(fields | {"mode": mode})]
+    compiled = bool(fields.get("compile"))
+    mode = fields.get("activation_checkpointing") or fitting(shape, step.tokens, compiled=compiled, offered=offered)
+    if mode is None:
+        raise ValueError(f"no activation mode fits into {USABLE / 2**30:.0f} GiB")
+    common = {
+        "name": "steps",
+        "uid": "steps",
+        "output_dir": str(folder),
+        "task": step.task,
+        "model": {"path": str(write_model(folder / "model", shape))},
+        "max_steps": 1,
+        "seq_len": step.tokens,
+        "seed": 0,
+        "gpus_per_replica": gpus,
+        "algorithm": {"preset": PRESETS[step.task]},
+        "checkpoint": {},
+    }
+    return TrainerConfig.model_validate(common | dict(fields) | {"activation_checkpointing": mode})
+
+
+def _accepted(fields: Mapping[str, Any]) -> bool:
+    """Whether the trainer takes this mode together with `compile`."""
+    from rlrun.config.roles import TrainerSpec
+
+    try:
+        TrainerSpec(compile=bool(fields.get("compile")), activation_checkpointing=fields["mode"])
+    except ValidationError:
+        return False
+    return True
+
+
+def best_fields(report: Report) -> dict[str, Any]:
+    """The fields of the fastest RL 16k with one row; none while none was measured."""
+    found = [
+        row
+        for name, row in report.sections.get(SECTION, {}).items()
+        if name.startswith(BEST_OF) and "tokens/s" in row and row["rows"] == 1
+    ]
+    return dict(max(found, key=lambda row: row["tokens/s"])["fields"]) if found else {}
+
+
+def rank_environment(port: int) -> dict[str, str]:
+    """What torchrun would tell the only rank."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RLRUN_ATTEMPT": "1"}
+    return alone | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+
+
+def measure(step: Step, fields: Mapping[str, Any], results: Path, *, dry: bool, seconds: float) -> dict[str, Any]:
+    """The row of a configuration, or why it has no numbers."""
+    from rlrun.local.preflight import free_port
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config = configuration(step, TINY if dry else QWEN3_06B, Path(folder), gpus=0 if dry else 1, fields=fields)
+        except (ValueError, ValidationError) as error:
+            return {"fields": dict(fields), "note": f"left out: {' '.join(str(error).split())}"[:300]}
+        file, output = Path(folder) / "config.json", Path(folder) / "measured.json"
+        file.write_text(config.model_dump_json())
+        options = {
+            "seq_lens": [step.tokens],
+            "rows": step.rows,
+            "steps": step.steps,
+            "warmup": step.warmup,
+            "output": str(output),
+        }
+        command = [sys.executable, "-m", "rlrun.trainer", "--config", str(file), "--bench", json.dumps(options)]
+        limit = seconds if dry else min(step.seconds, seconds)
+        ended = run_limited(command, limit, results / "log.txt", rank_environment(free_port()))
+        row = {"activations": config.activation_checkpointing, "rows": step.rows, "fields": dict(fields)}
+        if ended.code != 0:
+            return row | {"note": reason(ended, limit)}
+        written = json.loads(output.read_text())
+    return row | _numbers(written["measurements"][0]) | {"measured": written["title"]}
+
+
+def _numbers(measured: Mapping[str, Any]) -> dict[str, Any]:
+    seconds = measured["seconds"]
+    found: dict[str, Any] = {
+        "MFU %": None if measured["mfu"] is None else 100 * statistics.mean(measured["mfu"]),
+        "tokens/s": statistics.mean(measured["tokens"] / one for one in seconds),
+        "step ms": 1000 * statistics.mean(seconds),
+        "± ms": 1000 * statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
+        "peak GiB": measured["peak_memory"] / 2**30,
+        "graphs": measured["graphs"],
+    }
+    if measured["late_graphs"]:
+        found["note"] = f"{measured['late_graphs']} graphs were compiled in measured steps"
+    return found
+
+
+def measure_all(report: Report, ladder: Sequence[Step], results: Path, *, dry: bool, deadline: Deadline) -> None:
+    """Every row of the ladder, by worth, until the deadline."""
+    for step in ladder:
+        if deadline.left <= 0:
+            report.put(SECTION, step.name, {"note": "left out: no time"})
+            continue
+        report.begin(SECTION, step.name)
+        fields = best_fields(report) if step.best else step.fields
+        row = measure(step, fields, results, dry=dry, seconds=deadline.left)
+        report.put(SECTION, step.name, row)
+        print(f"{step.name}: {row}", flush=True)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--dry", action="store_true", help="on the CPU, at tiny sizes")
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--only", metavar="NAME", help="one row of the ladder")
+    parser.add_argument(
+        "--fields", type=json.loads, metavar="JSON", help="other fields for --only, as a row of its own"
+    )
+    arguments = parser.parse_args()
+    ladder = TINY_LADDER if arguments.dry else LADDER
+    if arguments.only is not None:
+        ladder = tuple(step for step in ladder if step.name == arguments.only)
+        if not ladder:
+            parser.error(f"--only {arguments.only!r} is no row; choose one of {[s.name for s in LADDER]}")
+    if arguments.fields is not None:
+        if arguments.only is None:
+            parser.error("--fields needs --only: the row that it changes")
+        one = ladder[0]
+        name = f"{one.name}, {json.dumps(arguments.fields)}"
+        changed = {**one.fields, **arguments.fields}
+        ladder = (Step(name, one.task, one.tokens, changed, False, one.rows, one.warmup, one.steps, one.seconds),)
+    report = Report(arguments.results, NAME, TITLE, fresh=arguments.only is None)
+    report.put("goal", "PRIME-RL", {"value": TO_BEAT})
+    measure_all(report, ladder, arguments.results, dry=arguments.dry, deadline=Deadline.after(arguments.seconds))
+    print(report.text())
+
+
+if __name__ == "__main__":
+    main()

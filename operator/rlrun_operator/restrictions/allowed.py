@@ -1,0 +1,166 @@
+"""The fields of a run that make pods, and what each may be.
+
+A list of what is allowed and not of what is forbidden: a field that a later Kubernetes has is refused until it is judged. The standard is
+Pod Security `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/), and beyond it no identity, Secret, claim
+or address of a node that the run was not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlrun_operator.restrictions.rules import (
+    Anything,
+    Containers,
+    Each,
+    Fields,
+    Holds,
+    Keys,
+    Listed,
+    NotRoot,
+    Only,
+    Rule,
+    VariableName,
+)
+
+
+def _free(*names: str) -> dict[str, Rule]:
+    return {name: Anything() for name in names}
+
+
+_KEY_OF_SECRET = Fields({"name": Listed("secrets"), **_free("key", "optional")})
+_SOURCES_OF_VARIABLES = Fields(
+    {"secretKeyRef": _KEY_OF_SECRET, **_free("configMapKeyRef", "fieldRef", "resourceFieldRef")}
+)
+_ENV = Each(Fields({"name": VariableName(), "value": Anything(), "valueFrom": _SOURCES_OF_VARIABLES}))
+_ENV_FROM = Each(
+    Fields({**_free("prefix", "configMapRef"), "secretRef": Fields({"name": Listed("secrets"), **_free("optional")})})
+)
+_PULL_SECRETS = Each(Fields({"name": Listed("secrets")}))
+
+_HTTP = Fields(_free("path", "port", "scheme", "httpHeaders"))
+"""Without `host`: the kubelet would ask any address from the node's network."""
+_TCP = Fields(_free("port"))
+_PROBE = Fields(
+    {
+        **_free("exec", "grpc", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold"),
+        **_free("failureThreshold", "terminationGracePeriodSeconds"),
+        "httpGet": _HTTP,
+        "tcpSocket": _TCP,
+    }
+)
+_HOOK = Fields({**_free("exec", "sleep"), "httpGet": _HTTP, "tcpSocket": _TCP})
+
+_SECCOMP = Fields({"type": Only("RuntimeDefault")})
+_USERS: Mapping[str, Rule] = {
+    "runAsNonRoot": Only(True),
+    "runAsUser": NotRoot(),
+    "runAsGroup": NotRoot(),
+    "seccompProfile": _SECCOMP,
+}
+_CONTAINER_SECURITY = Fields(
+    {
+        **_USERS,
+        "allowPrivilegeEscalation": Only(False),
+        "privileged": Only(False),
+        "readOnlyRootFilesystem": Anything(),
+        "capabilities": Fields({"drop": Holds("ALL")}),
+    }
+)
+_POD_SECURITY = Fields(
+    {
+        **_USERS,
+        "fsGroup": NotRoot(),
+        "supplementalGroups": Each(NotRoot()),
+        "fsGroupChangePolicy": Anything(),
+    }
+)
+
+_CONTAINER = Fields(
+    {
+        **_free("name", "imagePullPolicy", "command", "args", "workingDir", "resources", "restartPolicy"),
+        **_free("terminationMessagePath", "terminationMessagePolicy"),
+        "image": Listed("images"),
+        "env": _ENV,
+        "envFrom": _ENV_FROM,
+        "ports": Each(Fields(_free("name", "containerPort", "protocol"))),
+        "volumeMounts": Each(Fields(_free("name", "mountPath", "subPath", "readOnly"))),
+        "livenessProbe": _PROBE,
+        "readinessProbe": _PROBE,
+        "startupProbe": _PROBE,
+        "lifecycle": Fields({"postStart": _HOOK, "preStop": _HOOK}),
+        "securityContext": _CONTAINER_SECURITY,
+    }
+)
+
+_PROJECTED = Fields(
+    {
+        "sources": Each(
+            Fields(
+                {
+                    **_free("configMap", "downwardAPI"),
+                    "secret": Fields({"name": Listed("secrets"), **_free("items", "optional")}),
+                }
+            )
+        ),
+        **_free("defaultMode"),
+    }
+)
+"""Without `serviceAccountToken`: a token of the pod's account."""
+_VOLUME = Fields(
+    {
+        **_free("name", "emptyDir", "configMap", "downwardAPI"),
+        "secret": Fields({"secretName": Listed("secrets"), **_free("items", "optional", "defaultMode")}),
+        "persistentVolumeClaim": Fields({"claimName": Listed("claims"), **_free("readOnly")}),
+        "projected": _PROJECTED,
+    }
+)
+"""Without `ephemeral`, whose data source may be a claim that is not allowed, and without `hostPath`, `csi` and all drivers."""
+
+POD_TEMPLATE = Fields(
+    {
+        "metadata": Fields({"labels": Keys("labels"), "annotations": Keys("annotations")}),
+        "spec": Fields(
+            {
+                **_free("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName"),
+                **_free("runtimeClassName", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
+                "priorityClassName": Listed("priorityClasses"),
+                "serviceAccountName": Listed("serviceAccounts"),
+                "automountServiceAccountToken": Only(False),
+                "imagePullSecrets": _PULL_SECRETS,
+                "securityContext": _POD_SECURITY,
+                "hostNetwork": Only(False),
+                "hostPID": Only(False),
+                "hostIPC": Only(False),
+                "hostUsers": Only(False),
+                "shareProcessNamespace": Only(False),
+                "volumes": Each(_VOLUME),
+                "containers": Containers(_CONTAINER, own=True),
+                "initContainers": Containers(_CONTAINER, own=False),
+            }
+        ),
+    }
+)
+"""Of a role's `podTemplate`."""
+
+ROLE = Fields(
+    {
+        "image": Listed("images"),
+        "imagePullSecrets": _PULL_SECRETS,
+        "priorityClassName": Listed("priorityClasses"),
+        "env": _ENV,
+        "envFrom": _ENV_FROM,
+        "podTemplate": POD_TEMPLATE,
+    },
+    closed=False,
+)
+"""Of a role's block; its other fields ask nothing of Kubernetes that a run does not have anyway."""
+
+REST = Fields(
+    {
+        "storage": Fields({"claimName": Listed("claims")}, closed=False),
+        "environments": Each(Fields({"image": Listed("images")}, closed=False)),
+    },
+    closed=False,
+)
+"""Of the specification, beside the roles' blocks."""

@@ -1,0 +1,160 @@
+"""The table of allowed fields as CEL, for a ValidatingAdmissionPolicy. Pure.
+
+An expression that meets a value of another type than it expects ends in an error, and the API server then refuses the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX
+from rlrun.api.rule import quoted
+from rlrun_operator.names import ROLES, Names
+from rlrun_operator.restrictions import allowed
+from rlrun_operator.restrictions.refusals import RESERVED_LABELS
+from rlrun_operator.restrictions.rules import (
+    Anything,
+    Containers,
+    Each,
+    Fields,
+    Holds,
+    Keys,
+    Listed,
+    NotRoot,
+    Only,
+    Rule,
+    VariableName,
+)
+from rlrun_operator.restrictions.run_policy import RUN_KEY, ListName
+
+Kind = Literal["form", "list"]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One condition on a manifest.
+
+    Attributes:
+        path: field that it is about; `ROLE` stands for each role.
+        cel: true where the field is allowed.
+        words: what is allowed there.
+        kind: `form` counts only where `policy.podTemplate` is Restricted.
+    """
+
+    path: str
+    cel: str
+    words: str
+    kind: Kind = "form"
+
+    @property
+    def message(self) -> str:
+        """For the person who applies the manifest."""
+        return f"{self.path} is not allowed by this installation: {self.words}"
+
+
+def clauses() -> list[Clause]:
+    """All conditions on a run, over the variables of `variables`."""
+    found = [replace(c, cel=f"variables.blocks.all(b, {c.cel})") for c in _of(allowed.ROLE, "b['block']", "spec.ROLE")]
+    found += _of(allowed.REST, "object.spec", "spec")
+    return [replace(clause, cel=f"variables.unchanged || {clause.cel}") for clause in found]
+
+
+def variables() -> dict[str, str]:
+    """CEL of the variables that the expressions read, beside the policy's lists, which are variables of their names."""
+    roles, fields = _names(ROLES), _names(allowed.ROLE.fields)
+    same = f"{roles}.all(r, {fields}.all(f, object.spec[?r][?f] == oldObject.spec[?r][?f]))"
+    rest = " && ".join(f"object.spec[?'{name}'] == oldObject.spec[?'{name}']" for name in allowed.REST.fields)
+    blocks = f"{roles}.filter(r, r in object.spec).map(r, {{'role': dyn(r), 'block': dyn(object.spec[r])}})"
+    return {"unchanged": f"oldObject != null && {same} && {rest}", "blocks": blocks}
+
+
+def operators_own(namespace: str, account: str) -> Clause:
+    """The condition that no run has the operator's account.
+
+    Args:
+        namespace: CEL of the operator's namespace.
+        account: CEL of its ServiceAccount's name.
+    """
+    template = "b['block'][?'podTemplate'][?'spec']"
+    used = " && ".join(
+        f"{template}[?'{key}'].orValue('') != {account}" for key in ("serviceAccountName", "serviceAccount")
+    )
+    named = f"object.metadata.name + '{Names('').account}' != {account}"
+    cel = f"object.metadata.namespace != {namespace} || ({named} && variables.blocks.all(b, {used}))"
+    return Clause("spec.ROLE.podTemplate.spec.serviceAccountName", cel, "it is the operator's own account", "list")
+
+
+def _of(rule: Rule, at: str, path: str, depth: int = 0) -> Iterator[Clause]:
+    """Conditions on the value `at` (CEL), each of which holds if the value is there."""
+    match rule:
+        case Anything():
+            return
+        case Fields():
+            yield from _fields(rule, at, path, depth)
+        case Each() | Containers():
+            element = f"v{depth}"
+            for clause in _of(rule.element, element, f"{path}[]", depth + 1):
+                yield replace(clause, cel=f"{at}.all({element}, {clause.cel})")
+            if isinstance(rule, Containers):
+                yield _stated(rule, at, path, element)
+        case Listed():
+            words = f"it has to be in policy.{rule.list} of the operator's chart"
+            yield Clause(path, _listed(rule.list, at), words, "list")
+        case Keys(kind="annotations"):
+            words = "its keys have to be in policy.annotations of the operator's chart"
+            yield Clause(path, f"{at}.all(k, {_listed('annotations', 'k')})", words, "list")
+            yield Clause(path, f"{at}.all(k, {at}[k] != null)", "null would remove what the operator sets")
+        case Keys():
+            mine = f"!k.matches(r'^({RESERVED_LABELS})$') && {at}[k] != null"
+            yield Clause(path, f"{at}.all(k, {mine})", "the operator and Kubernetes find pods by such labels")
+        case _:
+            yield Clause(path, *_leaf(rule, at))
+
+
+def _fields(rule: Fields, at: str, path: str, depth: int) -> Iterator[Clause]:
+    if rule.closed:
+        key, names = f"k{depth}", sorted(rule.fields)
+        known = f"{at}.all({key}, {key} in {_names(names)} && {at}[{key}] != null)"
+        yield Clause(path, known, f"allowed fields, none of them null: {', '.join(names)}")
+    for name, inner in rule.fields.items():
+        there = f"{at}['{name}']"
+        for clause in _of(inner, there, f"{path}.{name}", depth):
+            yield replace(clause, cel=f"(!('{name}' in {at}) || {there} == null || {clause.cel})")
+
+
+def _stated(rule: Containers, at: str, path: str, element: str) -> Clause:
+    own = f"{element}[?'name'].orValue('') == b['role'] || " if rule.own else ""
+    security = f"{element}[?'securityContext']"
+    stated = f"{security}[?'allowPrivilegeEscalation'].orValue(true) == false && {security}[?'capabilities'][?'drop'].hasValue()"
+    words = "each container beside the operator's own sets securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
+    return Clause(f"{path}[]", f"{at}.all({element}, {own}({stated}))", words)
+
+
+def _leaf(rule: Rule, at: str) -> tuple[str, str]:
+    """CEL and words of a rule about one value."""
+    match rule:
+        case Only(value=bool() as value):
+            return f"{at} == {str(value).lower()}", f"it has to be {str(value).lower()}"
+        case Only(value=value):
+            return f"{at} == {quoted(str(value))}", f"it has to be {value}"
+        case Holds():
+            return f"{quoted(rule.value)} in {at}", f"it has to hold {rule.value}"
+        case NotRoot():
+            return f"(type({at}) == int && {at} >= 1)", "it has to be a number from 1"
+        case VariableName():
+            free = f"(!({at} in {_names(RESERVED_ENV)}) && !{at}.startsWith({quoted(RESERVED_ENV_PREFIX)}))"
+            return free, "RLRun sets this variable itself"
+        case _:
+            raise TypeError(f"{rule} is not about one value")
+
+
+def _listed(name: ListName, at: str) -> str:
+    matches = f"{at} == p || (p.endsWith('*') && {at}.startsWith(p.substring(0, p.size() - 1)))"
+    found = f"variables.{name}.exists(p, {matches})"
+    return f"(!{at}.matches(r'^({RUN_KEY})$') && {found})" if name == "secrets" else found
+
+
+def _names(names: Iterable[str]) -> str:
+    return f"[{', '.join(quoted(name) for name in names)}]"

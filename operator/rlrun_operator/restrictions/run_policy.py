@@ -1,0 +1,89 @@
+"""The installation's policy for runs, as the chart's value `policy` gives it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+from rlrun.config.formats import Format
+
+NamePattern = Annotated[
+    str,
+    Field(min_length=1, max_length=512),
+    Format(r"[^*]*\*?", "a name, or the beginning of names followed by *"),
+]
+Patterns = Annotated[tuple[NamePattern, ...], Field(max_length=256)]
+ListName = Literal["serviceAccounts", "claims", "secrets", "images", "priorityClasses", "annotations"]
+WHOLE_IMAGE_PART = re.compile(r"\*|.*[/:@]\*|[^*]*")
+"""An image pattern ends between two parts of a name: `registry.example.com*` would match `registry.example.com.evil.io/x` too."""
+RUN_KEY = r".*-key-[0-9a-f]{8}"
+"""Names of the Secrets that hold the keys of runs (`Names.secret`). No list allows them: a run's key is for its own pods."""
+
+
+class RunPolicy(Config):
+    """What runs may ask for. A list holds names, and beginnings of names that end in `*`; `*` alone allows everything."""
+
+    pod_template: Literal["Restricted", "Any"] = "Restricted"
+    """Restricted: only the fields of `allowed.POD_TEMPLATE`. Any: everything that the namespace's Pod Security admits."""
+    service_accounts: Patterns = ()
+    """Accounts that a `podTemplate` may name."""
+    claims: Patterns = ("*",)
+    """PersistentVolumeClaims that a run may use."""
+    secrets: Patterns = ("for-rlrun-*",)
+    """Secrets that a run may read, and those with registries' passwords."""
+    images: Patterns = ("*",)
+    """Images that a run may name; those of the installation itself need no entry."""
+    priority_classes: Patterns = ()
+    """PriorityClasses that a run may name."""
+    annotations: Patterns = (
+        "prometheus.io/*",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict",
+        "karpenter.sh/do-not-disrupt",
+    )
+    """Annotations of pods that a `podTemplate` may set: container runtimes and networks take orders from some."""
+
+    @model_validator(mode="after")
+    def _image_parts(self) -> Self:
+        for pattern in self.images:
+            if not WHOLE_IMAGE_PART.fullmatch(pattern):
+                raise ValueError(
+                    f"images ({pattern}) must end in /*, :* or @*, or be *: a part of a name matches others"
+                )
+        return self
+
+    def patterns(self, name: ListName) -> Patterns:
+        """The list of this name."""
+        lists: dict[ListName, Patterns] = {
+            "serviceAccounts": self.service_accounts,
+            "claims": self.claims,
+            "secrets": self.secrets,
+            "images": self.images,
+            "priorityClasses": self.priority_classes,
+            "annotations": self.annotations,
+        }
+        return lists[name]
+
+    def allows(self, name: ListName, value: str) -> bool:
+        """Whether the list of this name has `value`."""
+        if name == "secrets" and re.fullmatch(RUN_KEY, value):
+            return False
+        return any(_matches(pattern, value) for pattern in self.patterns(name))
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The policy, and the identity of the operator that no run may have."""
+
+    policy: RunPolicy = field(default_factory=RunPolicy)
+    namespace: str = "default"
+    """Of the operator."""
+    account: str = ""
+    """ServiceAccount of the operator; empty: it has none in the cluster."""
+
+
+def _matches(pattern: str, value: str) -> bool:
+    return value.startswith(pattern[:-1]) if pattern.endswith("*") else value == pattern

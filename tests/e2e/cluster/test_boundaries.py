@@ -1,0 +1,137 @@
+"""Boundaries of docs/security.md, tried from inside the pods of a run: each actor against what it must not reach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster, deploy
+from tests.cluster.images import BuiltImage
+from tests.e2e.cluster.kube_run import KubeRun
+
+NewRun = Callable[[dict[str, Any]], KubeRun]
+StubManifest = Callable[..., dict[str, Any]]
+
+pytestmark = pytest.mark.timeout(1200)  # the first one brings the cluster up
+
+STORE, CHANNEL, POD, ENGINE, METRICS, FREE = 29500, 29600, 29601, 8000, 9100, 40001
+PYTHON = "/opt/rlrun/bin/python"
+_KNOCK = """
+import json, socket, sys, threading
+found = {}
+def knock(host, port):
+    try:
+        socket.create_connection((host, port), timeout=3).close()
+        found[f"{host}:{port}"] = True
+    except ConnectionRefusedError:  # nobody listens, but the way is open
+        found[f"{host}:{port}"] = True
+    except OSError:
+        found[f"{host}:{port}"] = False
+threads = [threading.Thread(target=knock, args=(host, int(port))) for host, port in (t.rsplit(":", 1) for t in sys.argv[1:])]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(json.dumps(found))
+"""
+
+
+def reached(run: KubeRun, pod: str, targets: Iterable[tuple[str, int]], container: str) -> set[tuple[str, int]]:
+    """Those of the addresses that let a TCP connection of a container in, or answer that nobody listens."""
+    addresses = [f"{host}:{port}" for host, port in targets]
+    said = run.kubectl("exec", pod, "-c", container, "--", PYTHON, "-c", _KNOCK, *addresses)
+    places = (key.rsplit(":", 1) for key, is_open in json.loads(said).items() if is_open)
+    return {(host, int(port)) for host, port in places}
+
+
+def test_each_pod_of_a_run_reaches_only_the_doors_that_its_role_needs(
+    new_run: NewRun, stub_manifest: StubManifest, cluster: Cluster
+) -> None:
+    run = new_run(stub_manifest("doors", steps=1000, inference={"replicas": 1}))
+    other = new_run(stub_manifest("open-neighbour", steps=1000, networkPolicy={"mode": "None"}))
+    run.apply()
+    other.apply()
+    run.wait_step(1)
+    other.wait_step(1)
+    address = {role: run.pods(role)[0]["status"]["podIP"] for role in ("trainer", "inference", "orchestrator")}
+    name = {role: run.pods(role)[0]["metadata"]["name"] for role in address}
+    server = json.loads(cluster.kubectl("get", "endpointslice", "kubernetes", "-n", "default", "-o", "json"))
+    api = server["endpoints"][0]["addresses"][0], server["ports"][0]["port"]
+    nodes = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
+    hosts = {a["address"] for node in nodes for a in node["status"]["addresses"] if a["type"] == "InternalIP"}
+    inside = [(ip, port) for ip in address.values() for port in (STORE, CHANNEL, POD, ENGINE, METRICS, FREE)]
+    outside = [(ip, port) for ip in sorted(hosts) for port in (443, 6443, 10250) if (ip, port) != api]
+    strangers = [(pod["status"]["podIP"], port) for pod in other.pods("inference") for port in (ENGINE, 443)]
+    doors = {(address["trainer"], CHANNEL), (address["inference"], ENGINE), api}
+    own = {(address["trainer"], port) for port in (STORE, CHANNEL, POD, ENGINE, METRICS, FREE)}
+    expected = {"trainer": own, "inference": set(), "orchestrator": doors}
+    found = {
+        role: reached(run, pod, [*inside, *outside, *strangers, api], role)
+        - {(address[role], port) for _, port in inside if role != "trainer"}  # a pod always reaches itself
+        for role, pod in name.items()
+    }
+    assert found == expected
+    stranger = other.pods("orchestrator")[0]["metadata"]["name"]
+    assert reached(other, stranger, inside, "orchestrator") == set(), "a pod that nothing restricts"
+    operator = json.loads(cluster.kubectl("get", "pods", "-n", deploy.SYSTEM, "-o", "json"))["items"]
+    metrics = [(pod["status"]["podIP"], 8080) for pod in operator if pod["status"].get("podIP")]
+    assert metrics
+    assert reached(other, stranger, metrics, "orchestrator") == set(), "the operator's own policy"
+
+
+_LOOK = """
+import json, os, pathlib
+def tried(deed):
+    try:
+        deed()
+        return "done"
+    except OSError as error:
+        return os.strerror(error.errno)
+folder = pathlib.Path("/run/rlrun-environments")
+print(json.dumps({
+    "uid": os.getuid(),
+    "key": [k for k in os.environ if "KEY" in k or "TOKEN" in k],
+    "secrets": sorted(str(p) for p in pathlib.Path("/var/run/secrets").rglob("*")) if os.path.isdir("/var/run/secrets") else [],
+    "runs": sorted(os.listdir("/data")) if os.path.isdir("/data") else None,
+    "config": os.path.exists("/etc/rlrun/run.json"),
+    "code": tried(lambda: (folder / "code/rlrun/__init__.py").write_text("raise SystemExit")),
+    "folders": sorted(os.listdir(folder)),
+    "tmp": tried(lambda: pathlib.Path("/tmp/left-by-environment").write_text("x")),
+    "root": tried(lambda: pathlib.Path("/usr/left").write_text("x")),
+}))
+"""
+
+
+def test_a_container_of_an_environment_reaches_no_file_of_the_others(
+    new_run: NewRun, stub_manifest: StubManifest, images: Mapping[str, BuiltImage]
+) -> None:
+    apart = {"groupSize": 8, "image": images["stub"].reference, "python": PYTHON}
+    environments = [{"id": "reverse-text", **apart}, {"id": "arithmetic", **apart}]
+    run = new_run(stub_manifest("fenced", steps=1000, environments=environments))
+    run.apply()
+    run.wait_step(1)
+    name = run.pods("orchestrator")[0]["metadata"]["name"]
+    found = [
+        json.loads(run.kubectl("exec", name, "-c", f"environment-{index}", "--", PYTHON, "-c", _LOOK))
+        for index in (0, 1)
+    ]
+    for index, seen in enumerate(found):
+        assert seen == {
+            "uid": 1001 + index,
+            "key": [],
+            "secrets": [],
+            "runs": None,
+            "config": False,
+            "code": "Read-only file system",
+            "folders": [str(index), "code"],
+            "tmp": "done",
+            "root": "Read-only file system",
+        }
+    left = "import os; print(os.path.exists('/tmp/left-by-environment'), os.getuid())"
+    assert run.kubectl("exec", name, "-c", "orchestrator", "--", PYTHON, "-c", left).split() == ["False", "1000"]
+    write = "open('/run/rlrun-environments/0/planted', 'w')"
+    said = run.kubectl("exec", name, "-c", "orchestrator", "--", PYTHON, "-c", write, check=False)
+    assert "planted" not in run.kubectl("exec", name, "-c", "environment-0", "--", "ls", "/run/rlrun-environments/0"), (
+        said
+    )

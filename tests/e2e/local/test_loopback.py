@@ -1,0 +1,41 @@
+"""A run on one machine takes connections from that machine alone."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlrun.pod.process import descendants
+from tests.e2e.local.local_run import LocalRun, quickstart
+from tests.listening import listening
+
+STEPS = 3
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRun]) -> None:
+    run = new_run(
+        quickstart(
+            maxSteps=STEPS,
+            trainer={"replicas": 2},
+            weightSync={"transport": "NCCL"},
+            evaluation=None,
+            checkpoint={"enabled": False},
+        )
+    )
+    run.start()
+    run.wait_until(lambda: (run.folder / "metrics.jsonl").is_file() and len(run.steps()) >= 1, "a step")
+    assert run.process is not None
+    pids = [run.process.pid, *descendants(run.process.pid)]
+    commands = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids)
+    assert [
+        role for role in ("rlrun.trainer.torchrun", "rlrun.inference", "rlrun.orchestrator") if role not in commands
+    ] == []
+    found = listening(pids)
+    assert found
+    assert {address for address in found if not ipaddress.ip_address(address).is_loopback} == set()
+    assert run.wait() == 0

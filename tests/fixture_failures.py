@@ -1,0 +1,66 @@
+"""A whole run that many tests look at fails one of them: the others are skipped, and what it left stays to be looked at.
+
+A plugin of pytest. The first test whose fixture fails fails with it, so a session with a failure stays red. Fixtures of one test alone are
+left as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KEPT = Path(__file__).resolve().parents[1] / "build" / "failed-runs"
+"""Not among pytest's own temporary folders: those of a tier may lie in memory, and are gone with it."""
+KEPT_FOLDERS = 10
+"""More than this, and the oldest make room."""
+_LEFT_OUT = shutil.ignore_patterns("*.safetensors", "*.distcp", "*.bin", "*.pt", "*.sock", "*.so")
+"""Most of a run's bytes, and none of what tells why it failed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Set up a fixture; after a failure, skip the tests that want it too, and keep the folders that were made for it."""
+    before = _folders(request)
+    try:
+        return (yield)
+    except (pytest.skip.Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if fixturedef.scope != "function":
+            test = request._pyfuncitem
+            _keep(fixturedef.argname, _folders(request) - before)
+            cached = fixturedef.cached_result
+            if cached is not None and test.get_closest_marker("xfail") is None:  # else nothing would be red
+                why = f"{fixturedef.argname} failed in {test.nodeid}: {type(error).__name__}"
+                skipped = pytest.skip.Exception(why, _use_item_location=True)
+                fixturedef.cached_result = (None, cached[1], (skipped, None))
+        raise
+
+
+def _folders(request: pytest.FixtureRequest) -> set[Path]:
+    factory: pytest.TempPathFactory = request.config._tmp_path_factory  # type: ignore[attr-defined]
+    return set(factory.getbasetemp().iterdir())
+
+
+def _keep(fixture: str, folders: set[Path]) -> None:
+    """Copy what a failed fixture left, and say where; in the test's captured output."""
+    if not folders:
+        return
+    kept = KEPT / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}-{fixture}"
+    for folder in sorted(folders):
+        if folder.is_dir() and not folder.is_symlink():
+            # Its processes may still write: what cannot be copied is left out.
+            try:
+                shutil.copytree(folder, kept / folder.name, symlinks=True, ignore=_LEFT_OUT)
+            except (shutil.Error, OSError) as error:
+                print(f"not all of {folder} could be kept: {error}")
+    print(f"what {fixture} left is kept in {kept}")
+    for old in sorted(KEPT.iterdir())[:-KEPT_FOLDERS]:
+        shutil.rmtree(old, ignore_errors=True)

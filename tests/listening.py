@@ -1,0 +1,42 @@
+"""Addresses at which processes take connections."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_LISTEN = "0A"
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """Addresses, without ports, at which the processes listen for TCP connections."""
+    found: set[str] = set()
+    for pid in pids:
+        own = set(_sockets(pid))
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *rest = line.split()
+                if state == _LISTEN and rest[5] in own:
+                    found.add(str(_address(local.split(":")[0])))
+    return found
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Inodes of a process's sockets."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield target[8:-1]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """As /proc/net writes it: words of 32 bits in the machine's order."""
+    raw = b"".join(struct.pack("<I", int(text[i : i + 8], 16)) for i in range(0, len(text), 8))
+    address = ipaddress.ip_address(socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw))
+    return getattr(address, "ipv4_mapped", None) or address

@@ -1,0 +1,74 @@
+"""A process of the product that has started the intruder: `first_process.py ENTRY DEED` prints what the deed brought back.
+
+ENTRY names whose code runs first: the orchestrator's, that of the first process of its container or of an environment's,
+or a command line's. What these would
+do next is replaced by one life of the intruder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rlrun.cli import common
+from rlrun.environments import Reply
+from rlrun.environments.process import host
+from rlrun.environments.process.life import Command, Life, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.stage import TaskRef
+from rlrun.orchestrator import main as orchestrator
+from rlrun.pod import main as pod
+
+sys.path.insert(0, str(Path(__file__).parent))
+from intruder import DEEDS
+
+
+class _Echo:
+    async def complete(self, messages: Any, **_: Any) -> Reply:
+        return Reply(str(messages[-1]["content"]), "stop")
+
+
+async def _attempt(deed: str) -> int:
+    life = Life(Command("intruder:intruder", {}), Limits(start_seconds=60), Log(None))
+    await life.start()
+    task = TaskRef("train", list(DEEDS).index(deed))
+    played = await life.play(task, _Echo(), timeout_seconds=60, reward_seconds=60)
+    life.end()
+    print(json.dumps(played.episode.info["found"]))
+    return 0
+
+
+def _as_orchestrator(deed: str) -> int:
+    orchestrator.read_config = lambda _: SimpleNamespace(output_dir=".")  # type: ignore
+    orchestrator.raise_limit = lambda _: None  # type: ignore
+    return orchestrator.process(["--config", "x"], "x", lambda *_, **__: _attempt(deed))
+
+
+def _as_pod(deed: str) -> int:
+    pod._run = lambda *_: asyncio.run(_attempt(deed))  # type: ignore
+    return pod.main(["orchestrator"])
+
+
+def _as_container(deed: str) -> int:
+    async def serve(*_: object) -> None:
+        await _attempt(deed)
+
+    host.serve = serve  # type: ignore
+    host.main(["/tmp/none.sock"])
+    return 0
+
+
+ENTRIES = {
+    "container": _as_container,
+    "orchestrator": _as_orchestrator,
+    "pod": _as_pod,
+    "command line": lambda deed: common.piped(lambda: asyncio.run(_attempt(deed))),
+    "nothing": lambda deed: asyncio.run(_attempt(deed)),
+}
+
+if __name__ == "__main__":
+    sys.exit(ENTRIES[sys.argv[1]](sys.argv[2]))

@@ -1,0 +1,162 @@
+"""What an environment's process gets of the orchestrator's environment variables, tried in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments import EpisodeError, Message, Reply
+from rlrun.environments.process.check import check
+from rlrun.environments.process.life import Command, Life, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.process.talk import StartError
+from rlrun.environments.process.variables import BASICS
+from rlrun.environments.stage import TaskRef
+
+FOLDER = str(Path(__file__).parent / "intruder")
+sys.path.insert(0, FOLDER)
+from intruder import DEEDS  # noqa: E402
+
+SECRETS = {
+    "RLRUN_API_KEY": "k1",
+    "RLRUN_PROGRESS_LEASE": "lease",
+    "OPENAI_API_KEY": "k2",
+    "HF_TOKEN": "k3",
+    "HUGGING_FACE_HUB_TOKEN": "k4",
+    "AWS_SECRET_ACCESS_KEY": "k5",
+    "AWS_REGION": "eu",
+    "KUBECONFIG": "/k",
+    "TEAM_TOKEN": "k6",
+    "SSH_AUTH_SOCK": "/s",
+    "PYTHON_KEYRING_TOKEN": "k7",
+    "NVIDIA_API_KEY": "k8",
+    "HTTP_PROXY_PASSWORD": "k9",
+}
+USUAL = ("PATH", "HOME", "PYTHONPATH", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HOME", "https_proxy", "VIRTUAL_ENV")
+
+
+class Echo:
+    """Answers with the prompt."""
+
+    async def complete(self, messages: Sequence[Message], **_: Any) -> Reply:
+        return Reply(str(messages[-1]["content"]), "stop")
+
+
+async def attempt(name: str, args: Mapping[str, Any] | None = None, variables: tuple[str, ...] = ()) -> Any:
+    """What a deed of the intruder brought back."""
+    life = Life(Command("intruder:intruder", args or {}, variables=variables), Limits(start_seconds=60), Log(None))
+    try:
+        await life.start()
+        task = TaskRef("train", list(DEEDS).index(name))
+        played = await life.play(task, Echo(), timeout_seconds=60, reward_seconds=60)
+        return played.episode.info["found"]
+    finally:
+        life.end()
+
+
+@pytest.fixture(autouse=True)
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    for name in USUAL[3:]:
+        monkeypatch.setenv(name, "1")
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("who", ["own", "child", "keeper"])
+async def test_read_the_orchestrators_variables(who: str) -> None:
+    found = (await attempt("variables"))[who]
+    if found == "PermissionError":  # not even the allowed ones
+        return
+    assert set(USUAL) <= set(found)
+    assert set(SECRETS) & set(found) == set()
+
+
+async def test_variables_that_the_manifest_names_are_passed_and_no_others() -> None:
+    found = (await attempt("variables", variables=("AWS_*", "TEAM_TOKEN")))["own"]
+    assert set(SECRETS) & set(found) == {"AWS_SECRET_ACCESS_KEY", "AWS_REGION", "TEAM_TOKEN"}
+
+
+@pytest.mark.parametrize("name", ["RLRUN_API_KEY", "RLRUN_*", "R*", "RL*"])
+async def test_the_runs_key_is_not_passed_whatever_is_named(name: str) -> None:
+    found = (await attempt("variables", {"api_key_env": "RLRUN_API_KEY"}, variables=(name,)))["own"]
+    assert set(SECRETS) & set(found) == set()
+
+
+async def test_the_key_that_an_argument_names_is_passed_by_itself() -> None:
+    found = (await attempt("variables", {"judges": [{"reward_args": {"api_key_env": "TEAM_TOKEN"}}]}))["own"]
+    assert set(SECRETS) & set(found) == {"TEAM_TOKEN"}
+
+
+@pytest.mark.parametrize(
+    ("id", "args", "expected"),
+    [
+        ("dataset", {"path": "x", "reward": "judge"}, {"OPENAI_API_KEY"}),
+        ("dataset", {"name": "x"}, {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}),
+        ("gsm8k", {}, {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}),
+        ("gsm8k", {"source": "bundled"}, set()),
+        ("gsm8k", {"path": "x"}, set()),
+        ("reverse-text", {}, set()),
+        ("my.module:dataset", {"name": "x", "reward": "judge"}, set()),
+    ],
+)
+def test_shipped_environments_get_what_their_arguments_need(id: str, args: dict[str, Any], expected: set[str]) -> None:
+    assert Command(id, args).passed(SECRETS).keys() == expected
+
+
+async def test_an_error_about_a_withheld_variable_names_the_field() -> None:
+    field = r"TEAM_TOKEN.*environments\[\]\.variables: \[TEAM_TOKEN\]"
+    with pytest.raises(EpisodeError, match=field):
+        await attempt("needs_a_variable")
+    life = Life(Command("intruder:needy", {}), Limits(start_seconds=60), Log(None))
+    with pytest.raises(StartError, match=field):
+        await life.start()
+    life.end()
+
+
+def test_the_check_of_a_command_line_withholds_the_same() -> None:
+    needy = Command("intruder:needy", {})
+    [refusal] = check([(needy, Limits(start_seconds=60))])
+    assert refusal is not None
+    assert "environments[].variables: [TEAM_TOKEN]" in refusal.message
+    [named] = check([(Command("intruder:needy", {}, variables=("TEAM_TOKEN",)), Limits(start_seconds=60))])
+    assert named is None
+
+
+async def test_a_variable_that_nobody_has_is_an_error_of_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEAM_TOKEN")
+    with pytest.raises(EpisodeError) as caught:
+        await attempt("needs_a_variable")
+    assert "TEAM_TOKEN" in str(caught.value)
+    assert "environments[]" not in str(caught.value)
+
+
+def test_no_usual_variable_lets_a_secret_through() -> None:
+    kept = Command("reverse-text", {}).passed(
+        dict.fromkeys([*SECRETS, *(f"{name}_TOKEN" for name in BASICS if name[-1] != "*")], "x")
+    )
+    assert kept == {}
+
+
+def test_a_worker_starts_in_an_environment_without_any_variable() -> None:
+    """The command line may be started by a scheduler that sets nothing."""
+    code = (
+        "from rlrun.environments.process.check import check\n"
+        "from rlrun.environments.process.life import Command, Limits\n"
+        "print(check([(Command('reverse-text', {}), Limits(start_seconds=60))]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[None]", done.stderr
+
+
+@pytest.mark.parametrize("name", ["RLRUN_API_KEY", "RLRUN_*", "*", "A*B", "TEAM-TOKEN", "A=b", "", "9A", "A\n"])
+def test_a_name_that_would_pass_the_key_or_everything_is_refused_with_its_field(name: str) -> None:
+    with pytest.raises(ValidationError, match=r"variables\.0"):
+        EnvironmentConfig.model_validate({"id": "reverse-text", "variables": [name]})

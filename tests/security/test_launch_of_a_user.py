@@ -1,0 +1,50 @@
+"""A launcher that is an ordinary user finds and ends roles whose variables it cannot read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.security.test_inspection import ordinary_user
+
+STUCK = """
+import signal, time
+from rlrun.protocol import stacks
+from rlrun.protocol.privacy import refuse_inspection
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+stacks.listen()
+refuse_inspection()
+def waits_for_ever():
+    print("up", flush=True)
+    time.sleep(600)
+waits_for_ever()
+"""
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from rlrun.local.plan import RoleProcess
+from rlrun.local.supervisor import Supervisor, marked_processes, stacks_file
+from rlrun.protocol.processes import LAUNCH_VARIABLE
+folder, code = Path(sys.argv[1]), sys.argv[2]
+spec = RoleProcess(
+    "orchestrator", "orchestrator", (sys.executable, "-c", code), {LAUNCH_VARIABLE: "l1"}, folder / "a.log", folder / "e"
+)
+supervisor = Supervisor("l1")
+supervisor.start([spec])
+while "up" not in spec.log.read_text():
+    time.sleep(0.05)
+print("readable:", len(marked_processes("l1")))
+supervisor.stop(grace_seconds=8)
+print("ended:", not Path("/proc", str(supervisor.running[0].process.pid)).exists())
+print("told:", "in waits_for_ever" in stacks_file(spec).read_text())
+"""
+
+
+def test_a_role_that_refuses_inspection_is_asked_and_ended() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        command = [*ordinary_user(), sys.executable, "-c", LAUNCHER, folder, STUCK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd="/")
+    assert done.stdout.splitlines() == ["readable: 0", "ended: True", "told: True"], done.stderr

@@ -1,0 +1,83 @@
+"""Gradients that ranks hold between micro-batches: `python -m tests.trainer.gradient_memory FILE PORT` trains on two ranks and measures.
+
+Writes `{case: [one per rank]}`; each rank's is what `Held` says, with the metrics of the step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.config.parallel import ParallelismConfig
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.packing import plan
+from rlrun.trainer.critic import Critic, critic_step, to_critic
+from rlrun.trainer.group import Group, process_group
+from rlrun.trainer.model import Memory, shard
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.signals import Signals
+from rlrun.trainer.step import train_step
+from tests.trainer import layouts
+from tests.trainer.held import watched
+
+RANKS = 2
+ROW_TOKENS = 32
+"""Makes three or more micro-batches on each rank."""
+CASES: dict[str, Memory] = {
+    "policy": Memory(),
+    "policy-local": Memory(accumulation="local"),
+    "policy-bfloat16": Memory(torch.bfloat16),
+    "critic": Memory(),
+    "critic-local": Memory(accumulation="local"),
+    "replicas": Memory(),
+}
+
+
+def measure(case: str, world: Group) -> dict[str, Any]:
+    layout = {"dp_replicate": RANKS} if case == "replicas" else {}
+    meshes = Meshes(ParallelDims.of(ParallelismConfig(**layout), RANKS), "cpu")
+    group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
+    batch = Batch(1, 1, (*layouts.make_batch(1).samples, *layouts.make_batch(2).samples))
+    rows = plan([len(sample) for sample in batch.samples], row_tokens=ROW_TOKENS, ranks=RANKS).ranks[group.data_rank]
+    model = layouts.make_model("qwen3", 0)
+    critic = case.startswith("critic")
+    if critic:
+        to_critic(model)
+        torch.nn.init.normal_(model.get_output_embeddings().weight)  # with 0 its body has no gradient
+    shard(model, group, memory=CASES[case])
+    optimizer = make_optimizer(model, OptimizerConfig(name="sgd", lr=1.0, momentum=0.0), group.device)
+    with watched(model) as held:
+        if critic:
+            lengths = [sum(len(batch.samples[i]) for i in row) or 2 for row in rows]
+            signals = [Signals(values=torch.zeros(n), returns=torch.ones(n)) for n in lengths]
+            metrics = critic_step(Critic(model, optimizer), batch, rows, signals, group=group, lr=1.0)
+        else:
+            metrics = train_step(
+                model, optimizer, batch, rows, group=group, loss=layouts.LOSS, lr=1.0, max_grad_norm=None
+            )
+    kept = ("loss", "grad_norm", "value_loss", "critic_grad_norm")
+    return asdict(held) | {name: metrics[name] for name in kept if name in metrics}
+
+
+def rank_main(file: Path) -> None:
+    with process_group(0) as world:
+        found: dict[str, Any] = {}
+        for case in CASES:
+            ranks: list[Any] = [None] * RANKS
+            dist.all_gather_object(ranks, measure(case, world))
+            found[case] = ranks
+        if world.leads:
+            file.write_text(json.dumps(found))
+        world.barrier()
+
+
+if __name__ == "__main__":
+    sys.exit(layouts.fork_ranks(RANKS, int(sys.argv[2]), lambda: rank_main(Path(sys.argv[1]))))

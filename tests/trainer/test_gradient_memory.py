@@ -1,0 +1,60 @@
+"""Between micro-batches a rank holds the gradient of its shard; the whole one only where a run asks for that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import free_port
+
+PADDING = 1.1
+"""A shard's gradient lies in memory for equal shards."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("gradients") / "found.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.gradient_memory", str(file), str(free_port())],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("case", ["policy", "policy-bfloat16", "critic", "replicas"])
+def test_a_rank_holds_the_gradient_of_its_shard(found: dict[str, Any], case: str) -> None:
+    for rank in found[case]:
+        before, *between = rank["gradients"]
+        assert before == 0
+        assert len(between) >= 2, "one micro-batch leaves nothing to sum"
+        assert rank["shard"] <= (1.0 if case == "replicas" else 0.55) * rank["whole"]
+        for held in between:
+            assert rank["shard"] <= held <= PADDING * rank["shard"]
+
+
+@pytest.mark.parametrize("case", ["policy-local", "critic-local"])
+def test_local_sums_hold_the_whole_gradient(found: dict[str, Any], case: str) -> None:
+    for rank in found[case]:
+        assert all(held >= rank["whole"] for held in rank["gradients"][1:])
+
+
+@pytest.mark.parametrize("case", ["policy", "critic"])
+def test_where_gradients_are_summed_changes_no_number(found: dict[str, Any], case: str) -> None:
+    for reduced, local in zip(found[case], found[f"{case}-local"], strict=True):
+        for metric in ("loss", "grad_norm") if case == "policy" else ("value_loss", "critic_grad_norm"):
+            assert reduced[metric] == pytest.approx(local[metric], rel=1e-5), metric
+            assert reduced[metric] != 0
+
+
+def test_replicas_add_their_gradients_once(found: dict[str, Any]) -> None:
+    for rank in found["replicas"]:
+        assert not any(rank["final"]), "all-reduced before the last micro-batch"
+    assert all(all(rank["final"][1:]) for rank in found["policy"])

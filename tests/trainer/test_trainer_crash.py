@@ -1,0 +1,52 @@
+"""A rank that a signal ends: what is told is its own last frames, not the connection that its peers lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.run import RunConfig
+from rlrun.protocol.failures import ROLE_ENVIRONMENT, read_error
+from rlrun.trainer.launch import torchrun_command
+from tests.trainer.conftest import DEADLINE_SECONDS, KEY, free_port
+
+CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashes_on_rank_1"}})
+SEGMENTATION_FAULT = 139
+
+
+def test_a_rank_that_crashes_is_told_with_its_own_last_frames(
+    make_run: Callable[[str], Any], recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    run = make_run("run")
+    file = run.write_config(ranks=2, algorithm=CRASHES, micro_batch_tokens=32)
+    config = RunConfig.model_validate_json(file.read_text()).trainer
+    command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1, replay=recorded)
+    environment = {**os.environ, **ROLE_ENVIRONMENT, "RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": KEY}
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == SEGMENTATION_FAULT, done.stdout
+    told = read_error(run.paths.logs(1, "trainer"))
+    assert told is not None
+    first, crash, thread, latest, caller, *_ = str(told).splitlines()
+    assert first == "rank 1 was ended by SIGSEGV; its last lines:"
+    assert crash == "Fatal Python error: Segmentation fault"
+    assert thread.startswith("Current thread")
+    assert "in string_at" in latest
+    assert "in crashes_on_rank_1" in caller
+    assert (told.code, told.follows) == (SEGMENTATION_FAULT, False)
+    assert f"trainer: {told}\n" in done.stdout, "the log has it in one piece"
+    assert f"trainer: rank 1 wrote as it crashed:\n{crash}\n" in done.stdout, "and all that the rank wrote"

@@ -1,0 +1,300 @@
+"""`rl`, `sft`, `eval`, `synthesize` and `--bench`: mistakes of every layer are told in one round, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rlrun.cli import rl, sft
+from rlrun.cli.main import main
+
+RL = """\
+max_stps = 3
+max_steps = "10"
+seq_len = 512
+[model]
+path = "nowhere"
+[sampling]
+max_tokens = 4096
+[algorithm]
+preset = "grpo"
+advantage = { name = "no_such_module:best" }
+[[environments]]
+id = "no_such_package:make"
+[[environments]]
+id = "arithmetic"
+group_size = 0
+args = { no = 1 }
+[ckpt]
+interval = 0
+"""
+RL_FOUND = [
+    "run.toml: max_stps: unknown field (did you mean max_steps?)",
+    'run.toml: max_steps: got "10" (a string), expected a whole number',
+    "run.toml: model.path: there is no folder nowhere, seen from ",
+    "sampling.maxTokens (4096) must be less than seqLen (512)",
+    "run.toml: algorithm.advantage.name: advantage no_such_module:best: cannot import",
+    "run.toml: environments[0].id: environment 'no_such_package:make'",
+    "run.toml: environments[1].args: environment 'arithmetic': no argument 'no'",
+    "run.toml: environments[1].group_size: got 0, expected a whole number from 1",
+    "run.toml: ckpt.interval: got 0, expected a whole number",
+]
+SFT = """\
+max_stps = 3
+max_steps = "10"
+[model]
+path = "nowhere"
+[data]
+batch_size = "4"
+epochs = 2
+shufle = true
+[[data.sources]]
+path = "gone.jsonl"
+[[data.sources]]
+path = "bad.jsonl"
+[data.validation]
+path = "lost.jsonl"
+interval = 0
+[inference]
+replicas = 2
+"""
+SFT_FOUND = [
+    "run.toml: max_stps: unknown field (did you mean max_steps?)",
+    'run.toml: max_steps: got "10" (a string), expected a whole number',
+    "run.toml: model.path: there is no folder nowhere, seen from ",
+    'run.toml: data.batch_size: got "4" (a string), expected a whole number',
+    "run.toml: data.shufle: unknown field (did you mean shuffle?)",
+    "run.toml: data.sources[0].path: there is no file or folder gone.jsonl",
+    "run.toml: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is no JSON",
+    "run.toml: data.validation.path: there is no file or folder lost.jsonl",
+    "run.toml: data.validation.interval: got 0, expected a whole number",
+    "inference.replicas (2) is for task RL",
+]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    Path("bad.jsonl").write_text(json.dumps(good) + "\n{no\n")
+
+
+def _same(lines: list[str], expected: list[str]) -> None:
+    unsaid = [words for words in expected if not any(words in line for line in lines)]
+    assert unsaid == [], lines
+    assert len(lines) == len(expected), lines
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "found"), [(rl.main, RL, RL_FOUND), (sft.main, SFT, SFT_FOUND)], ids=["rl", "sft"]
+)
+def test_a_toml_file_with_mistakes_of_every_layer(
+    run: Callable[[list[str]], int], text: str, found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.toml").write_text(text)
+    assert run(["@", "run.toml"]) == 78
+    _same(capsys.readouterr().err.splitlines(), found)
+    assert not Path("runs").exists()
+
+
+def test_mistakes_of_several_files_and_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.toml").write_text("max_stps = 3\n[model]\npath = 'nowhere'\n")
+    Path("o.toml").write_text("[[environments]]\nid = 'no_such_package:make'\n")
+    assert rl.main(["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--seq-len", "4"]) == 78
+    _same(
+        capsys.readouterr().err.splitlines(),
+        [
+            "t.toml: max_stps: unknown field",
+            "t.toml: model.path: there is no folder nowhere",
+            "o.toml: environments[0].id: environment 'no_such_package:make'",
+            "command line: --seq-len: got 4, expected a whole number",
+        ],
+    )
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.toml").write_text("max_stps = 3\n")
+    Path("o.toml").write_text("= 3\n")
+    words = [
+        "--trainer",
+        "@",
+        "t.toml",
+        "--orchestrator",
+        "@",
+        "o.toml",
+        "--inference",
+        "@",
+        "i.toml",
+        "--max-stps",
+        "2",
+    ]
+    assert rl.main(words) == 78
+    _same(
+        capsys.readouterr().err.splitlines(),
+        [
+            "t.toml: max_stps: unknown field",
+            "o.toml: not TOML",
+            "i.toml: no such file",
+            "command line: --max-stps: unknown",
+        ],
+    )
+
+
+def test_what_is_missing_alone_has_the_exit_code_of_data(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text("[model]\npath = 'nowhere'\n[[environments]]\nid = 'arithmetic'\n")
+    assert rl.main(["@", "run.toml"]) == 65
+    assert "model.path: there is no folder nowhere" in capsys.readouterr().err
+
+
+MANIFEST = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: r}
+spec:
+  model: {path: nowhere}
+  maxSteps: "10"
+  seqLen: 64
+  sampling: {maxTokens: 8}
+  algorithm: {advantage: {name: "no_such_module:best"}}
+  environments:
+  - {id: "no_such_package:make", groupSize: 1}
+  - {id: arithmetic, args: {no: 1}}
+"""
+
+
+@pytest.mark.parametrize("words", [["eval"], ["synthesize", "--output", "d.jsonl"]], ids=["eval", "synthesize"])
+def test_asking_tells_all_of_what_it_reads(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The algorithm is no affair of a command that trains nothing, nor is an environment that is not asked."""
+    Path("run.yaml").write_text(MANIFEST)
+    found = [
+        "run.yaml:5: spec.model.path: there is no folder nowhere",
+        'run.yaml:6: spec.maxSteps: got "10" (a string)',
+        "run.yaml:11: spec.environments[0].id: environment 'no_such_package:make'",
+        "run.yaml:12: spec.environments[1].args: environment 'arithmetic': no argument 'no'",
+    ]
+    assert main([words[0], "run.yaml", *words[1:]]) == 78
+    _same(capsys.readouterr().err.splitlines(), found)
+    assert main([words[0], "run.yaml", *words[1:], "--environment-ids", "arithmetic"]) == 78
+    _same(capsys.readouterr().err.splitlines(), [found[0], found[1], found[3]])
+    assert {path.name for path in Path.cwd().iterdir()} == {"bad.jsonl", "run.yaml"}, "nothing is made"
+
+
+def test_a_bench_looks_at_the_model_and_asks_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text(RL)
+    assert rl.main(["@", "run.toml", "--bench"]) == 78
+    _same(capsys.readouterr().err.splitlines(), [*RL_FOUND[:4], *RL_FOUND[7:]])
+    Path("run.yaml").write_text(
+        "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: r}\nspec:\n  task: SFT\n  maxSteps: x\n"
+        "  model: {path: nowhere}\n  data: {sources: [{path: gone.jsonl}]}\n"
+    )
+    assert sft.main(["run.yaml", "--bench"]) == 78
+    _same(
+        capsys.readouterr().err.splitlines(),
+        ["run.yaml:6: spec.maxSteps: got", "run.yaml:7: spec.model.path: there is no folder nowhere"],
+    )
+
+
+def _model(name: str, **config: object) -> str:
+    """A folder with the configuration of a family, and weights of none."""
+    folder = Path(name)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"lm_head.weight": np.zeros((2, 2), np.float32)}, folder / "model.safetensors")
+    return name
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+GPT_OSS = SIZES | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 2}
+QWEN3 = SIZES | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+TRAINED = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: r}
+spec:
+  model: {path: PATH}
+  maxSteps: 3
+  seqLen: 64
+  sampling: {maxTokens: 8}
+  environments:
+  - {id: arithmetic}
+"""
+REFUSED = "GptOssForCausalLM cannot be trained: its attention (GptOssAttention) has s_aux"
+
+
+@pytest.mark.parametrize("words", [["validate"], ["local"]], ids=["validate", "local"])
+def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = TRAINED.replace("PATH", _model("oss", **GPT_OSS))
+    Path("run.yaml").write_text(manifest.replace("maxSteps", "maxStps"))
+    before = {path.name for path in Path.cwd().iterdir()}
+    assert main([*words, "run.yaml"]) == 78
+    _same(
+        capsys.readouterr().err.splitlines(),
+        [f"run.yaml:5: spec.model.path: {REFUSED}", "run.yaml:6: spec.maxStps: unknown field (did you mean maxSteps?)"],
+    )
+    Path("run.yaml").write_text(manifest)
+    assert main([*words, "run.yaml"]) == (78 if words == ["validate"] else 65)
+    _same(capsys.readouterr().err.splitlines(), [f"run.yaml:5: spec.model.path: {REFUSED}"])
+    assert {path.name for path in Path.cwd().iterdir()} == before, "nothing is made"
+    code = (
+        "import sys; from rlrun.cli.main import main; main(['validate', 'run.yaml']); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
+
+
+def test_a_reference_of_a_family_that_cannot_be_loaded_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
+    _model("oss", **GPT_OSS)
+    manifest = TRAINED.replace("PATH", _model("qwen", **QWEN3))
+    for folder, told in (("oss", REFUSED), ("gone", "there is no folder")):
+        reference = f"  algorithm: {{reference: {{model: {Path.cwd() / folder}}}, regularizers: {{kl: 0.1}}}}\n"
+        Path("run.yaml").write_text(manifest + reference)
+        assert main(["local", "run.yaml"]) == 78
+        _same(capsys.readouterr().err.splitlines(), [f"run.yaml:11: spec.algorithm.reference.model: {told}"])
+
+
+def test_a_family_that_can_be_trained_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(TRAINED.replace("PATH", _model("qwen", **QWEN3)))
+    assert main(["validate", "run.yaml"]) == 0
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err) == (1, "")
+
+
+def test_what_only_the_trainer_can_find_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text(TRAINED.replace("path: PATH", "name: Qwen/Qwen3-0.6B"))
+    assert main(["validate", "run.yaml"]) == 0
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "run.yaml: note: spec.model.name Qwen/Qwen3-0.6B is not on this machine: the trainer checks"
+    )
+
+
+def test_a_proof_that_cannot_be_made_here_refuses_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (Path.cwd() / "torch.py").write_text("raise ImportError('libcuda.so.1')")
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    Path("run.yaml").write_text(TRAINED.replace("PATH", _model("oss", **GPT_OSS)))
+    assert main(["validate", "run.yaml"]) == 0
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert len(told) == 1, told
+    assert told[0].startswith(
+        "run.yaml: note: spec.model.path is not checked on this machine: ImportError: libcuda.so.1"
+    )

@@ -1,0 +1,198 @@
+"""No command line runs a user's code in its own process: whatever it does, a problem names its field and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent / "usercode"
+MANIFEST = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: mine}
+spec:
+  model: {tiny: {}}
+  maxSteps: 2
+  seqLen: 512
+  environments:
+  - id: reverse-text
+  - {id: "deeds:make", name: mine, args: {deed: DEED}, startTimeoutSeconds: SECONDS}
+"""
+DEEDS = [
+    ("ends", "exited with code 0 while it loaded"),
+    ("exits", "raised SystemExit"),
+    ("hangs", "did not load within 4 seconds; it is at"),
+    ("computes", "did not load within 4 seconds; it is at"),
+    ("stops", "did not load within 4 seconds"),
+    ("crashes", "was killed by SIGSEGV"),
+    ("floods", "did not load within 4 seconds"),
+    ("raises", "make() raised KeyError: 'row 9'"),
+    ("cancels", "raised CancelledError"),
+    ("interrupts", "raised KeyboardInterrupt"),
+    ("kills", "was killed by SIGKILL"),
+]
+
+
+def environ(**more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(FOLDER)} | more
+
+
+def alive(pid: str) -> bool:
+    """Whether it runs; a zombie has ended and waits for the machine's first process alone."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "run.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def call(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from rlrun.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=environ(**more),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("deed", "said"), DEEDS, ids=[deed for deed, _ in DEEDS])
+def test_a_misdeed_while_loading_is_a_problem_with_a_name(tmp_path: Path, deed: str, said: str) -> None:
+    seconds = "4" if "4 seconds" in said else "60"
+    file = write(tmp_path, MANIFEST.replace("DEED", deed).replace("SECONDS", seconds))
+    done = call("validate", file, cwd=tmp_path)
+    assert done.returncode == 78, (done.returncode, done.stdout)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{file}:10: spec.environments[1].args: ")
+    assert said in line
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("deed", "said"), DEEDS[:1] + DEEDS[2:3], ids=["ends", "hangs"])
+def test_a_local_run_does_not_begin_with_it(tmp_path: Path, deed: str, said: str) -> None:
+    file = write(tmp_path, MANIFEST.replace("DEED", deed).replace("SECONDS", "4"))
+    done = call("local", file, "--output-dir", str(tmp_path / "run"), cwd=tmp_path)
+    assert done.returncode == 78, (done.returncode, done.stdout)
+    assert "spec.environments[1].args: " in done.stderr
+    assert said in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_it_has_started_ends_with_the_check(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    args = f"deed: forks, note: {note}"
+    done = call(
+        "validate", write(tmp_path, MANIFEST.replace("deed: DEED", args).replace("SECONDS", "60")), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert not alive(note.read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["validate", "local"])
+def test_a_signal_ends_a_check_that_hangs(tmp_path: Path, command: str, number: signal.Signals) -> None:
+    file = write(tmp_path, MANIFEST.replace("DEED", "hangs").replace("SECONDS", "300"))
+    code = "import sys; from rlrun.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, command, file], env=environ(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    deadline = time.monotonic() + 60
+    while not children(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3.0)
+    loading = children(process.pid)
+    assert loading
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(30) == 130
+    assert time.monotonic() - began < 20
+    assert "Traceback" not in process.stderr.read()
+    assert [pid for pid in loading if Path("/proc", str(pid)).exists()] == []
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+@pytest.mark.parametrize("field", ["algorithm", "environments"])
+def test_a_loss_of_ones_own_is_looked_at_too(tmp_path: Path, field: str) -> None:
+    good = MANIFEST.replace("DEED", "good").replace("SECONDS", "60")
+
+    def judged(loss: str) -> Any:
+        if field == "algorithm":
+            return call("validate", write(tmp_path, good + f"  algorithm: {{loss: {loss}}}\n"), cwd=tmp_path)
+        text = good.replace("- id: reverse-text", f"- {{id: reverse-text, algorithm: {{loss: {loss}}}}}")
+        return call("validate", write(tmp_path, text), cwd=tmp_path)
+
+    where = "spec.algorithm.loss.name" if field == "algorithm" else "spec.environments[0].algorithm.loss.name"
+    for loss, said in (
+        ('{name: "ends_at_import:loss"}', "exited with code 0 while it loaded"),
+        ('{name: "deeds:lss"}', "module deeds has no lss"),
+        ('{name: "deeds:loss", options: {sharpnes: 2}}', "sharpnes"),
+        ('{name: "deeds:loss"}', "option sharpness must be given"),
+    ):
+        done = judged(loss)
+        assert done.returncode == 78, (loss, done.stdout)
+        assert where in done.stderr
+        assert said in done.stderr
+    assert judged('{name: "deeds:loss", options: {sharpness: 2}}').returncode == 0
+    absent = judged('{name: "nowhere_here.losses:loss"}')
+    assert (absent.returncode, f"note: {where} is not checked on this machine" in absent.stdout) == (0, True)
+
+
+def test_an_environment_is_asked_with_its_own_interpreter(tmp_path: Path) -> None:
+    """Its packages are there and not here; that of this command line is never asked."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={FOLDER} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    text = MANIFEST.replace("DEED", "good").replace("SECONDS", f"60, python: {python}")
+    done = call("validate", write(tmp_path, text), cwd=tmp_path, PYTHONPATH="")
+    assert (done.returncode, "note" in done.stdout) == (0, False), done.stdout + done.stderr
+    absent = write(tmp_path, text.replace(str(python), "/opt/venv/bin/python"))
+    done = call("validate", absent, cwd=tmp_path, PYTHONPATH="")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "note: spec.environments[1].id is not checked on this machine: cannot start /opt/venv/bin/python" in done.stdout
+    )
+    done = call("local", absent, cwd=tmp_path, PYTHONPATH="")
+    assert done.returncode == 78
+    assert "spec.environments[1].id: cannot start /opt/venv/bin/python" in done.stderr
+
+
+def test_an_environment_with_an_image_is_told_to_be_unchecked(tmp_path: Path) -> None:
+    text = MANIFEST.replace("DEED", "ends").replace("SECONDS", "60, image: registry/mine:1")
+    done = call("validate", write(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "note: spec.environments[1].image (registry/mine:1) is not on this machine, so this environment is not checked"
+        in done.stdout
+    )
+
+
+def test_a_warm_up_is_looked_at_before_a_model_is_made(tmp_path: Path) -> None:
+    text = MANIFEST.replace("DEED", "good").replace("SECONDS", "60")
+    text = text.replace("{tiny: {}}", '{tiny: {warmupEnvironment: "deeds:make", warmupArgs: {deed: ends}}}')
+    done = call("validate", write(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 78, done.stdout
+    assert "spec.model.tiny.warmupEnvironment: its process exited with code 0" in done.stderr
+    words = ("--warmup-environment", "deeds:make", "--warmup-args.deed", "ends")
+    done = call("tiny-model", str(tmp_path / "model"), *words, cwd=tmp_path)
+    assert done.returncode == 78, done.stdout
+    assert "--warmup-environment: its process exited with code 0" in done.stderr

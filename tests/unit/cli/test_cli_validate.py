@@ -1,0 +1,284 @@
+"""`rlrun validate` and `rlrun local`: all mistakes in one round, with line, value and fix, and what a run is in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlrun.advantages import advantages
+from rlrun.cli.main import main
+from rlrun.config.algorithm_tables import ADVANTAGE_ENTRIES
+from rlrun.local.judge import GROUP_BASELINES
+
+MISTAKES = """\
+apiVersion: rlrun.io/v1
+kind: RLRun
+metadata: {name: 7Bad}
+spec:
+  model: {path: nowhere, revision: main}
+  maxSteps: "10"
+  seqLen: 100
+  seqLen: 512
+  seqlen: 3
+  suspend: on
+  algorithm: {preset: grppo, maxAsyncLevel: 9, maxOffPolicySteps: 3}
+  sampling: {maxTokens: 4096}
+  environments:
+  - id: revrse-text
+    groupSize: 7
+  - id: arithmetic
+    args: {no: 1}
+  - id: arithmetic
+    groupSize: 0
+  trainer:
+    gpusPerReplica: 0
+    cpuOffload: true
+    attention: varlen
+    optimizer: {name: adamw, momentum: 0.9, lr: 99}
+  inference: {minAvailable: 5, gpusPerReplica: 3}
+  placement: {pool: -a, topology: {}}
+  orchestrator: {batchSize: 10}
+"""
+FOUND = [
+    (1, "apiVersion: got 'rlrun.io/v1', expected rlrun.io/v1alpha1"),
+    (3, "metadata.name: '7Bad' is not an RFC 1035 label"),
+    (5, "spec.model: revision (main) needs name"),
+    (5, "spec.model.path: there is no folder nowhere"),
+    (6, 'spec.maxSteps: got "10" (a string), expected a whole number'),
+    (8, "duplicate key 'seqLen': it is already set in line 7"),
+    (9, "spec.seqlen: unknown field (did you mean seqLen?)"),
+    (10, 'spec.suspend: got "on" (a string), expected true or false'),
+    (11, "spec.algorithm: unknown preset 'grppo' (did you mean grpo?)"),
+    (11, "spec.algorithm: maxOffPolicySteps (3) must be at least maxAsyncLevel (9)"),
+    (12, "spec: sampling.maxTokens (4096) must be less than seqLen (100)"),
+    (13, "spec: several environments are called 'arithmetic'"),
+    (14, "spec.environments[0].id: unknown environment 'revrse-text' (did you mean reverse-text?)"),
+    (17, "spec.environments[1].args: environment 'arithmetic': no argument 'no'"),
+    (19, "spec.environments[2].groupSize: got 0, expected a whole number from 1 to 4096"),
+    (22, "spec.trainer: cpuOffload (true) needs GPUs"),
+    (23, "spec.trainer: attention (varlen) needs GPUs"),
+    (24, "spec.trainer.optimizer.lr: got 99, expected a number greater than 0 and at most 10"),
+    (24, "spec.trainer.optimizer: momentum (0.9) has no meaning for optimizer adamw"),
+    (25, "spec.inference: gpusPerReplica (3) must be tensorParallel x dataParallel (1)"),
+    (25, "spec.inference: minAvailable (5) must be at most replicas (1)"),
+    (26, 'spec.placement.pool: got "-a", expected a label value'),
+    (26, "spec.placement.topology: exactly one of required (not set) and preferred (not set)"),
+    (
+        27,
+        "spec: orchestrator.batchSize (10) must be divisible by environments[0].groupSize (7); set batchSize to 7 or 14",
+    ),
+]
+RUN = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: quick}
+spec:
+"""
+SFT = RUN + "  task: SFT\n  model: {tiny: {}}\n  maxSteps: 10\n  data: {batchSize: 4, sources: [{path: chats.jsonl}]}\n"
+
+
+def write(text: str, name: str = "run.yaml") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["validate"], ["local"]], ids=["validate", "local"])
+def test_mistakes_of_every_layer_are_told_in_one_round(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, write(MISTAKES)]) == 78
+    lines = capsys.readouterr().err.splitlines()
+    unsaid = [
+        found for found in FOUND if not any(line.startswith(f"run.yaml:{found[0]}: {found[1]}") for line in lines)
+    ]
+    assert unsaid == []
+    assert len(lines) == len(FOUND), "something is told that is no mistake"
+
+
+SINGLE = [
+    ("  model: {tiny: {}}\n", ["spec: environments is empty; task RL needs one"]),
+    ("  environments: [{id: reverse-text}]\n", ["spec.model: required, but not set"]),
+    ("  model: {tiny: {}}\n  environments: [{}]\n", ["spec.environments[0].id: required, but not set"]),
+    ("  model: {tiny: {}}\n  environments: [5]\n", ["spec.environments[0]: got 5"]),
+    ("  model: {tiny: {}}\n  environments: x\n", ['spec.environments: got "x"']),
+    ("  model: x\n  environments: [{id: reverse-text}]\n", ['spec.model: got "x"']),
+    ("  task: SFT\n  model: {tiny: {}}\n", ["spec: data is not set; task SFT needs it"]),
+    (
+        "  task: SFT\n  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n",
+        ["spec: data is not set; task SFT needs it", "spec: environments is for task RL; remove it"],
+    ),
+    (
+        "  model: {tiny: {}}\n  environments: [{id: reverse-text, groupSize: 3}]\n  orchestrator: {batchSize: 99999999999999999999999}\n",
+        ["spec.orchestrator.batchSize: got 99999999999999999999999, expected a whole number"],
+    ),
+    (
+        "  model: {tiny: {}}\n  environments: [{id: no}]\n  sampling: {temperature: '1'}\n",
+        ["spec.environments[0].id: unknown environment 'no'", 'spec.sampling.temperature: got "1" (a string)'],
+    ),
+    (
+        "  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n  policies: {fromRun: x}\n",
+        ["spec: policies is for a task without"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "expected"), SINGLE, ids=range(len(SINGLE)))
+def test_no_consequence_of_a_mistake_is_told(
+    spec: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", write(RUN + spec)]) == 78
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(expected), lines
+    assert all(any(words in line for line in lines) for words in expected), lines
+
+
+UNREADABLE = [
+    ("", "holds nothing, expected exactly one RLRun"),
+    ("a: b\n---\nc: d\n", "holds 2 documents"),
+    (RUN + "  model: {tiny: {}}\n---\n" + RUN + "  model: {tiny: {}}\n", "holds 2 RLRuns (lines 1, 7)"),
+    (
+        "apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: no}\n",
+        "run.yaml:2: kind: got 'Deployment', expected RLRun",
+    ),
+    (RUN + "\tmodel: {}\n", "not YAML: "),
+    (RUN + "  model: *nothing\n", "not YAML: found undefined alias"),
+    (RUN + "  model: &m {tiny: *m}\n", "an alias contains itself"),
+    ("- 1\n- 2\n", "expected exactly one RLRun"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), UNREADABLE, ids=range(len(UNREADABLE)))
+def test_what_is_no_manifest_is_told_in_words(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("validate", "local", "render", "eval"):
+        assert main([command, write(text)]) == 78, command
+        told = capsys.readouterr().err
+        assert said in told, (command, told)
+        assert "Traceback" not in told
+
+
+def test_what_is_no_text_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder.yaml").mkdir()
+    Path("binary.yaml").write_bytes(b"kind: \xff\xfe\n")
+    for command in ("validate", "local", "render", "eval"):
+        for file, said in (
+            ("folder.yaml", "Is a directory"),
+            ("binary.yaml", "not UTF-8"),
+            ("none.yaml", "no such file"),
+        ):
+            assert main([command, file]) == 78, command
+            assert said in capsys.readouterr().err
+
+
+def test_a_run_is_told_as_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    assert main(["validate", write(SFT)]) == 0
+    told = capsys.readouterr().out
+    assert "a tiny model, supervised fine-tuning on chats.jsonl: 10 steps of 4 rows" in told
+    assert "rollout" not in told
+    evaluation = RUN + (
+        "  task: Eval\n  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n  policies: {fromRun: other}\n"
+        "  evaluation: {numTasks: 5, samplesPerTask: 3}\n"
+    )
+    assert main(["validate", write(evaluation)]) == 0
+    told = capsys.readouterr().out
+    assert "evaluation of the policies of other, nothing is trained: up to 5 held-out tasks" in told
+    assert "3 answers each; reverse-text" in told
+    assert "steps of" not in told
+
+
+BAD_ROWS = [
+    ('{"prompt": "a"}\n', "line 1: completion is missing"),
+    ('{"prompt": "a", "completion": "b"}\n\n{"prompt": \n', "line 3: it is no JSON"),
+    ('{"prompt": "a", "completion": "b"}\n[1]\n', "line 2: it is no JSON object but list"),
+    ('{"messages": [{"role": "usr", "content": "x"}]}\n', "line 1: "),
+    ("", "has no rows"),
+]
+
+
+@pytest.mark.parametrize(("rows", "said"), BAD_ROWS, ids=range(len(BAD_ROWS)))
+@pytest.mark.parametrize("command", ["validate", "local", "sft"])
+def test_a_bad_row_is_found_before_anything_starts(
+    command: str, rows: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlrun.cli.sft import main as sft
+
+    Path("chats.jsonl").write_text(rows)
+    toml = '[model.tiny]\n[data]\npath = "chats.jsonl"\n'
+    code = sft(["@", write(toml, "run.toml")]) if command == "sft" else main([command, write(SFT)])
+    told = capsys.readouterr().err
+    assert code in (65, 78), told
+    assert "data.sources[0].path" in told
+    assert "chats.jsonl" in told
+    assert said in told
+    assert not Path("runs").exists()
+
+
+def test_rows_that_may_be_skipped_are_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("chats.jsonl").write_text('nothing\n{"prompt": "a", "completion": "b"}\n')
+    assert main(["validate", write(SFT.replace("batchSize: 4", "batchSize: 4, malformed: Skip"))]) == 0
+    assert main(["validate", write(SFT)]) == 78
+
+
+def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    text = RUN + "  model: {path: model}\n  environments: [{id: reverse-text}]\n"
+
+    def told(text: str = text) -> str:
+        assert main(["validate", write(text)]) == 78
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("run.yaml:5: spec.model.path: ")
+        return line
+
+    assert "there is no folder model" in told()
+    Path("model").touch()
+    assert "model is a file" in told()
+    Path("model").unlink()
+    Path("model").mkdir()
+    assert "holds no config.json, no weights (*.safetensors), no a tokenizer" in told()
+    for name in ("model.safetensors", "tokenizer.json"):
+        Path("model", name).touch()
+    Path("model", "config.json").write_text("{")
+    assert "config.json cannot be read" in told()
+    Path("model", "config.json").write_text("{}")
+    assert "names neither architectures nor model_type" in told()
+    Path("model", "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert "cannot load the model" in told(), "the weights' file is empty"
+    Path("model", "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    assert main(["validate", write(text)]) == 0
+    if os.geteuid():
+        Path("model").chmod(0)
+        assert "cannot be read by this user" in told()
+
+
+def test_a_folder_of_the_pods_is_a_note_for_validate_and_a_problem_here(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(RUN + "  model: {path: /data/models/m}\n  environments: [{id: reverse-text}]\n")
+    assert main(["validate", file]) == 0
+    assert "note: spec.model.path is not checked on this machine: there is no folder /data/models/m here" in (
+        capsys.readouterr().out
+    )
+    assert main(["local", file]) == 65
+    assert "spec.model.path: there is no folder /data/models/m" in capsys.readouterr().err
+
+
+def test_a_group_of_one_that_learns_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    environments = "  environments: [{id: reverse-text, groupSize: 1}]\n"
+    assert main(["validate", write(RUN + "  model: {tiny: {}}\n" + environments)]) == 0
+    told = capsys.readouterr().out
+    assert "note: spec.environments[0].groupSize is 1, and advantage" in told
+    assert "every advantage is 0" in told
+    for advantage in ("{name: reward}", "{name: grpo, options: {mean: batch}}"):
+        own = environments.replace("groupSize: 1", f"groupSize: 1, algorithm: {{advantage: {advantage}}}")
+        assert main(["validate", write(RUN + "  model: {tiny: {}}\n" + own)]) == 0
+        assert "note" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(name for name, entry in ADVANTAGE_ENTRIES.items() if entry.needs is None))
+def test_the_advantages_that_a_group_of_one_makes_zero_are_known(name: str) -> None:
+    rewards, lengths = [1.0, 0.0, 0.5], [3.0, 2.0, 5.0]
+    found = advantages(name, rewards, group_size=1, lengths=lengths)
+    assert (not found.any()) is (name in GROUP_BASELINES)

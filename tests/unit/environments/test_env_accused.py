@@ -1,0 +1,114 @@
+"""Tasks by which their process ends, and the rollouts beside them, which are played again until they have played well."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from rlrun.environments import Episode, EpisodeError, Score
+from rlrun.environments.process import supervised
+from rlrun.environments.process.isolated import IsolatedEnvironment
+from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.process.talk import Death, Ready, Talk, _Rollout
+from rlrun.environments.process.wire import Document, WireError
+from rlrun.environments.protocol import ModelClient
+from rlrun.environments.stage import Played, TaskRef
+
+DEADLY = [TaskRef("train", i) for i in range(3)]
+INNOCENT = [TaskRef("train", i) for i in range(3, 11)]
+DEADLY_TURNS = 5
+"""Turns of the event loop after which a deadly rollout ends its process; no clock is read, so a busy machine changes nothing."""
+INNOCENT_TURNS = 200
+
+
+class Fragile(Talk):
+    """A process, but for the process."""
+
+    numbers = itertools.count(1)
+
+    async def start(self) -> Ready:
+        return Ready(self.id, True, len(DEADLY) + len(INNOCENT), 0)
+
+    async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
+        number, rollout = next(self.numbers), _Rollout(task, model, asyncio.get_running_loop().create_future())
+        self._rollouts[number] = rollout
+        try:
+            for _ in range(DEADLY_TURNS if task in DEADLY else INNOCENT_TURNS + 10 * task.index):
+                await asyncio.sleep(0)
+                if rollout.result.done():
+                    return await rollout.result
+            if task in DEADLY:
+                self._bury(Death("crash", "ended", number))
+                return await rollout.result
+            return Played(str(task), Episode([], 1), Score(1.0))
+        finally:
+            del self._rollouts[number]
+
+    def end(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def _answered(self, document: Document) -> None: ...
+
+    def _lost(self, error: WireError | None) -> None: ...
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadly tasks are asked for as long as an innocent one waits: together they would end every process before it has played."""
+    monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.0)
+    environment = IsolatedEnvironment("e", Command("e", {}), Limits(), [Log(None) for _ in range(workers)])
+    for worker in environment.workers:
+        worker._make = lambda number: Fragile("e", number)
+        worker.life = worker._make(next(environment._record.numbers))
+        worker._look_after(worker.life)
+    record = environment._record
+    most_in_row = 0
+    done: list[TaskRef] = []
+    ends: set[int] = set()
+
+    async def play(task: TaskRef) -> bool:
+        nonlocal most_in_row
+        model: Any = None
+        try:
+            await environment.play(task, model, timeout_seconds=120, reward_seconds=120)
+        except EpisodeError as error:
+            ends.add(error.death)
+            if len(done) < len(INNOCENT):
+                most_in_row = max(most_in_row, record.in_row)
+            return False
+        return True
+
+    async def until_played(task: TaskRef) -> None:
+        while not await play(task):
+            pass
+        done.append(task)
+
+    async def again_and_again(task: TaskRef) -> None:
+        while len(done) < len(INNOCENT):
+            assert not await play(task)
+
+    await environment.start()
+    running = asyncio.ensure_future(environment.run())
+    playing = [asyncio.ensure_future(again_and_again(task)) for task in DEADLY]
+    innocent = asyncio.gather(*(until_played(task) for task in INNOCENT))
+    try:
+        await asyncio.wait([running, innocent], timeout=90, return_when=asyncio.FIRST_COMPLETED)
+        assert not innocent.done() or innocent.exception() is None
+        assert not running.done(), f"the run has ended after {record.restarts} ends: {running.exception()}"
+        assert sorted(done, key=lambda task: task.index) == INNOCENT
+        # A culprit is played once more before its first end is counted.
+        assert most_in_row <= 2 * len(DEADLY) + workers, "a known culprit was played before what it had ended"
+        assert 0 not in ends
+        assert record.accused == {*DEADLY}
+    finally:
+        for task in (*playing, innocent, running):
+            task.cancel()
+        await asyncio.gather(*playing, innocent, running, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""Rollouts that are hard to write: tools, lone surrogates, messages that are no objects. Nothing that was generated is lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "orchestrator" / "simulation"))
+
+from orch_simulation import FakeEngine
+
+from rlrun.config.data import DataConfig, DataSetConfig, SourceConfig
+from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
+from rlrun.environments.rows import Rows
+from rlrun.environments.stage import InProcessStage
+from rlrun.evaluate import dataset
+from rlrun.orchestrator.arenas import Arena
+from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.evaluation import Evaluator, questions
+from rlrun.orchestrator.main import load_chat
+from rlrun.orchestrator.player import Player
+from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.signals import Signal
+from tests.unit.evaluate.test_eval_answers import MESSAGES, answer, part
+from tests.unit.evaluate.test_eval_role import make
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+LONE = "a\ud800b\U0001f600"
+
+
+@pytest.mark.parametrize("suffix", dataset.SUFFIXES)
+def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
+    found = part(tmp_path / "f.jsonl", [answer(1.0), answer(1.0, 1, tools=(TOOL,))])
+    rows = dataset.select([found], min_reward=None).rows
+    path = tmp_path / f"data{suffix}"
+    dataset.write(path, rows)
+    config = DataConfig(sources=[SourceConfig(path=str(path))])
+    back = [conversation(row, config) for row in map(Rows(DataSetConfig(path=str(path)), "data").row, range(2))]
+    assert not back[0].tools
+    assert back[1].tools is not None
+    assert [tool["function"]["name"] for tool in back[1].tools] == ["add"]
+
+
+def test_without_tools_there_is_no_column_of_them(tmp_path: Path) -> None:
+    assert all(
+        "tools" not in row for row in dataset.select([part(tmp_path / "f", [answer(1.0)])], min_reward=None).rows
+    )
+
+
+@pytest.mark.parametrize("suffix", dataset.SUFFIXES)
+def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+    spoken = [*MESSAGES, {"role": "assistant", "content": LONE, LONE: [{"deep": LONE}]}]
+    found = part(tmp_path / "f.jsonl", [answer(1.0, messages=spoken), answer(1.0, 1)])
+    path = tmp_path / f"data{suffix}"
+    dataset.write(path, dataset.select([found], min_reward=None).rows)
+    first, second = (Rows(DataSetConfig(path=str(path)), "data").row(index)["messages"] for index in range(2))
+    assert first[-1]["content"] == "a\ufffdb\U0001f600"
+    assert first[-1]["a\ufffdb\U0001f600"][0]["deep"] == "a\ufffdb\U0001f600"
+    assert [message["content"] for message in second] == [message["content"] for message in MESSAGES]
+
+
+@pytest.mark.parametrize("odd", ["hello", 5, None, ["user", "hi"], {"content": "no role"}, {"role": 5, "content": "x"}])
+def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path, odd: Any) -> None:
+    found = part(tmp_path / "f.jsonl", [answer(1.0, messages=(*MESSAGES, odd)), answer(1.0, 1)])
+    selected = dataset.select([found], min_reward=None)
+    assert (len(selected.rows), selected.no_chat) == (1, 1)
+    assert json.loads((tmp_path / "f.jsonl").read_text().splitlines()[0])["messages"][-1] == odd
+
+
+class Offering:
+    """Offers a tool to the model."""
+
+    id = "offering"
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [Task("t", [{"role": "user", "content": "hi"}])]
+
+    async def run(self, task: Task, model: ModelClient) -> Episode:
+        reply = await model.complete(task.prompt, tools=[TOOL])
+        messages: list[Message] = [*task.prompt, {"role": "assistant", "content": reply.text}]
+        return Episode(messages, 1)
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(1.0)
+
+
+async def test_what_the_model_was_offered_is_in_the_answer(tmp_path: Path) -> None:
+    config = make(tmp_path, seq_len=1024)
+    chat = load_chat(config)
+    engine = FakeEngine(version=3)
+    replica = Replica("http://engine", cast("Any", engine), version=3)
+    pool = EnginePool([replica], Signal())
+    stage = InProcessStage(cast("Environment", Offering()))
+    arena = Arena(config.environments[0], stage, stage.tasks("train"))
+    evaluator = Evaluator(config, [arena], Player(config, pool, chat), pool, chat)
+    (found,) = await evaluator.ask(questions([arena], "eval", num_tasks=1, samples_per_task=1), 3)
+    assert found.rollout is not None, found.error
+    assert found.rollout.tools == (TOOL,)

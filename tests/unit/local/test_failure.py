@@ -1,0 +1,65 @@
+"""What a person reads when a role ends a run on one machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlrun.local.failure import explain
+from rlrun.local.plan import RoleProcess
+from rlrun.local.supervisor import Running
+from rlrun.protocol.failures import RoleError, write_error
+from rlrun.trainer.torchrun import last_word
+
+DUMP = """\
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f0000000002 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/opt/safetensors/torch.py", line 323 in save_file
+  File "/opt/rlrun/trainer/publish.py", line 121 in publish
+"""
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:51000"
+
+
+def ended(folder: Path, code: int) -> Running:
+    """A trainer that ended so."""
+    spec = RoleProcess("trainer", "trainer", (), {}, folder / "trainer.log", folder / "error.json")
+    spec.log.write_text(f"{DUMP}Traceback (most recent call last):\n{LOST}\n")
+    process = subprocess.Popen([sys.executable, "-c", f"import os; os._exit({code})"])
+    process.wait()
+    return Running(spec, process)
+
+
+def test_the_rank_that_crashed_is_told_and_not_the_peer_that_lost_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_error(tmp_path, "trainer", RoleError(LOST, follows=True))
+    write_error(tmp_path, "trainer", last_word(1, -11, DUMP))
+    explain(ended(tmp_path, 139), tmp_path)
+    said = capsys.readouterr().err
+    assert said.splitlines()[1:7] == [
+        "error: trainer was ended by SIGSEGV",
+        "  rank 1 was ended by SIGSEGV; its last lines:",
+        "  | Fatal Python error: Segmentation fault",
+        "  | Current thread 0x00007f0000000001 (most recent call first):",
+        '  |   File "/opt/safetensors/torch.py", line 323 in save_file',
+        '  |   File "/opt/rlrun/trainer/publish.py", line 121 in publish',
+    ]
+    assert LOST not in said
+
+
+def test_without_a_word_the_log_of_a_crash_is_told_from_the_thread_that_crashed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explain(ended(tmp_path, 139), tmp_path)
+    said = capsys.readouterr().err.splitlines()
+    assert said[4:6] == [
+        "  | Current thread 0x00007f0000000001 (most recent call first):",
+        '  |   File "/opt/safetensors/torch.py", line 323 in save_file',
+    ]

@@ -1,0 +1,158 @@
+"""Who reaches whom, and where: the policies of a run as a network would judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlrun_operator.build import RunContext
+from rlrun_operator.settings import NetworkSettings
+from tests.cluster.native.policy_rules import selects
+from tests.unit.operator.build.examples import context, everything
+from tests.unit.operator.build.test_guest import SHARED, guest
+
+STORE, CHANNEL, POD, ENGINE, METRICS, ANY = 29500, 29600, 29601, 8000, 9100, 40000
+PORTS = (STORE, CHANNEL, POD, ENGINE, METRICS, ANY)
+ROLES = ("trainer", "inference", "orchestrator")
+Labels = dict[str, str]
+Way = tuple[str, str, int]
+
+
+def policies(*runs: RunContext) -> list[dict[str, Any]]:
+    return [child["spec"] for ctx in runs for child in everything(ctx) if child["kind"] == "NetworkPolicy"]
+
+
+def pod(run: str, role: str) -> Labels:
+    return {"rlrun.io/run": run, "rlrun.io/role": role}
+
+
+def passes(found: list[dict[str, Any]], source: Labels | None, target: Labels | str, port: int) -> bool:
+    """Whether a TCP connection is allowed; a source of None is a stranger's pod, a target that is a text an address outside."""
+    if source is not None and not _allowed(found, source, ("egress", "to"), target, port):
+        return False
+    return isinstance(target, str) or _allowed(found, target, ("ingress", "from"), source, port)
+
+
+def _allowed(
+    found: list[dict[str, Any]], own: Labels, way: tuple[str, str], other: Labels | str | None, port: int
+) -> bool:
+    direction, side = way
+    mine = [p for p in found if selects(p["podSelector"], own) and direction.capitalize() in p["policyTypes"]]
+    rules = [rule for policy in mine for rule in policy.get(direction, ())]
+    return not mine or any(_peer(rule.get(side), other) and _port(rule.get("ports"), port) for rule in rules)
+
+
+def _peer(peers: list[dict[str, Any]] | None, other: Labels | str | None) -> bool:
+    if not peers:
+        return True
+    if isinstance(other, str):
+        return any(peer.get("ipBlock", {}).get("cidr") == f"{other}/32" for peer in peers)
+    here = (peer["podSelector"] for peer in peers if "podSelector" in peer and "namespaceSelector" not in peer)
+    return other is not None and any(selects(selector, other) for selector in here)
+
+
+def _port(ports: list[dict[str, Any]] | None, port: int) -> bool:
+    return not ports or any(entry["protocol"] == "TCP" and entry["port"] == port for entry in ports)
+
+
+def ways(found: list[dict[str, Any]]) -> Iterator[Way]:
+    for source in ROLES:
+        for target in ROLES:
+            for port in PORTS:
+                if passes(found, pod("run", source), pod("run", target), port):
+                    yield source, target, port
+
+
+DOORS = {("orchestrator", "trainer", CHANNEL), ("orchestrator", "inference", ENGINE)}
+
+
+def test_the_group_meets_and_the_orchestrator_reaches_the_two_doors() -> None:
+    group = {("trainer", "trainer", port) for port in PORTS}
+    assert set(ways(policies(context()))) == group | DOORS
+
+
+def test_transfers_between_trainer_and_engines_are_open_where_there_are_any() -> None:
+    both = ("trainer", "inference")
+    group = {(source, target, port) for source in both for target in both for port in PORTS}
+    assert set(ways(policies(context({"weightSync": {"transport": "NCCL"}})))) == group | DOORS
+
+
+def test_engines_in_the_trainers_pods_are_reached_there() -> None:
+    both = context({"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}})
+    asked = {way for way in ways(policies(both)) if way[0] == "orchestrator"}
+    assert asked == {("orchestrator", "trainer", CHANNEL), ("orchestrator", "trainer", ENGINE)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_strangers_reach_nothing_of_a_run_and_it_reaches_none_of_them(role: str) -> None:
+    found = policies(context())
+    others = (None, pod("other", "trainer"), pod("other", "orchestrator"))
+    assert [p for p in PORTS for other in others if passes(found, other, pod("run", role), p)] == []
+    assert [p for p in PORTS if passes(found, pod("run", role), pod("other", "trainer"), p)] == []
+
+
+def reached(found: list[dict[str, Any]], port: int, address: str = "203.0.113.7") -> set[str]:
+    return {role for role in ROLES if passes(found, pod("run", role), address, port)}
+
+
+API_SERVER = {"to": [{"ipBlock": {"cidr": "10.9.8.7/32"}}], "ports": [{"protocol": "TCP", "port": 6443}]}
+
+
+def known_address(ctx: RunContext) -> RunContext:
+    return replace(ctx, settings=replace(ctx.settings, network=NetworkSettings(api_server=(API_SERVER,))))
+
+
+def test_the_api_server_is_reached_by_its_address_alone() -> None:
+    found = policies(known_address(context()))
+    assert reached(found, 6443, "10.9.8.7") == {"orchestrator"}
+    assert reached(found, 443, "10.9.8.7") == reached(found, 6443) == reached(found, 443) == set()
+    unknown = policies(context())
+    assert reached(unknown, 443) == reached(unknown, 6443) == {"orchestrator"}
+
+
+READERS: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, set()),
+    ({"model": {"name": "a/b"}}, set(ROLES)),
+    ({"algorithm": {"reference": {"model": "a/teacher"}}}, {"trainer"}),
+    ({"algorithm": {"reference": {"model": "/models/teacher"}}}, set()),
+    ({"environments": [{"id": "gsm8k"}]}, {"orchestrator"}),
+    ({"environments": [{"id": "gsm8k", "args": {"source": "bundled"}}]}, set()),
+    ({"environments": [{"id": "gsm8k", "args": {"path": "/data/gsm8k"}}]}, set()),
+    ({"environments": [{"id": "dataset", "args": {"name": "a/rows"}}]}, {"orchestrator"}),
+    ({"environments": [{"id": "dataset", "args": {"path": "/data/rows"}}]}, set()),
+    ({"environments": [], "task": "SFT", "data": {"sources": [{"name": "a/chats"}]}}, {"orchestrator"}),
+]
+
+
+@pytest.mark.parametrize(("edit", "readers"), READERS, ids=[str(edit) for edit, _ in READERS])
+def test_the_hub_is_open_to_who_reads_it(edit: dict[str, Any], readers: set[str]) -> None:
+    found = policies(known_address(context(edit)))
+    assert reached(found, 443) == readers
+    assert reached(found, 6443) == set()
+
+
+def test_a_run_opens_more_for_all_of_its_pods() -> None:
+    judge = {"to": [{"ipBlock": {"cidr": "198.51.100.9/32"}}], "ports": [{"protocol": "TCP", "port": 8443}]}
+    found = policies(context({"networkPolicy": {"extraEgress": [judge]}}))
+    assert reached(found, 8443, "198.51.100.9") == set(ROLES)
+    assert policies(context({"networkPolicy": {"mode": "None"}})) == []
+
+
+def test_all_pods_reach_the_clusters_dns_and_no_other() -> None:
+    for policy in policies(context()):
+        (dns,) = (rule for rule in policy["egress"] if any(port["port"] == 53 for port in rule.get("ports", ())))
+        pods, node = dns["to"]
+        assert pods["podSelector"] == {"matchLabels": {"k8s-app": "kube-dns"}}
+        assert pods["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}
+        assert node == {"ipBlock": {"cidr": "169.254.20.10/32"}}
+
+
+def test_a_guest_reaches_the_two_doors_of_its_host_and_nothing_else_of_it() -> None:
+    found = policies(context(SHARED, name="host"), guest())
+    asks = pod("guest", "orchestrator")
+    open_ways = {(role, port) for role in ROLES for port in PORTS if passes(found, asks, pod("host", role), port)}
+    assert open_ways == {("trainer", CHANNEL), ("inference", ENGINE)}
+    assert [p for p in PORTS for role in ROLES if passes(found, pod("host", role), asks, p)] == []

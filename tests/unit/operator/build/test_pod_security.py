@@ -1,0 +1,34 @@
+"""Every pod that the operator renders meets Kubernetes' restricted standard: docs/install.md has namespaces labelled with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator.build import RunContext, workloads
+from tests.unit.operator.build.examples import ON_RECORD, context, example
+from tests.unit.operator.restrictions.pod_security import violations
+
+LOOSENED = {"pod-template"}
+"""Its podTemplate adds a capability and a sidecar of its own: what the policy is for."""
+
+
+def specs(ctx: RunContext) -> list[dict[str, Any]]:
+    """The spec of each role's pods."""
+    return [
+        child["spec"] if child["kind"] == "Pod" else child["spec"]["template"]["spec"] for child in workloads(ctx).made
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(ON_RECORD))
+def test_rendered_pods_meet_the_restricted_standard(name: str) -> None:
+    found = [violation for spec in specs(example(name)) for violation in violations(spec)]
+    assert bool(found) == (name in LOOSENED), found
+
+
+def test_containers_of_environments_meet_it_too() -> None:
+    ctx = context({"environments": [{"id": "reverse-text", "image": "registry.example.com/x:1"}]})
+    orchestrator = specs(ctx)[-1]
+    assert [c["name"] for c in orchestrator["initContainers"]] == ["environment-code", "environment-0"]
+    assert violations(orchestrator) == []

@@ -1,0 +1,182 @@
+"""Runs that ask for more than the installation allows: not begun, told in words, and begun once either side is corrected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator import reasons
+from rlrun_operator.names import ROLES, Ref
+from rlrun_operator.restrictions import Installation, RunPolicy
+from rlrun_operator.settings import RenderSettings
+from tests.unit.operator.decide.kube import Kube
+
+PRIVILEGED: dict[str, Any] = {"trainer": {"podTemplate": {"spec": {"hostNetwork": True, "hostPID": True}}}}
+POLICIES = {"Restricted": RunPolicy(), "Any": RunPolicy(pod_template="Any")}
+MODES = {mode: RenderSettings(installation=Installation(policy)) for mode, policy in POLICIES.items()}
+
+
+def under(kube: Kube, mode: str) -> Kube:
+    """The operator begins again with another policy."""
+    kube.settings = MODES[mode]
+    return kube
+
+
+def check_refused(kube: Kube) -> None:
+    valid, failed = kube.condition("ConfigurationValid"), kube.condition("Failed")
+    assert (kube.status["phase"], failed["reason"]) == ("Failed", "ForbiddenByPolicy")
+    assert (valid["status"], valid["reason"]) == ("False", "ForbiddenByPolicy")
+    for field in ("trainer.podTemplate.spec.hostNetwork (true)", "trainer.podTemplate.spec.hostPID (true)"):
+        assert field in valid["message"]
+        assert field in kube.status["message"]
+
+
+def test_a_forbidden_run_makes_nothing_and_names_every_field() -> None:
+    kube = Kube(PRIVILEGED)
+    kube.settle()
+    check_refused(kube)
+    assert (list(kube.objects), kube.applied) == ([], [])
+    assert kube.told == [("Warning", "ForbiddenByPolicy")]
+    writes = list(kube.writes)
+    kube.settle()
+    assert kube.writes == writes, "a refused run costs nothing"
+
+
+def test_a_corrected_run_begins() -> None:
+    kube = Kube(PRIVILEGED)
+    kube.settle()
+    kube.edit(trainer={})
+    kube.settle()
+    assert (kube.status["attempt"], kube.condition("ConfigurationValid")["status"]) == (1, "True")
+    assert kube.condition("Failed").get("status") != "True"
+
+
+def test_a_run_begins_when_the_policy_allows_it() -> None:
+    kube = Kube(PRIVILEGED)
+    kube.settle()
+    under(kube, "Any").settle()
+    assert (kube.status["attempt"], kube.condition("Failed").get("status")) == (1, "False")
+    assert kube.condition("ConfigurationValid")["status"] == "True"
+
+
+def running() -> Kube:
+    """A run under way, whose policy has become stricter since it began."""
+    kube = under(Kube(PRIVILEGED), "Any")
+    kube.settle()
+    assert kube.status["attempt"] == 1
+    under(kube, "Restricted").settle()
+    return kube
+
+
+def test_a_stricter_policy_lets_the_attempt_go_on_and_says_so() -> None:
+    kube = running()
+    valid = kube.condition("ConfigurationValid")
+    assert (valid["status"], valid["reason"]) == ("False", "ForbiddenByPolicy")
+    assert "attempt 1 goes on, and no other one begins" in valid["message"]
+    assert kube.told[-1] == ("Warning", "ForbiddenByPolicy")
+    assert kube.condition("Failed").get("status") != "True"
+    assert all(kube.pods(role) for role in ROLES)
+
+
+def test_no_attempt_is_rendered_against_a_stricter_policy() -> None:
+    kube = running()
+    rendered = list(kube.applied)
+    kube.exit("trainer", 1)
+    for _ in range(20):
+        kube.tick(10)
+    check_refused(kube)
+    assert kube.applied == rendered
+    assert [kube.pods(role) for role in ("trainer", "inference")] == [[], []], "nothing holds GPUs"
+
+
+@pytest.mark.parametrize("corrects", ["specification", "policy"])
+def test_a_suspended_run_stays_suspended_until_one_is_corrected(corrects: str) -> None:
+    kube = running()
+    kube.edit(suspend=True)
+    kube.tick(60)
+    assert kube.status["phase"] == "Suspended"
+    kube.edit(suspend=False)
+    kube.tick(10)
+    assert kube.status["phase"] == "Suspended"
+    assert "hostNetwork (true)" in kube.status["message"]
+    if corrects == "policy":
+        under(kube, "Any")
+    else:
+        kube.edit(trainer={})
+    kube.tick(60)
+    assert kube.status["attempt"] == 2
+
+
+def test_engines_are_not_made_again_against_a_stricter_policy() -> None:
+    kube = running()
+    engines = Ref("Deployment", "run-inference")
+    kube.delete(engines)
+    kube.tick(30)
+    assert engines not in kube.objects
+
+
+CLAIMS = RenderSettings(installation=Installation(RunPolicy(claims=("mine",))))
+
+
+def test_a_guest_gets_no_claim_from_its_host_that_it_may_not_name() -> None:
+    host = Kube({"trainer": {"lora": {"slots": 2}, "guests": ["*"]}}, name="host", uid="uid-of-host").start()
+    guest = Kube({"trainer": {"sharedWith": "host", "lora": {}}})
+    guest.host, guest.guests = host, host.guests
+    host.guests.append(guest)
+    guest.settings = CLAIMS
+    guest.settle()
+    assert (guest.status["phase"], list(guest.objects)) == ("Failed", [])
+    assert "trainer.sharedWith: its claim (host-data)" in guest.status["message"]
+    guest.settings = RenderSettings()
+    guest.settle()
+    assert guest.status["attempt"] == 1
+
+
+def claim(run: str | None) -> dict[str, Any]:
+    labels = {} if run is None else {"rlrun.io/run": run}
+    return {"kind": "PersistentVolumeClaim", "metadata": {"name": "run-data", "labels": labels, "uid": "u"}, "spec": {}}
+
+
+@pytest.mark.parametrize(("made_by", "begins"), [("run", True), ("other", False), (None, False)])
+def test_a_claim_of_the_runs_name_is_its_own_only_if_a_run_of_that_name_made_it(
+    made_by: str | None, begins: bool
+) -> None:
+    kube = Kube()
+    kube.objects[Ref("PersistentVolumeClaim", "run-data")] = claim(made_by)
+    kube.settle()
+    assert (kube.status["attempt"] == 1) is begins
+    if begins:
+        return
+    assert (kube.status["phase"], kube.condition("Scheduled")["reason"]) == ("Pending", reasons.NAME_TAKEN)
+    assert kube.status["message"].startswith("PersistentVolumeClaim run-data exists and is not of this run")
+    assert ("Warning", reasons.NAME_TAKEN) in kube.told
+    del kube.objects[Ref("PersistentVolumeClaim", "run-data")]
+    kube.settle()
+    assert kube.status["attempt"] == 1
+
+
+def test_a_name_that_is_taken_holds_the_first_attempt_and_every_later_one() -> None:
+    kube = Kube()
+    kube.taken = "Service run-trainer"
+    kube.settle()
+    assert (kube.status["phase"], kube.condition("Scheduled")["reason"]) == ("Pending", reasons.NAME_TAKEN)
+    assert list(kube.objects) == []
+    kube.taken = None
+    kube.start()
+    kube.taken = "ConfigMap run-config"
+    kube.exit("trainer", 1)
+    kube.settle()
+    assert (kube.status["phase"], kube.condition("Restarting")["reason"]) == ("Restarting", reasons.NAME_TAKEN)
+    assert "ConfigMap run-config exists and is not of this run" in kube.status["message"]
+    kube.taken = None
+    kube.settle()
+    assert kube.status["attempt"] == 2
+
+
+def test_a_lease_of_somebody_else_tells_nothing_about_the_run() -> None:
+    kube = Kube()
+    kube.objects[Ref("Lease", "run-progress")] = claim(None) | {"kind": "Lease"}
+    kube.objects[Ref("Lease", "run-progress")]["metadata"] |= {"name": "run-progress"}
+    kube.settle()
+    assert kube.status["message"].startswith("Lease run-progress exists and is not of this run")

@@ -1,0 +1,102 @@
+"""Episodes that no engine had a part in: what the conversation itself refuses is of the kind `tokens`, wherever the environment runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orch_simulation import make_config
+
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.environments import Episode, EpisodeError, Message, ModelClient, Reply, Score, Split, Task
+from rlrun.environments.stage import InProcessStage, TaskRef
+from rlrun.inference.client import Completion
+from rlrun.orchestrator.arenas import Arena
+from rlrun.orchestrator.conversation import RolloutError
+from rlrun.orchestrator.engines import EnginePool
+from rlrun.orchestrator.player import Player
+from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.tokens import ChatTokens
+
+
+class Asks:
+    """Asks once what it was made with; `wraps` its client's errors in one of its own, or hides their cause."""
+
+    id = "asks"
+
+    def __init__(self, messages: list[Message], wraps: str = "") -> None:
+        self._messages, self._wraps = messages, wraps
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [Task("0", self._messages)]
+
+    async def run(self, task: Task, model: ModelClient) -> Episode:
+        try:
+            reply: Reply = await model.complete(task.prompt)
+        except Exception as error:
+            if self._wraps == "from":
+                raise RuntimeError("the client failed") from error
+            if self._wraps:
+                raise RuntimeError("the client failed")  # noqa: B904 - as careless environments do
+            raise
+        return Episode([*task.prompt, reply.message], 1)
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(1.0)
+
+
+class Sends:
+    """A session that answers with what it was made with."""
+
+    troubled = False
+
+    def __init__(self, answer: Completion | Exception) -> None:
+        self._answer = answer
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    async def parse(self, *_: Any) -> Any: ...
+
+
+async def play(tmp_path: Path, tokenizer: Path, messages: list[Message], wraps: str, answer: Any) -> None:
+    config = make_config(tmp_path, tokenizer)
+    player = Player(config, EnginePool([], Signal()), ChatTokens.load(tokenizer))
+    environment = InProcessStage(Asks(messages, wraps))
+    arena = Arena(EnvironmentConfig(id="asks"), environment, [TaskRef("train", 0)])
+    await player.play(arena, arena.tasks[0], max_tokens=8, session=Sends(answer))  # type: ignore[arg-type]
+
+
+LONG: list[Message] = [{"role": "user", "content": "ab" * 200}]
+SHORT: list[Message] = [{"role": "user", "content": "ab"}]
+MISSHAPEN: list[Message] = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+NOTHING = Completion([], [], [], "stop")
+
+
+@pytest.mark.parametrize("wraps", ["", "from", "careless"])
+@pytest.mark.parametrize(
+    ("messages", "answer", "says"),
+    [
+        (LONG, NOTHING, r"the prompt has \d+ tokens, and seqLen \(64\)"),
+        (MISSHAPEN, NOTHING, "the chat template refuses the conversation"),
+        (SHORT, NOTHING, "the engine answered with no token"),
+    ],
+)
+async def test_what_the_conversation_refuses_is_no_failure_of_the_model(
+    tmp_path: Path, tokenizer_folder: Path, messages: list[Message], answer: Any, says: str, wraps: str
+) -> None:
+    with pytest.raises(RolloutError, match=says):
+        await play(tmp_path, tokenizer_folder, messages, wraps, answer)
+
+
+@pytest.mark.parametrize("wraps", ["", "from"])
+async def test_another_failure_of_the_client_stays_one_of_the_model(
+    tmp_path: Path, tokenizer_folder: Path, wraps: str
+) -> None:
+    with pytest.raises(EpisodeError, match="the model client failed") as caught:
+        await play(tmp_path, tokenizer_folder, SHORT, wraps, OSError("boom"))
+    assert caught.value.kind == "model"

@@ -1,0 +1,59 @@
+"""The limit of open files, in processes of their own: a hard limit that is lowered does not come back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from orch_simulation import make_config
+
+ROLE = """
+import asyncio, resource, sys
+from rlrun.orchestrator import main
+async def begin(config, **_):
+    print("limit", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return 0
+sys.exit(main.process(["--config", sys.argv[1]], "role", lambda *a, **k: begin(*a, **k)))
+"""
+
+
+def lowered(soft: int, hard: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "concurrency", "limit", "says"),
+    [
+        (256, 1000, 512, 1000, None),
+        (256, 1000, 727, 1000, None),  # 727 + one environment's 16 + 256 = 999
+        (256, 1000, 729, 1000, "limit of open files (ulimit -n) is 1000, and maxConcurrency (729) can need 1001"),
+        (256, 1000, 729, 1000, "set maxConcurrency to 728"),
+        (900, 900, 8000, 900, "set maxConcurrency to 628"),
+        (300, 300, 8000, 300, "set maxConcurrency to 28"),
+    ],
+)
+def test_the_role_raises_its_limit_and_says_where_it_is_too_few(
+    tmp_path: Path, tokenizer_folder: Path, soft: int, hard: int, concurrency: int, limit: int, says: str | None
+) -> None:
+    file = tmp_path / "run.json"
+    config = make_config(tmp_path / "out", tokenizer_folder, max_concurrency=concurrency)
+    file.write_text(config.model_dump_json())
+    ended = subprocess.run(
+        [sys.executable, "-c", ROLE, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": "key"},
+        preexec_fn=lowered(soft, hard),
+    )
+    assert ended.stdout.split() == ["limit", str(limit)]
+    if says is None:
+        assert "open files" not in ended.stderr
+    else:
+        assert says in ended.stderr

@@ -1,0 +1,225 @@
+"""No turn of the event loop holds work that grows with the rollouts in flight, those of a batch, or those that a restart finds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from orch_simulation import eventually, make_config, simulate
+
+from rlrun.orchestrator import evaluations, recovery
+from rlrun.orchestrator.batcher import choose
+from rlrun.orchestrator.conversation import Recorded
+from rlrun.orchestrator.dispatcher import Dispatcher, _Flight
+from rlrun.orchestrator.engines import EnginePool
+from rlrun.orchestrator.evaluation import Answer, Evaluator, Question
+from rlrun.orchestrator.group_commit import GroupCommit
+from rlrun.orchestrator.journal_records import Entry, RolloutEntry
+from rlrun.orchestrator.ledger import Ledger, LedgerState
+from rlrun.orchestrator.rollouts import Rollout
+from rlrun.orchestrator.sampler import Sampler, Source
+from rlrun.orchestrator.signals import Signal
+from rlrun.protocol import exit_codes
+from rlrun.protocol.compute import stepwise
+from rlrun.protocol.storage import Volume
+
+MANY = 256
+A_TURN = 32
+"""Most of the many that may share one turn of the loop."""
+
+
+class Turns:
+    """Counts what happens in each turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.most = self.total = 0
+        self._now = 0
+
+    def __call__(self) -> None:
+        if not self._now:
+            asyncio.get_running_loop().call_soon(self._over)
+        self._now += 1
+        self.total += 1
+        self.most = max(self.most, self._now)
+
+    def _over(self) -> None:
+        self._now = 0
+
+
+def a_rollout(tokens: int = 2) -> Rollout:
+    ones = np.ones(tokens, np.int32)
+    columns = Recorded(ones, ones.astype(np.bool_), -ones.astype(np.float32), np.zeros(tokens, np.int32))
+    return Rollout((columns,), 1.0)
+
+
+async def test_questions_begin_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, evaluator = Turns(), Evaluator(None, [], None, None, None)  # type: ignore[arg-type]
+
+    async def answered(arena: Any, task: Any, sample: int, version: int) -> Answer:
+        turns()
+        return Answer("e", str(task), sample, None)
+
+    monkeypatch.setattr(evaluator, "_answer", answered)
+    asked = [Question(None, number, 0) for number in range(MANY)]  # type: ignore[arg-type]
+    assert len(await evaluator.ask(asked, 0)) == turns.total == MANY
+    assert turns.most <= A_TURN
+
+
+@pytest.mark.parametrize("surplus", [False, True])
+async def test_groups_are_cancelled_one_after_the_other(tmp_path: Path, tokenizer_folder: Path, surplus: bool) -> None:
+    config, turns = make_config(tmp_path, tokenizer_folder, oversampling_factor=2.0, max_steps=200), Turns()
+    signal = Signal()
+    dispatcher = Dispatcher(
+        config,
+        [],
+        None,  # type: ignore[arg-type]
+        EnginePool([], signal),
+        None,  # type: ignore[arg-type]
+        sampler=Sampler(0, []),
+        ledger=Ledger(),
+        rules={},
+        accepted=lambda: 0,
+        finished=lambda group: None,
+        next_step=lambda: 100,
+        signal=signal,
+        journal=None,
+    )
+
+    async def fly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            turns()
+
+    running = asyncio.create_task(dispatcher.run())
+    flights = [_Flight(number, 0, 1, 0.0, task=asyncio.create_task(fly())) for number in range(MANY)]
+    dispatcher._flights |= {flight.number: flight for flight in flights}
+    await asyncio.sleep(0)
+    if surplus:
+        dispatcher.cancel_surplus()
+    else:
+        dispatcher.cancel_too_old(100)
+    assert all(flight.surplus if surplus else flight.expired for flight in flights), "in one step"
+    await eventually(lambda: turns.total == MANY)
+    assert turns.most <= A_TURN
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_evaluation_is_measured_beside_the_loop(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_loop: list[bool] = []
+
+    def noted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*given: Any) -> Any:
+            in_the_loop.append(threading.current_thread() is threading.main_thread())
+            return act(*given)
+
+        return do
+
+    monkeypatch.setattr(evaluations, "trace_line", noted(evaluations.trace_line))
+    monkeypatch.setattr(Evaluator, "metrics", noted(Evaluator.metrics))
+    evaluation = {"interval": 1, "num_tasks": 2}
+    outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=1, evaluation=evaluation))
+    assert outcome.code == exit_codes.OK
+    assert len(in_the_loop) == 2 * (1 + 2)
+    assert not any(in_the_loop)
+
+
+async def test_those_who_waited_for_the_volume_go_on_one_after_the_other(tmp_path: Path) -> None:
+    turns, gate = Turns(), threading.Event()
+
+    def write(entries: Sequence[int]) -> None:
+        assert gate.wait(10)
+
+    commit = GroupCommit(write, Volume(tmp_path), doing="write")
+
+    async def writer(number: int) -> None:
+        await commit.add(number)
+        turns()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(MANY):
+            group.create_task(writer(number))
+        await asyncio.sleep(0)
+        gate.set()
+    assert turns.total == MANY
+    assert turns.most <= A_TURN
+    await commit.close()
+
+
+async def test_what_a_restart_finds_counts_again_record_by_record() -> None:
+    turns = Turns()
+    sampler = Sampler(0, [Source("e", MANY)])
+    entries: list[Entry] = [
+        RolloutEntry(group, 0, "e", sampler.draw(group).task, 0, 1.0, a_rollout()) for group in reversed(range(MANY))
+    ]
+    back = await stepwise(
+        recovery.readmit(
+            recovery.Found(entries),
+            step=1,
+            max_off_policy_steps=1,
+            ledger=Ledger(),
+            sampler=sampler,
+            environments=[("e", 1)],
+            finish=lambda group: turns(),
+            drop=lambda entry: None,
+        )
+    )
+    assert back.groups == turns.total == MANY
+    assert turns.most <= A_TURN
+
+
+class Counted(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) < int(other)
+
+    __hash__ = int.__hash__
+
+
+def test_a_claim_of_the_ledger_does_not_look_at_all_groups() -> None:
+    numbers = [Counted(number) for number in range(MANY)]
+    ledger = Ledger.restore(LedgerState(MANY, tuple(numbers), {}))
+    Counted.compared = 0
+    for number in reversed(numbers):
+        ledger.claim(number)
+    assert Counted.compared < 8 * MANY
+    for number in numbers[: MANY // 2]:
+        ledger.again(number, "age")
+    assert [ledger.take() for _ in range(MANY // 2 + 1)] == [*range(MANY // 2), MANY]
+    assert ledger.state().open_groups == tuple(range(MANY + 1))
+
+
+def test_the_groups_of_a_batch_are_chosen_with_few_looks_at_each() -> None:
+    looks = 0
+
+    class Group:
+        def __init__(self, number: int, size: int) -> None:
+            self.number, self._rollouts = number, [None] * size
+
+        @property
+        def rollouts(self) -> Sequence[None]:
+            nonlocal looks
+            looks += 1
+            return self._rollouts
+
+    groups = [Group(number, 7 + 2 * (number % 2)) for number in range(MANY)]
+    chosen = choose(groups, 4 * MANY + 2)  # type: ignore[arg-type]
+    assert chosen is not None
+    assert sum(7 + 2 * (group.number % 2) for group in chosen) == 4 * MANY + 2
+    assert looks <= 8 * MANY

@@ -1,0 +1,247 @@
+"""Which architectures the trainer computes rightly is measured: those that it does not are refused by name, and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
+
+from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer import attention, forward, loading, publish
+from rlrun.trainer.group import Group
+from rlrun.trainer.loading import load_sharded
+from rlrun.trainer.model import load_model
+from rlrun.trainer.modeling import architecture_check
+from rlrun.trainer.modeling.architecture_check import find_fault
+from rlrun.trainer.modeling.small_model import small_model
+from rlrun.trainer.tensor_names import file_tensors, parts, remember
+
+_MIXED = ["conv", "conv", "full_attention"]
+_LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
+_AS_THEY_COME = (
+    "llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral3 mixtral gemma gemma3_text gemma4_text phi phi3 phimoe olmo olmo2 olmo3 olmoe "
+    "flex_olmo starcoder2 gpt2 gpt_bigcode gpt_neox codegen opt biogpt granite granitemoe granitemoeshared cohere cohere2 "
+    "glm glm4 glm4_moe deepseek_v3 minimax_m2 smollm3 exaone4 exaone_moe ernie4_5 ernie4_5_moe helium arcee apertus seed_oss nanochat "
+    "diffllama persimmon bitnet jetmoe afmoe"
+)
+_STATEFUL = (
+    "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe jamba falcon_h1 falcon_mamba mamba mamba2 bamba granitemoehybrid recurrent_gemma "
+    "nemotron_h rwkv minimax olmo_hybrid bloom xlnet"
+)
+RIGHT: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in _AS_THEY_COME.split()},
+    "gemma2": {"attn_logit_softcapping": None},
+    "deepseek_v2": {"n_routed_experts": 64, "num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 16, "moe_topk": 2},
+    "ministral": {"head_dim": 128},
+}
+"""Changes of the default configuration, by model type; without them the default itself is none that a model has."""
+CROSSING = (
+    r"cannot be trained: sequences in one row change each other's results, so that log-probabilities differ by [\d.]+ "
+)
+UNREAD = r"cannot be trained: its attention \(\w+\) has "
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    **{kind: ({}, CROSSING) for kind in _STATEFUL.split()},
+    "lfm2": ({"layer_types": _MIXED * 10 + _MIXED[1:]}, CROSSING),
+    "lfm2_moe": ({"layer_types": _MIXED * 10 + _MIXED[1:]}, CROSSING),
+    "gpt_oss": ({}, UNREAD + "s_aux"),
+    "granite_swa": ({}, UNREAD + "s_aux"),
+    "mimo_v2_flash": ({}, UNREAD + "s_aux"),
+    "deepseek_v4": ({}, UNREAD + "s_aux"),
+    "gemma2": ({}, UNREAD + r"softcap \(50.0\)"),
+    "vaultgemma": ({}, UNREAD + r"softcap \(50.0\)"),
+    "doge": ({}, UNREAD + "attention_mask"),
+    "llama4_text": ({"attention_chunk_size": 256}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
+    "minicpm3": ({}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
+    "stablelm": ({}, "do not hand the row's layout on to their attention"),
+    "mpt": ({}, "does not take sequences packed into rows"),
+    "deepseek_v32": ({}, "does not take sequences packed into rows"),
+    "zamba2": ({}, "a small model of it, made to check it, fails"),
+    "xlstm": ({}, "a small model of it, made to check it, fails"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture_check, "_found", {})
+
+
+def full_size(kind: str, **options: Any) -> Any:
+    """As `load_sharded` has it: on meta, its names remembered."""
+    attention.register()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**options), attn_implementation=attention.NAME)
+    remember(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_family_that_is_computed_rightly_is_taken(kind: str, tmp_path: Path) -> None:
+    model = full_size(kind, **RIGHT[kind])
+    assert find_fault(model, seq_len=512) is None
+    small = small_model(type(model), model.config, attention="eager", seq_len=512, seed=0)
+    small.save_pretrained(tmp_path)
+    remember(small)
+    names = [name for part in parts(small, publish.published_tensors(small)) for name in part.files]
+    assert sorted(names) == sorted(load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_family_that_is_not_is_refused_by_name(kind: str) -> None:
+    options, told = WRONG[kind]
+    model = full_size(kind, **options)
+    fault = find_fault(model, seq_len=512)
+    assert fault is not None
+    assert fault.startswith(f"{type(model).__name__} cannot be trained: ")
+    assert re.search(told, fault), fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "seq_len"),
+    [
+        ("mistral", {}, 8192),  # window of 4096
+        ("gemma3_text", {}, 8192),
+        ("cohere2", {}, 8192),
+        ("llama4_text", {"attention_chunk_size": 512}, 512),
+        ("phi3", {"rope_parameters": _LONG | {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}}, 4096),
+        ("gpt2", {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5}, 512),
+    ],
+)
+def test_options_that_are_computed_are_taken(kind: str, options: dict[str, Any], seq_len: int) -> None:
+    assert find_fault(full_size(kind, **options), seq_len=seq_len) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "seq_len", "told"),
+    [
+        ("gpt2", {}, 2048, "seqLen is 2048, and the model is made for 1024 positions; lower seqLen"),
+        # The longest sequence of a row decides which factors all of them get.
+        (
+            "phi3",
+            {"rope_parameters": _LONG | {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}},
+            8192,
+            "sequences in one row change each other's results",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+            8192,
+            "sequences in one row change each other's results",
+        ),
+    ],
+)
+def test_lengths_act_when_the_run_reaches_them(kind: str, options: dict[str, Any], seq_len: int, told: str) -> None:
+    assert find_fault(full_size(kind, **options), seq_len=512) is None
+    assert told in (find_fault(full_size(kind, **options), seq_len=seq_len) or "nothing")
+
+
+def test_every_kind_of_layer_is_looked_at() -> None:
+    """A single layer of 32, the 20th, is another one."""
+    kinds = ["full_attention"] * 32
+    kinds[19] = "conv"
+    assert "sequences in one row" in (find_fault(full_size("lfm2", layer_types=kinds), seq_len=512) or "nothing")
+    assert find_fault(full_size("lfm2", layer_types=["full_attention"] * 32), seq_len=512) is None
+
+
+@pytest.mark.parametrize("broken", ["values", "gradients", "files", "names"])
+def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = full_size("mixtral")
+    if broken == "values":  # the row is one sequence
+        whole = attention.layout
+        monkeypatch.setattr(architecture_check, "layout", lambda lengths, device: whole([sum(lengths)], device))
+    if broken == "gradients":
+        computed = forward.token_statistics
+
+        def detached(model: Any, row: Any) -> Any:
+            for parameter in model.model.layers[1].self_attn.v_proj.parameters():
+                parameter.requires_grad_(False)
+            return computed(model, row)
+
+        monkeypatch.setattr(architecture_check, "token_statistics", detached)
+    if broken == "files":  # gate and up change places
+
+        def swapped(model: Any, part: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            found = file_tensors(model, part, tensors)
+            return {
+                name.replace(".w1.", ".w?.").replace(".w3.", ".w1.").replace("w?", "w3"): t for name, t in found.items()
+            }
+
+        monkeypatch.setattr(architecture_check, "file_tensors", swapped)
+    if broken == "names":  # those of another family
+        monkeypatch.setattr(
+            architecture_check,
+            "file_tensors",
+            lambda *options: {name.replace("w1", "gate_proj"): t for name, t in file_tensors(*options).items()},
+        )
+    told = {
+        "values": "sequences in one row change each other's results",
+        "gradients": r"the gradient of model.layers.1.self_attn.v_proj.weight differs by 1 of its norm",
+        "files": "transformers reads 2 of ",
+        "names": "transformers does not read the files that the trainer writes",
+    }
+    assert told[broken] in (find_fault(model, seq_len=512) or "nothing")
+
+
+def test_the_check_leaves_no_trace() -> None:
+    model = full_size("llama")
+    torch.manual_seed(7)
+    state, verbosity = torch.get_rng_state(), logging.get_verbosity()
+    with torch.no_grad():
+        assert find_fault(model, seq_len=512) is None
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert logging.get_verbosity() == verbosity
+    assert all(parameter.is_meta and parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_refused_model_is_refused_before_its_weights_are_read(
+    tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(*_kind("gpt_oss"), attention="eager", seq_len=512, seed=0)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "_files", None)  # which downloads them
+    with pytest.raises(RoleError, match=r"model .*: GptOssForCausalLM cannot be trained: .* has s_aux") as caught:
+        load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
+    assert caught.value.code == exit_codes.CONFIGURATION
+
+
+@pytest.mark.parametrize("kind", ["falcon", "gptj", "gpt_neo"])
+def test_a_family_whose_attention_cannot_be_replaced_is_refused_by_name(kind: str, tmp_path: Path, solo: Group) -> None:
+    model = small_model(*_kind(kind), attention="eager", seq_len=512, seed=0)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        RoleError, match=rf"models of type {kind} cannot be trained: its code takes no attention function but its own"
+    ):
+        load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
+
+
+def _kind(kind: str) -> tuple[type[Any], Any]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
+    return type(model), model.config
+
+
+def test_chance_takes_no_part_in_training_and_stays_in_what_is_published(
+    tmp_path: Path, solo: Group, source: Path
+) -> None:
+    small_model(*_kind("gpt2"), attention="eager", seq_len=512, seed=0).save_pretrained(source)
+    file = source / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"resid_pdrop": 0.25, "attn_pdrop": 0.25}))
+    config = ModelConfig(path=str(source))
+    for model in (load_model(config, str(source)), load_sharded(config, str(source), solo, seq_len=16)):
+        ids, positions = torch.arange(12)[None], torch.arange(12)[None]
+        inputs = {"input_ids": ids, "position_ids": positions, "packed": attention.layout([12], ids.device)}
+        assert torch.equal(model.train()(**inputs).logits, model(**inputs).logits)
+        published = json.loads(publish.model_files(model, config, str(source)).contents["config.json"])
+        assert (published["resid_pdrop"], published["attn_pdrop"]) == (0.25, 0.25)

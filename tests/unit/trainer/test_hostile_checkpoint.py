@@ -1,0 +1,304 @@
+"""A checkpoint that somebody else has written: it is refused by name, and nothing in it is executed."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from rlrun.config.learning import OptimizerConfig
+from rlrun.config.model import ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.trainer import checkpoint, export
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import shard
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.saving import Saver
+
+LEARNING_RATE = "policy.optimizer.param_groups.0.lr"
+WEIGHT = "policy.model.model.embed_tokens.weight"
+
+
+class Bomb:
+    """Pickled, it makes a file where it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.marker),))
+
+
+@dataclass
+class Folder:
+    """A whole checkpoint, and what a reader of it would do."""
+
+    path: Path
+    source: Path
+    marker: Path
+    part: Part
+
+    @property
+    def table(self) -> Path:
+        return self.path / TRAINER_PART / ".metadata"
+
+    def metadata(self) -> Metadata:
+        found: Metadata = pickle.loads(self.table.read_bytes())
+        return found
+
+    def change(self, table: object) -> None:
+        self.table.write_bytes(pickle.dumps(table))
+
+    def place(self, name: str, **changes: Any) -> None:
+        """Change where a tensor's or value's bytes are."""
+        table = self.metadata()
+        for index, place in table.storage_data.items():
+            if index.fqn == name:
+                table.storage_data[index] = replace(place, **changes)
+        self.change(table)
+
+    def value(self, name: str, value: object, *, padding: int = 0) -> None:
+        """Put another pickle where a value is."""
+        written = io.BytesIO()
+        written.write(pickle.dumps(value) + b"\0" * padding) if padding else torch.save(value, written)
+        file = next((self.path / TRAINER_PART).glob("*.distcp"))
+        begin = file.stat().st_size
+        with file.open("ab") as stream:
+            stream.write(written.getvalue())
+        self.place(name, relative_path=file.name, offset=begin, length=len(written.getvalue()))
+
+    def load(self) -> Progress:
+        return checkpoint.load({POLICY: self.part}, self.path)
+
+    def export(self) -> None:
+        config = ModelConfig(path=str(self.source), dtype="float32")
+        export.export_checkpoint(self.path, self.path.with_name("out"), config, str(self.source), step=3)
+
+
+@pytest.fixture(params=["adamw", "muon", "sgd"])
+def optimizer(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make(tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]) -> Callable[..., Folder]:
+    def make(optimizer: str = "adamw") -> Folder:
+        model = make_model()
+        model.save_pretrained(tmp_path / "source")  # type: ignore[operator]
+        shard(model, solo)
+        part = Part(model, make_optimizer(model, OptimizerConfig(name=optimizer), solo.device))  # type: ignore[arg-type]
+        Saver({POLICY: part}, solo, background=False).save(Progress(3), tmp_path / "checkpoint")
+        return Folder(tmp_path / "checkpoint", tmp_path / "source", tmp_path / "executed", part)
+
+    return make
+
+
+@pytest.fixture
+def folder(make: Callable[..., Folder]) -> Folder:
+    return make()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes members of enumerations as Python 3.11.0 to 3.11.3 do (Debian 12 has 3.11.2), and paths as 3.13."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+def test_what_other_versions_of_python_write_is_read(folder: Folder) -> None:
+    written = io.BytesIO()
+    _Pickler(written, protocol=4).dump(folder.metadata())
+    assert b"getattr" in written.getvalue()
+    folder.table.write_bytes(written.getvalue())
+    assert folder.load() == Progress(3)
+    path = folder.metadata().storage_meta.checkpoint_id
+    assert isinstance(path, Path)
+    table = pickle.dumps(folder.metadata(), protocol=2).replace(
+        b"cpathlib\nPosixPath\n", b"cpathlib._local\nPosixPath\n"
+    )
+    assert b"pathlib._local" in table
+    folder.table.write_bytes(table)
+    assert folder.load() == Progress(3)
+
+
+def test_what_every_optimizer_writes_is_read(make: Callable[..., Folder], optimizer: str) -> None:
+    assert make(optimizer).load() == Progress(3)
+
+
+def _table(found: Folder, marker: Path) -> None:
+    found.change(Bomb(marker))
+
+
+def _planner_data(found: Folder, marker: Path) -> None:
+    table = found.metadata()
+    table.planner_data = {"x": [Bomb(marker)]}
+    found.change(table)
+
+
+def _state_of_an_allowed_class(found: Folder, marker: Path) -> None:
+    table = found.metadata()
+    table.storage_meta.modules = [Bomb(marker)]
+    found.change(table)
+
+
+def _name_of_a_tensor(found: Folder, marker: Path) -> None:
+    table = found.metadata()
+    table.state_dict_metadata[Bomb(marker)] = None
+    found.change(table)
+
+
+def _function_of_an_allowed_module(found: Folder, marker: Path) -> None:
+    found.table.write_bytes(b"ctorch.serialization\nload\n(S'x'\ntR.")
+
+
+def _dotted_name(found: Folder, marker: Path) -> None:
+    names = b"torch.distributed.checkpoint.metadata", b"os.mkdir"
+    texts = b"".join(b"\x8c" + bytes([len(name)]) + name for name in (*names,))
+    found.table.write_bytes(
+        b"\x80\x04" + texts + b"\x93(\x8c" + bytes([len(str(marker))]) + str(marker).encode() + b"tR."
+    )
+
+
+def _attribute_of_a_class(found: Folder, marker: Path) -> None:
+    kind = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    found.table.write_bytes(b"cbuiltins\ngetattr\n(" + kind + b"S'__init__'\ntR.")
+
+
+def _attribute_of_the_enumeration(found: Folder, marker: Path) -> None:
+    kind = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+    found.table.write_bytes(b"cbuiltins\ngetattr\n(" + kind + b"S'__class__'\ntR.")
+
+
+def _attributes_of_builtins(found: Folder, marker: Path) -> None:
+    found.table.write_bytes(b"cbuiltins\nexec\n(S'import os; os.mkdir(%r)'\ntR." % str(marker).encode())
+
+
+IN_THE_TABLE = [_table, _planner_data, _state_of_an_allowed_class, _name_of_a_tensor]
+IN_THE_TABLE += [_function_of_an_allowed_module, _dotted_name, _attributes_of_builtins]
+IN_THE_TABLE += [_attribute_of_a_class, _attribute_of_the_enumeration]
+
+
+@pytest.mark.parametrize("attack", IN_THE_TABLE)
+@pytest.mark.parametrize("reader", ["load", "export"])
+def test_the_table_executes_nothing(folder: Folder, attack: Callable[[Folder, Path], None], reader: str) -> None:
+    attack(folder, folder.marker)
+    with pytest.raises(RoleError, match=r"\.metadata is damaged, or was not written by RLRun: it names ") as caught:
+        getattr(folder, reader)()
+    assert caught.value.code == exit_codes.DATA
+    assert not folder.marker.exists()
+    assert not folder.path.with_name("out").exists()
+
+
+@pytest.mark.parametrize("shape", ["plain", "in a list", "in a tensor's class"])
+def test_a_value_executes_nothing(folder: Folder, shape: str) -> None:
+    bomb: Any = Bomb(folder.marker)
+    folder.value(
+        LEARNING_RATE,
+        {"plain": bomb, "in a list": [0.1, bomb], "in a tensor's class": {"x": (torch.ones(2), bomb)}}[shape],
+    )
+    with pytest.raises(
+        RoleError, match=rf"the checkpoint's {LEARNING_RATE} is damaged, .*: it names posix\.mkdir, which"
+    ) as caught:
+        folder.load()
+    assert caught.value.code == exit_codes.DATA
+    assert not folder.marker.exists()
+
+
+def test_a_tensors_bytes_execute_nothing(folder: Folder) -> None:
+    folder.value(WEIGHT, Bomb(folder.marker), padding=50 * 32 * 4)
+    for read in (folder.load, folder.export):
+        with pytest.raises(RoleError, match=r"a tensor of .* is damaged, or was not written by RLRun"):
+            read()
+    assert not folder.marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"relative_path": "../../secret"}, "'../../secret', which is none of its files"),
+        ({"relative_path": "/etc/passwd"}, "'/etc/passwd', which is none of its files"),
+        ({"relative_path": "__9_9.distcp"}, "none of its files"),
+        ({"relative_path": "__7_0.distcp"}, "none of its files"),
+        ({"relative_path": None}, "none of its files"),
+        ({"offset": -1}, "bytes, of __0_0.distcp, which has"),
+        ({"length": 1 << 60}, "bytes, of __0_0.distcp, which has"),
+        ({"length": -5}, "bytes, of __0_0.distcp, which has"),
+        ({"offset": 0.5}, "bytes, of __0_0.distcp, which has"),
+        ({"transform_descriptors": ["zstd"]}, "is transformed"),
+        ({"length": 10}, "would have"),
+    ],
+)
+def test_nothing_outside_of_the_checkpoint_is_read(folder: Folder, changes: dict[str, Any], says: str) -> None:
+    (folder.path / TRAINER_PART / "__7_0.distcp").symlink_to("/etc/passwd")
+    folder.place(WEIGHT, **changes)
+    for read in (folder.load, folder.export):
+        with pytest.raises(RoleError, match=r"was not written by RLRun") as caught:
+            read()
+        assert says in str(caught.value)
+        assert WEIGHT in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [(1 << 50, 32), (-1, 5), (1 << 31, 1 << 31, 1 << 31)])
+def test_a_made_up_shape_takes_no_memory(folder: Folder, size: tuple[int, ...]) -> None:
+    table = folder.metadata()
+    table.state_dict_metadata[WEIGHT].size = torch.Size(size)
+    folder.change(table)
+    with pytest.raises(RoleError, match=r"bytes, where .* are stored"):
+        folder.export()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x80\x04}.", b"not a pickle"])
+def test_a_table_that_is_none_is_refused(folder: Folder, content: bytes) -> None:
+    folder.table.write_bytes(content)
+    with pytest.raises(RoleError, match="is damaged, or was not written by RLRun"):
+        folder.load()
+    folder.table.unlink()
+    with pytest.raises(RoleError, match="No such file"):
+        folder.load()
+
+
+def test_a_part_that_is_missing_is_named(folder: Folder) -> None:
+    table = folder.metadata()
+    table.storage_data = {index: place for index, place in table.storage_data.items() if index.fqn != WEIGHT}
+    folder.change(table)
+    with pytest.raises(RoleError, match=f"{WEIGHT} lacks a part"):
+        folder.load()
+    table.storage_data[MetadataIndex("nothing", torch.Size([0]))] = next(iter(table.storage_data.values()))
+    folder.change(table)
+    with pytest.raises(RoleError, match="a place for what it does not hold"):
+        folder.load()
+
+
+def test_damage_of_any_kind_is_refused_or_does_nothing(folder: Folder) -> None:
+    """Bytes changed at random: a table is read as it was, or refused; nothing else is raised, and nothing appears beside it."""
+    whole, rng = folder.table.read_bytes(), random.Random(7)
+    beside = sorted(folder.path.parent.rglob("*"))
+    reader = checkpoint.CheckpointReader(folder.path / TRAINER_PART)
+    refused = 0
+    for _ in range(int(os.environ.get("RLRUN_FUZZ", "2000"))):
+        changed = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        folder.table.write_bytes(bytes(changed[: rng.randrange(len(changed))] if rng.random() < 0.1 else changed))
+        try:
+            reader.read_metadata()
+        except RoleError:
+            refused += 1
+    assert refused > 500
+    assert sorted(folder.path.parent.rglob("*")) == beside

@@ -1,0 +1,123 @@
+"""What a power cut leaves of versions, adapters, exports and checkpoints: nothing that is marked as complete and is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from rlrun.config.checkpoint import CheckpointConfig
+from rlrun.config.learning import OptimizerConfig
+from rlrun.config.lora import LoRAConfig
+from rlrun.config.model import ModelConfig
+from rlrun.orchestrator.checkpoint import Snapshot, write_snapshot
+from rlrun.orchestrator.ledger import Ledger
+from rlrun.protocol.attempts import first_attempt
+from rlrun.protocol.manifest import MANIFEST
+from rlrun.protocol.paths import COMPLETE, RunPaths
+from rlrun.protocol.storage import Volume
+from rlrun.trainer import lora, publish
+from rlrun.trainer.checkpoint import POLICY, Part, Progress
+from rlrun.trainer.completion import Completer
+from rlrun.trainer.export import export_version
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.saving import Saver
+from rlrun.trainer.together import Together
+from tests.power_cut import Disk
+
+MakeModel = Callable[..., nn.Module]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    root = tmp_path / "run"
+    root.mkdir()
+    return RunPaths(root)
+
+
+@pytest.fixture
+def disk(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(run.root, monkeypatch)
+
+
+def test_a_version_is_durable_before_it_is_complete(
+    run: RunPaths, disk: Disk, solo: Group, source: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model().save_pretrained(source)
+    config = ModelConfig(path=str(source))
+    model = load_model(config, str(source))
+    files = publish.model_files(model, config, str(source))
+    shard(model, solo)
+    agree, shards = Together.agree, []
+
+    def agreed(together: Together) -> None:
+        # A rank's files are flushed where they were written: another machine's flush does not reach them.
+        written = list(run.weights.glob("*/*.safetensors"))
+        shards.extend(written)
+        assert not [path.name for path in written if disk._lost(path)]
+        agree(together)
+
+    monkeypatch.setattr(Together, "agree", agreed)
+    path = run.version(3, 1)
+    publish.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=20_000)
+    assert not disk.broken
+    assert disk.promised == [COMPLETE, path.name]
+    assert shards
+    assert disk.keeps(path)
+    assert {"config.json", "model.safetensors.index.json", COMPLETE} <= {file.name for file in path.iterdir()}
+    export_version(path, run.export(3, 1))
+    assert not disk.broken
+    assert disk.promised[2:] == [run.export(3, 1).name]
+    assert disk.keeps(run.export(3, 1))
+
+
+def test_an_adapter_is_durable_before_it_is_complete(
+    run: RunPaths, disk: Disk, solo: Group, make_model: MakeModel
+) -> None:
+    config, model = LoRAConfig(rank=2), make_model()
+    lora.inject(model, config)
+    shard(model, solo)
+    lora.initialise(model, 0)
+    path = run.version(1, 1)
+    about = lora.adapter_config(model, config, "base")
+    publish.publish_adapter(model, path, config=about, dtype="float32", group=solo)
+    assert not disk.broken
+    assert disk.promised == [COMPLETE, path.name]
+    assert disk.keeps(path)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_checkpoint_is_durable_before_its_manifest(
+    run: RunPaths, disk: Disk, solo: Group, make_model: MakeModel, background: bool
+) -> None:
+    model = shard(make_model(), solo)
+    saver = Saver(
+        {POLICY: Part(model, make_optimizer(model, OptimizerConfig(), solo.device))}, solo, background=background
+    )
+    completer = Completer(
+        run,
+        first_attempt(world_size=1, config_hash="h"),
+        CheckpointConfig(),
+        with_orchestrator=True,
+        on_complete=lambda step, path: None,
+        volume=Volume(run.root),
+    )
+    path = run.checkpoint(2, 1)
+    saver.save(Progress(2), path)
+    saver.wait()
+    written = saver.finished()
+    assert written is not None
+    shard_file = path / "trainer" / "__0_0.distcp"
+    assert not disk._lost(shard_file), "flushed by the rank that wrote it"
+    write_snapshot(path, Snapshot(2, Ledger().state()))
+    completer.saved(2, path, written.files)
+    completer.agreed(2)
+    assert completer.close(30)
+    assert completer.failure is None
+    assert not disk.broken
+    assert disk.promised[-1] == MANIFEST
+    assert disk.keeps(path)

@@ -1,0 +1,133 @@
+"""One run's steps in this process: what is published and saved is what was trained, at the rate of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rlrun.config.checkpoint import CheckpointConfig
+from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol.attempts import first_attempt, write_attempt
+from rlrun.protocol.batch import Batch, write_batch
+from rlrun.protocol.paths import RunPaths
+from rlrun.trainer.checkpoint import POLICY, Part
+from rlrun.trainer.checkpoint import load as load_checkpoint
+from rlrun.trainer.group import Group
+from rlrun.trainer.model import local_part
+from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.policy import load_policy
+from rlrun.trainer.slot import Slot
+
+STEPS, PEAK = 4, 0.01
+RATES = [0.005, 0.01, 0.005, 0.0]
+"""Of a warm-up of two steps and a linear fall to 0 at the last."""
+
+
+class Bench:
+    """A slot that trains on recorded batches, and every update of its optimizer."""
+
+    def __init__(self, root: Path, source: Path, group: Group, make_batch: Callable[..., Batch]) -> None:
+        self.config = TrainerConfig(
+            name="test",
+            uid="uid",
+            output_dir=str(root),
+            model=ModelConfig(path=str(source), dtype="float32"),
+            max_steps=STEPS,
+            seq_len=32,
+            seed=0,
+            algorithm=AlgorithmConfig(),
+            optimizer=OptimizerConfig(name="sgd", lr=PEAK, momentum=0.0, max_grad_norm=None),
+            scheduler=SchedulerConfig(name="linear", warmup_steps=2),
+            checkpoint=CheckpointConfig(interval=2, save_async=False),
+        )
+        self.paths, self.updates = RunPaths(root), list[dict[str, Tensor]]()
+        attempt = first_attempt(world_size=1, config_hash="h")
+        write_attempt(self.paths, attempt)
+        self.policy = load_policy(self.config, str(source), group, with_weights=True)
+        self.slot = Slot(
+            self.config,
+            attempt,
+            self.policy,
+            output_dir=root,
+            replay=True,
+            channel=None,
+            feed=None,
+            agree=lambda: None,
+            tell=lambda *_: None,
+        )
+        for step in range(1, STEPS + 1):
+            write_batch(self.paths.batch(step, 1), make_batch([9, 4, 13], step=step))
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: local_part(p.detach()).clone() for name, p in self.policy.module.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self.policy.module.named_parameters()
+        return {name: local_part(p.grad).clone() for name, p in named if p.grad is not None}
+
+    def step(self, number: int) -> None:
+        self.slot.step(self.paths.batch(number, 1))
+
+    def published(self, step: int) -> dict[str, Tensor]:
+        files = sorted(self.paths.version(step, 1).glob("*.safetensors"))
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, source: Path, solo: Group, make_batch: Callable[..., Batch]) -> Iterator[Bench]:
+    made = Bench(tmp_path / "run", source, solo, make_batch)
+    hook = register_optimizer_step_pre_hook(lambda *_: made.updates.append(made.gradients()))
+    yield made
+    hook.remove()
+    made.slot.close(wait=True)
+
+
+def test_a_version_is_what_its_step_trained(bench: Bench) -> None:
+    bench.slot.begin()
+    values = [bench.parameters()]
+    for step in range(1, STEPS):
+        bench.step(step)
+        values.append(bench.parameters())
+    for step, expected in enumerate(values):
+        if not bench.paths.version(step, 1).exists():  # retention
+            continue
+        found = bench.published(step)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), step
+    assert bench.paths.version(STEPS - 1, 1).exists()
+    for one, next_one in pairwise(values):
+        assert any(not torch.equal(one[name], next_one[name]) for name in one)
+
+
+def test_a_step_moves_by_the_rate_of_the_schedule_times_the_gradient(bench: Bench) -> None:
+    for step, rate in enumerate(RATES, start=1):
+        before = bench.parameters()
+        bench.updates.clear()
+        bench.step(step)
+        gradient, after = bench.updates[0], bench.parameters()  # saving makes updates of 0, to have a state to save
+        assert any(value.abs().max() > 0 for value in gradient.values())
+        for name, value in after.items():
+            torch.testing.assert_close(value, before[name] - rate * gradient[name], atol=1e-7, rtol=1e-6)
+
+
+def test_a_checkpoint_is_what_its_step_trained(
+    bench: Bench, source: Path, solo: Group, make_model: Callable[..., nn.Module]
+) -> None:
+    for step in (1, 2):
+        bench.step(step)
+    expected: dict[str, Any] = bench.parameters()
+    policy = load_policy(bench.config, str(source), solo, with_weights=True)
+    part = Part(policy.module, make_optimizer(policy.module, bench.config.optimizer, solo.device))
+    assert load_checkpoint({POLICY: part}, bench.paths.checkpoint(2, 1)).step == 2
+    for name, parameter in policy.module.named_parameters():
+        assert torch.equal(local_part(parameter), expected[name]), name

@@ -1,0 +1,223 @@
+"""Advantages from rewards: shape the rewards, estimate, spread over the loss tokens, normalize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlrun.advantages.estimators import ADVANTAGES, RewardGroups
+from rlrun.advantages.levels import STD_FLOOR, Floats, Integers, normalized
+from rlrun.config.algorithm_names import is_import_path
+from rlrun.custom import bind
+
+SHARED_OPTIONS = ("turn_discount", "length_penalty", "global_std", "gamma", "adv_mean", "adv_std", "neg_clipped")
+"""Options of the table that no estimator's function takes: they are applied here, before it or after it."""
+
+
+@dataclass(frozen=True)
+class _Estimated:
+    """One number per rollout, before it is spread over tokens and normalized."""
+
+    name: str
+    values: Floats
+    groups: RewardGroups
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `SHARED_OPTIONS`, those that the estimator has."""
+
+    @property
+    def gamma(self) -> float:
+        return float(self.options.get("gamma", 1.0))
+
+    def finished(self, values: Floats, weights: Floats | None, group_ids: Integers) -> npt.NDArray[np.float32]:
+        """Normalized over loss tokens at the levels `adv_mean` and `adv_std`, clipped, checked; all `[M]`."""
+        mean, std = self.options.get("adv_mean", "none"), self.options.get("adv_std", "none")
+        if (mean, std) != ("none", "none"):
+            if weights is None:
+                raise ValueError(
+                    f"lengths must be given for advantage {self.name} with adv_mean {mean} and adv_std {std}: "
+                    "they are over loss tokens"
+                )
+            values = normalized(
+                values, weights=weights, group_ids=group_ids, num_groups=self.groups.num_groups, mean=mean, std=std
+            )
+        values = np.maximum(values, 0) if self.options.get("neg_clipped") else values
+        return _checked(self.name, values, len(values)).astype(np.float32)
+
+
+def advantages(
+    name: str,
+    rewards: npt.ArrayLike,
+    *,
+    group_size: int | None = None,
+    group_ids: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    turns: npt.ArrayLike | None = None,
+    **options: Any,
+) -> npt.NDArray[np.float32]:
+    """One advantage per rollout, `[N]` fp32.
+
+    Args:
+        name: a key of `ADVANTAGES`, or `package.module:function`, called as `function(RewardGroups, **options)` and
+            returning `[N]` numbers.
+        rewards: `[N]`.
+        group_size: contiguous groups of this size; or
+        group_ids: `[N]` integers, equal within a group; groups may be of any size and interleaved.
+        lengths: `[N]` lengths in loss tokens, 0 for an empty answer; read by `opo`, a `length_penalty`, and `adv_mean` and `adv_std`,
+            hence by `reinforce_pp` and `reinforce_pp_baseline`.
+        turns: `[N]` positive numbers of the model's turns, read by a `turn_discount`; default: one each.
+        options: of the estimator, see `ADVANTAGES[name].options`. The batch is the rewards of this call.
+
+    Raises:
+        ValueError: names the argument that is misaligned, not finite, unknown or out of range; a `gamma` below 1, which gives every token
+            an advantage of its own.
+    """
+    found = _estimate(
+        name, rewards, group_size=group_size, group_ids=group_ids, lengths=lengths, turns=turns, options=options
+    )
+    if found.gamma != 1:
+        raise ValueError(
+            f"advantage {name}: gamma ({found.gamma}) gives every token an advantage of its own; "
+            "call token_advantages, or set gamma to 1"
+        )
+    return found.finished(found.values, found.groups.lengths, found.groups.group_ids)
+
+
+def token_advantages(
+    name: str,
+    rewards: npt.ArrayLike,
+    *,
+    lengths: npt.ArrayLike,
+    group_size: int | None = None,
+    group_ids: npt.ArrayLike | None = None,
+    turns: npt.ArrayLike | None = None,
+    trained: npt.ArrayLike | None = None,
+    **options: Any,
+) -> list[npt.NDArray[np.float32]]:
+    """One advantage per loss token: N arrays, rollout n's `[L_n]` fp32 in the order in which its tokens were sampled.
+
+    With discount γ the token that is k loss tokens before the last has γ^k times the estimate: the return-to-go of a reward at the end.
+
+    Args:
+        name: as of `advantages`.
+        rewards: `[N]`.
+        lengths: `[N]` whole numbers, the loss tokens of each rollout.
+        group_size: as of `advantages`.
+        group_ids: as of `advantages`.
+        turns: as of `advantages`.
+        trained: `[N]` bool; a rollout where it is false counts in its group's baseline, but its tokens are not among those that
+            `adv_mean` and `adv_std` are taken over. Default: all are.
+        options: of the estimator.
+
+    Raises:
+        ValueError: names the argument that is misaligned, not finite, unknown or out of range.
+    """
+    found = _estimate(
+        name, rewards, group_size=group_size, group_ids=group_ids, lengths=lengths, turns=turns, options=options
+    )
+    assert found.groups.lengths is not None
+    counts = found.groups.lengths.astype(np.int64)
+    if (counts != found.groups.lengths).any():
+        raise ValueError(
+            f"lengths must be whole numbers, got {found.groups.lengths[counts != found.groups.lengths][0]:g}"
+        )
+    kept = np.ones(len(counts), np.bool_) if trained is None else np.asarray(trained, np.bool_)
+    if kept.shape != counts.shape:
+        raise ValueError(f"trained must have shape [{len(counts)}], got {list(kept.shape)}")
+    ends = np.cumsum(counts)[:-1]
+    if found.gamma == 1:
+        per_rollout = found.finished(found.values, found.groups.lengths * kept, found.groups.group_ids)
+        return np.split(np.repeat(per_rollout, counts), ends) if len(counts) else []
+    left = np.concatenate([np.arange(count)[::-1] for count in counts]) if len(counts) else np.empty(0)
+    spread = np.repeat(found.values, counts) * found.gamma**left
+    weights, ids = np.repeat(kept, counts).astype(np.float64), np.repeat(found.groups.group_ids, counts)
+    return np.split(found.finished(spread, weights, ids), ends) if len(counts) else []
+
+
+def _estimate(
+    name: str,
+    rewards: npt.ArrayLike,
+    *,
+    group_size: int | None,
+    group_ids: npt.ArrayLike | None,
+    lengths: npt.ArrayLike | None,
+    turns: npt.ArrayLike | None,
+    options: Mapping[str, Any],
+) -> _Estimated:
+    function, complete = bind("advantage", name, ADVANTAGES, options)
+    values = _vector("rewards", rewards)
+    ids, num_groups = _groups(len(values), group_size, group_ids)
+    weights, steps = _counts("lengths", lengths, values, least=0), _counts("turns", turns, values, least=1)
+    shared: dict[str, Any] = {}
+    if not is_import_path(name):
+        shared = {option: complete.pop(option) for option in SHARED_OPTIONS if option in complete}
+        values = _shaped(values, weights, steps, shared)
+    groups = RewardGroups(values, ids, num_groups, weights)
+    found = _checked(name, function(groups, **complete), len(values))
+    if shared.get("global_std") and len(found) > 1:
+        found = found / (values.std(ddof=1) + STD_FLOOR)
+    return _Estimated(name, found, groups, shared)
+
+
+def _shaped(rewards: Floats, lengths: Floats | None, turns: Floats | None, options: Mapping[str, Any]) -> Floats:
+    """R·turn_discount^(turns - 1) - length_penalty·L."""
+    if turns is not None:
+        rewards = np.multiply(rewards, options.get("turn_discount", 1.0) ** (turns - 1))
+    if not (penalty := options.get("length_penalty", 0.0)):
+        return rewards
+    if lengths is None:
+        raise ValueError("lengths must be given where length_penalty > 0")
+    shaped: Floats = rewards - penalty * lengths
+    return shaped
+
+
+def _counts(name: str, counts: npt.ArrayLike | None, rewards: Floats, *, least: int) -> Floats | None:
+    if counts is None:
+        return None
+    values = _vector(name, counts)
+    if len(values) != len(rewards):
+        raise ValueError(f"{name} has {len(values)} entries for {len(rewards)} rewards")
+    if (values < least).any():
+        raise ValueError(f"{name} must be at least {least}, got {values.min():g}")
+    return values
+
+
+def _vector(name: str, values: npt.ArrayLike) -> Floats:
+    vector = np.asarray(values, np.float64)
+    if vector.ndim != 1:
+        raise ValueError(f"{name} must have shape [N], got {list(vector.shape)}")
+    if not np.isfinite(vector).all():
+        where = int(np.flatnonzero(~np.isfinite(vector))[0])
+        raise ValueError(f"{name} is not finite: {vector[where]:g} at {where}")
+    return vector
+
+
+def _groups(count: int, group_size: int | None, group_ids: npt.ArrayLike | None) -> tuple[Integers, int]:
+    if (group_size is None) == (group_ids is None):
+        raise ValueError("give either group_size (equal contiguous groups) or group_ids (any groups)")
+    if group_size is not None:
+        if group_size < 1 or count % group_size:
+            raise ValueError(f"group_size must divide the number of rewards ({count}), got {group_size}")
+        return np.arange(count) // group_size, count // group_size
+    ids = np.asarray(group_ids)
+    if ids.shape != (count,):
+        raise ValueError(f"group_ids must have shape [{count}], got {list(ids.shape)}")
+    if count and not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"group_ids must be integers, got {ids.dtype}")
+    known, inverse = np.unique(ids, return_inverse=True)
+    return inverse.astype(np.int64), len(known)
+
+
+def _checked(name: str, result: object, count: int) -> Floats:
+    """What an estimator gave, `[count]`: a user's own may return anything that numpy reads, a torch tensor on a CPU too."""
+    try:
+        values = np.asarray(result, np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = np.empty(0)
+    # Finite as fp32 too, which is what the trainer gets.
+    if values.shape != (count,) or not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise ValueError(f"advantage {name} must return {count} finite numbers, got {result}")
+    return values

@@ -1,0 +1,88 @@
+"""Load users' code as a run would, each piece in a process of its own, and report what does not load.
+
+Environments, losses and advantages are other people's code: it may end its process, hang, crash or print without end. A
+command line that imported it would end with it, so it is loaded by the same worker that plays rollouts, within the same limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from rlrun.environments.process.life import Command, Life, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.process.talk import StartError
+
+AT_ONCE = 4
+"""Processes that load beside each other; each may hold a data set."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Code that does not load."""
+
+    message: str
+    missing: bool
+    """Whether only an import or the interpreter is missing, which the run's image may have."""
+    said: bool = True
+    """Whether the code said so itself; otherwise its process ended, or took too long."""
+
+
+def check(subjects: Sequence[tuple[Command, Limits]]) -> list[Refusal | None]:
+    """Load every subject and end its process with all its descendants; None: it loads.
+
+    Raises:
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came meanwhile; every process is ended.
+    """
+    if not subjects:
+        return []
+    with asyncio.Runner() as runner, _ended_by_signals(runner.get_loop()) as stopped:
+        return runner.run(_check(subjects, stopped))
+
+
+async def _check(subjects: Sequence[tuple[Command, Limits]], stopped: asyncio.Event) -> list[Refusal | None]:
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(command: Command, limits: Limits) -> Refusal | None:
+        async with room:
+            life = Life(command, limits, Log(None))
+            try:
+                await life.start()
+            except StartError as error:
+                return Refusal(str(error), error.missing, error.permanent)
+            finally:
+                life.end()
+            return None
+
+    loading = asyncio.gather(*(one(command, limits) for command, limits in subjects))
+    stopping = asyncio.ensure_future(stopped.wait())
+    waiting: set[asyncio.Future[Any]] = {loading, stopping}
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        loading.cancel()
+        with suppress(asyncio.CancelledError):
+            await loading
+        raise KeyboardInterrupt
+    stopping.cancel()
+    return loading.result()
+
+
+@contextmanager
+def _ended_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[asyncio.Event]:
+    """Set the event at SIGINT, SIGTERM and SIGHUP, and put the previous handlers back afterwards."""
+    stopped = asyncio.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stopped.set)
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,117 @@
+"""Checks of what a run reads before anything starts: the model's folder and the rows of its data."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from rlrun.config.data import DataConfig, DataSetConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.yaml_text import Key
+from rlrun.local.user_code import Finding
+
+READ_SECONDS = 20.0
+"""Most time for reading rows; the rest of a large data set is judged when it is trained on."""
+MAX_BAD_ROWS = 10
+"""Bad rows of one data set that are named."""
+_PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("a tokenizer", "token*"))
+
+
+def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "path")) -> Iterator[Finding]:
+    """Findings about `model.path`.
+
+    Args:
+        model: the model.
+        key: the field that names it.
+        here: whether the run is to run on this machine; otherwise an absolute path may be one of its pods.
+    """
+    if model.path is None:
+        return
+    folder = Path(model.path)
+    if not folder.exists():
+        yield _absent(key, model.path, "folder", here=here)
+    elif not folder.is_dir():
+        yield Finding(key, f"{model.path} is a file; it must be a Hugging Face model folder")
+    elif not os.access(folder, os.R_OK | os.X_OK):
+        yield Finding(key, f"{model.path} cannot be read by this user; change its permissions")
+    else:
+        lacking = [name for name, pattern in _PARTS if not any(folder.glob(pattern))]
+        if lacking:
+            yield Finding(
+                key,
+                f"{model.path} holds no {', no '.join(lacking)}; it must be a Hugging Face model folder "
+                "(`rlrun tiny-model DIR` makes a tiny one)",
+            )
+        elif problem := _config_problem(folder / "config.json"):
+            yield Finding(key, problem)
+
+
+def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:
+    """Findings about the data sets of supervised fine-tuning, bad rows with file and line; none about those that are left out."""
+    if data is None:
+        return
+    sets: list[tuple[Key, DataSetConfig]] = [(("data", "sources", i), one) for i, one in enumerate(data.sources)]
+    if data.validation is not None:
+        sets.append((("data", "validation"), data.validation))
+    deadline = time.monotonic() + READ_SECONDS
+    for key, one in sets:
+        path: Key = (*key, "path")
+        if one.path is None or any(path[: len(other)] == other for other in left_out):
+            continue
+        if not Path(one.path).exists():
+            yield _absent(path, one.path, "file or folder", here=here)
+            continue
+        yield from _check_rows(path, one, data, deadline)
+
+
+def _absent(key: Key, path: str, what: str, *, here: bool) -> Finding:
+    if not here and Path(path).is_absolute():
+        return Finding(
+            key, f"is not checked on this machine: there is no {what} {path} here; the pods must have it", True
+        )
+    return Finding(key, f"there is no {what} {path}, seen from {Path.cwd()}")
+
+
+def _config_problem(file: Path) -> str | None:
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        return f"{file} cannot be read: {getattr(error, 'strerror', None) or error}"
+    if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
+        return f"{file} names neither architectures nor model_type; it must be the config.json of a Hugging Face model"
+    return None
+
+
+def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float) -> Iterator[Finding]:
+    from rlrun.environments.rows import Rows
+    from rlrun.orchestrator.sft.conversation import conversation
+    from rlrun.protocol.failures import RoleError
+
+    field = "spec.data"
+    try:
+        rows = Rows(one, field)
+    except RoleError as error:
+        yield Finding(key, str(error).removeprefix(f"{field}: ").removeprefix(f"{field}.path: "))
+        return
+    except OSError as error:
+        yield Finding(key, f"{one.path} cannot be read: {error.strerror}")
+        return
+    if data.malformed == "Skip":
+        return
+    bad = 0
+    for index in range(len(rows)):
+        try:
+            conversation(rows.row(index), data)
+        except ValueError as error:
+            bad += 1
+            place = "" if str(error).startswith(rows.place(index)) else f"{rows.place(index)}: "
+            yield Finding(key, f"{one.path}: {place}{error}; mend the row, or set data.malformed to Skip")
+        if bad == MAX_BAD_ROWS or time.monotonic() > deadline:
+            if index + 1 < len(rows):
+                yield Finding(
+                    key, f"{one.path}: rows after the first {index + 1} of {len(rows)} are not checked here", True
+                )
+            return

@@ -1,0 +1,215 @@
+"""Validation of a run before it starts: its manifest, its code, its model and its data, in one round."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from rlrun.api.manifest import examine_manifest
+from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.config.arguments import COMMAND_LINE
+from rlrun.config.data import DataConfig
+from rlrun.config.examine import Examined, examine
+from rlrun.config.explain import place
+from rlrun.config.layers import Layer
+from rlrun.config.learning import AdvantageConfig
+from rlrun.config.model import ModelConfig
+from rlrun.config.problems import ConfigError, Problem
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.yaml_text import Key
+from rlrun.local.architecture import proofs, trained_models, unproved
+from rlrun.local.inputs import check_data, check_model_folder
+from rlrun.local.user_code import Finding, check_user_code
+from rlrun.protocol import exit_codes
+
+GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
+"""Advantages that compare a rollout with its group: in a group of one they are 0."""
+_UNREADABLE = EnvironmentConfig(id="unreadable")
+_LOADED = ("id", "args", "python", "variables", "image", "start_timeout_seconds", "memory_gib")
+_COLUMNS = ("messages_field", "prompt_field", "completion_field", "tools_field", "loss_roles", "malformed")
+"""Fields of `data` that say what a row must be."""
+_REFERENCE: Key = ("algorithm", "reference", "model")
+ModelT = TypeVar("ModelT", bound=RLRun | RLRunSpec)
+LeaveOut = Callable[[RLRunSpec], Collection[Key]]
+
+
+@dataclass(frozen=True)
+class Judged(Generic[ModelT]):
+    """A run's description and its validation results."""
+
+    run: ModelT | None
+    """None: it cannot be understood."""
+    problems: Sequence[Problem]
+    """Reasons why it cannot run, by source and line."""
+    notices: Sequence[Problem]
+    """What is worth knowing."""
+    code: int = exit_codes.CONFIGURATION
+    """Exit code of a command that it stops."""
+
+
+def nothing(_spec: RLRunSpec) -> Collection[Key]:
+    """Leave out nothing."""
+    return ()
+
+
+def judge_manifest(text: str, source: str, *, here: bool, leave_out: LeaveOut = nothing) -> Judged[RLRun]:
+    """Every problem and notice of a manifest.
+
+    Args:
+        text: the manifest.
+        source: how messages call it.
+        here: whether it is to run on this machine, or in pods that have other packages and files.
+        leave_out: fields of a specification, by Python names, whose models, code and data the command has no use for.
+
+    Raises:
+        KeyboardInterrupt: a signal came while its code was loaded.
+    """
+    try:
+        examined, layer = examine_manifest(text, source)
+    except ConfigError as error:
+        return Judged(None, error.problems, ())
+    return _judged(RLRun, examined, layer, below=("spec",), here=here, leave_out=leave_out)
+
+
+def judge_layer(
+    model: type[ModelT], layer: Layer, *, here: bool = True, leave_out: LeaveOut = nothing
+) -> Judged[ModelT]:
+    """As `judge_manifest`, of a specification that files and a command line describe."""
+    return _judged(model, examine(model, layer), layer, below=(), here=here, leave_out=leave_out)
+
+
+def stopped(judged: Judged[Any]) -> int | None:
+    """Print notices and problems of a run that is to start; the exit code where a problem stops it."""
+    for notice in judged.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    if not judged.problems and judged.run is not None:
+        return None
+    print(ConfigError(judged.problems), file=sys.stderr)
+    return judged.code
+
+
+def _judged(
+    model: type[ModelT], examined: Examined[ModelT], layer: Layer, *, below: Key, here: bool, leave_out: LeaveOut
+) -> Judged[ModelT]:
+    """Args: below: where in the document the specification stands."""
+    found: list[Finding] = []
+    if examined.result is not None:
+        spec: RLRunSpec = examined.result.spec if isinstance(examined.result, RLRun) else examined.result
+        left_out: list[Key] = []
+        if examined.problems:
+            values: Any = layer.values
+            for name in below:
+                values = values.get(name) if isinstance(values, dict) else None
+            written = values if isinstance(values, dict) else {}
+            replaced = [key[len(below) :] for key in examined.replaced if key[: len(below)] == below]
+            spec, left_out = _as_written(spec, written), _left_out([key for key in replaced if key], written)
+        found = findings(spec, here=here, left_out=[*left_out, *leave_out(spec)])
+    told = [(finding.notice, _problem(finding, model, layer, below)) for finding in found]
+    problems = [*examined.problems, *(problem for notice, problem in told if not notice)]
+    return Judged(
+        examined.result,
+        sorted(problems, key=lambda problem: (problem.source, problem.line or 0)),
+        [problem for notice, problem in told if notice],
+        _code(examined.problems, [finding for finding in found if not finding.notice]),
+    )
+
+
+def _code(problems: Sequence[Problem], found: Sequence[Finding]) -> int:
+    if found and not problems and all(finding.key[0] in ("model", "data") for finding in found):
+        return exit_codes.DATA
+    if not found and all(problem.source == COMMAND_LINE for problem in problems):
+        return exit_codes.USAGE
+    return exit_codes.CONFIGURATION
+
+
+def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> list[Finding]:
+    """Findings about what a specification names.
+
+    Args:
+        spec: the specification.
+        here: as for `judge_manifest`.
+        left_out: fields that something else is wrong with, or that are of no use.
+    """
+    models = trained_models(spec, left_out)
+    found = [*check_model_folder(spec.model, here=here)]
+    if (reference := models.get(_REFERENCE)) is not None:
+        found += check_model_folder(reference, here=here, key=_REFERENCE)
+    pieces = [*proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)]
+    found += [] if here else unproved(models)
+    found += check_user_code(
+        spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
+    )
+    found += check_data(spec.data, here=here, left_out=left_out)
+    found += _lonely_groups(spec)
+    return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
+
+
+def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:
+    """Groups of one rollout, from which a group baseline learns nothing."""
+    for i, environment in enumerate(spec.environments if spec.task == "RL" else ()):
+        advantage = _advantage(spec, environment)
+        if environment.group_size == 1 and _compares_within_group(advantage):
+            yield Finding(
+                ("environments", i, "group_size"),
+                f"is 1, and advantage {advantage.name} compares a rollout with its group: every advantage is 0, so nothing is "
+                "learned here; raise groupSize or choose the advantage rloo, reward, reinforce_pp or gae",
+                notice=True,
+            )
+
+
+def _compares_within_group(advantage: AdvantageConfig) -> bool:
+    return advantage.name in GROUP_BASELINES and advantage.options.get("mean", "group") == "group"
+
+
+def _advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> AdvantageConfig:
+    return environment.algorithm.advantage or spec.algorithm.effective_advantage
+
+
+def _as_written(spec: RLRunSpec, written: dict[str, Any]) -> RLRunSpec:
+    """The specification with its environments, data and model folder as they were written, as far as each can be understood."""
+    changes: dict[str, object] = {}
+    model, environments = written.get("model"), written.get("environments")
+    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
+        trusted = model.get("trust_remote_code") is True
+        changes["model"] = ModelConfig(path=model["path"], trust_remote_code=trusted)
+    items = environments if isinstance(environments, list) else ()
+    changes["environments"] = [_environment(item).result or _UNREADABLE for item in items]
+    changes["data"] = _data(written).result if "data" in written else None
+    return spec.model_copy(update=changes)
+
+
+def _data(written: dict[str, Any]) -> Examined[DataConfig]:
+    data = written.get("data")
+    return examine(DataConfig, Layer(values=data if isinstance(data, dict) else {}))
+
+
+def _environment(item: object) -> Examined[EnvironmentConfig]:
+    return examine(EnvironmentConfig, Layer(values=item if isinstance(item, dict) else {}))
+
+
+def _left_out(replaced: Collection[Key], written: dict[str, Any]) -> list[Key]:
+    """The parts of a specification that are not as they were written, as far as they are looked at."""
+    left_out: list[Key] = []
+    if any(key[0] == "algorithm" for key in replaced):
+        left_out += [("algorithm", "loss"), ("algorithm", "advantage"), ("algorithm", "reference")]
+    left_out += [key[:1] for key in replaced if key[:2] == ("model", "tiny")]
+    data = _data(written)
+    left_out += [("data", *key) for key in data.replaced]
+    if any(data.is_replaced((name,)) for name in _COLUMNS):
+        left_out.append(("data",))
+    environments = written.get("environments")
+    for i, item in enumerate(environments if isinstance(environments, list) else ()):
+        own = _environment(item)
+        if own.result is None or any(own.is_replaced((name,)) for name in _LOADED):
+            left_out.append(("environments", i))
+        left_out += [("environments", i, *key) for key in own.replaced]
+    return left_out
+
+
+def _problem(finding: Finding, model: type[BaseModel], layer: Layer, below: Key) -> Problem:
+    origin = place((*below, *finding.key), model, layer)
+    return Problem(origin.source, origin.path, finding.message, origin.line)

@@ -1,0 +1,113 @@
+"""Checks of a run's own code before anything starts: environments, losses and advantages, each loaded in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlrun.config.algorithm_names import is_import_path
+from rlrun.config.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.model import TinyModelConfig
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.yaml_text import Key
+from rlrun.environments.process.check import check
+from rlrun.environments.process.life import Command, Limits
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about one field of a specification."""
+
+    key: Key
+    """The field, by Python names, from the specification on."""
+    message: str
+    notice: bool = False
+    """Worth saying, and no reason to refuse the run."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Code that is loaded in a process of its own."""
+
+    key: Key
+    """The field that names it."""
+    command: Command
+    limits: Limits
+
+
+def check_user_code(
+    environments: Sequence[EnvironmentConfig],
+    algorithm: AlgorithmConfig,
+    tiny: TinyModelConfig | None,
+    *,
+    here: bool,
+    left_out: Collection[Key] = (),
+    models: Sequence[Piece] = (),
+) -> list[Finding]:
+    """Findings about all code that the run names.
+
+    Args:
+        environments: of the run.
+        algorithm: its objective.
+        tiny: the tiny model that is made first; its warm-up asks an environment too.
+        here: whether the run is to run on this machine. Otherwise an environment with an image is not checked, and what is not
+            installed here is a notice: the run's image may have it.
+        left_out: pieces that are not checked, because something else is wrong with them.
+        models: checks of models, which the trainer makes too when it starts: one that cannot be made here is a notice.
+
+    Raises:
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    findings = []
+    pieces = [*models, *_functions(algorithm, ("algorithm",))]
+    if tiny is not None and tiny.warmup_environment is not None:
+        command = Command(tiny.warmup_environment, tiny.warmup_args)
+        pieces.append(Piece(("model", "tiny", "warmup_environment"), command, Limits()))
+    for i, environment in enumerate(environments):
+        key: Key = ("environments", i)
+        pieces += _functions(environment.algorithm, (*key, "algorithm"))
+        if environment.image is not None and not here:
+            said = f"({environment.image}) is not on this machine, so this environment is not checked"
+            findings.append(Finding((*key, "image"), said, notice=True))
+            continue
+        named = tuple(environment.variables)
+        command = Command(environment.id, environment.args, environment.python, variables=named)
+        pieces.append(Piece(key, command, limits_of(environment)))
+    pieces = [piece for piece in pieces if not any(piece.key[: len(key)] == key for key in left_out)]
+    refusals = check([(piece.command, piece.limits) for piece in pieces])
+    for piece, refusal in zip(pieces, refusals, strict=True):
+        if refusal is not None:
+            notice = refusal.missing and not here if piece not in models else refusal.missing or not refusal.said
+            said = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
+            findings.append(Finding(_field(piece, refusal.missing), said, notice))
+    return findings
+
+
+def limits_of(environment: EnvironmentConfig) -> Limits:
+    """Resource limits of an environment's process while it loads."""
+    return Limits(start_seconds=environment.start_timeout_seconds, memory_bytes=int(environment.memory_gib * 1024**3))
+
+
+def _functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> Iterator[Piece]:
+    """The losses and advantages with an import path."""
+    kinds: tuple[Literal["loss", "advantage"], ...] = ("loss", "advantage")
+    for kind in kinds:
+        part = getattr(algorithm, kind)
+        if part is not None and is_import_path(part.name):
+            yield Piece((*key, kind), Command(part.name, part.options, kind=kind), Limits())
+
+
+def _field(piece: Piece, missing: bool) -> Key:
+    """The field that a refusal is about."""
+    if piece.command.kind == "check":
+        return piece.key
+    if piece.command.kind != "environment":
+        return (*piece.key, "name")
+    if piece.key[0] != "environments":
+        return piece.key
+    from rlrun.environments.registry import known
+
+    named = not missing and (piece.command.id in known() or ":" in piece.command.id)
+    return (*piece.key, "args" if named else "id")

@@ -1,0 +1,103 @@
+"""Token columns on the wire between orchestrator and engine: a small JSON head, then arrays as they are in memory.
+
+JSON spends 90 bytes and a dictionary on a sampled token, these columns 8 bytes and nothing: an answer of 16 x 65,536 tokens is 8 MB
+instead of 96 MB, and reading it is a copy.
+
+A document is `length head padding column column ...`, little-endian: `length` is that of head and padding (32 bits), the head is a JSON
+object, spaces pad it to a multiple of 4. What the columns are follows from the head, so the reader names them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MEDIA_TYPE = "application/vnd.rlrun.packed"
+INTEGERS, FLOATS = "i", "f"
+"""Type codes of `array`: 32-bit integers and 32-bit floats."""
+_LENGTH = struct.Struct("<I")
+_ITEM = 4
+
+
+class PackedError(ValueError):
+    """The bytes are no such document."""
+
+
+def integers(values: Sequence[int]) -> array[int]:
+    """A column of 32-bit integers.
+
+    Raises:
+        OverflowError: a value does not fit.
+        TypeError: a value is no integer.
+    """
+    return values if isinstance(values, array) and values.typecode == INTEGERS else array(INTEGERS, values)
+
+
+def pack(head: Mapping[str, Any], columns: Sequence[array[Any]]) -> bytes:
+    """A document; `columns` are of the types above."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ITEM)
+    return b"".join([_LENGTH.pack(len(text)), text, *map(_swapped, columns)])
+
+
+class Reader:
+    """One document; `column` gives its columns in order.
+
+    Args:
+        data: the document.
+
+    Raises:
+        PackedError: it has no head.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        if len(data) < _LENGTH.size:
+            raise PackedError(f"{len(data)} bytes are too few for a head")
+        (length,) = _LENGTH.unpack_from(self._data)
+        self._place = _LENGTH.size + length
+        if self._place > len(data):
+            raise PackedError(f"a head of {length} bytes does not fit into {len(data)} bytes")
+        try:
+            head = json.loads(bytes(self._data[_LENGTH.size : self._place]))
+        except (ValueError, RecursionError):
+            raise PackedError("the head is no JSON") from None
+        if not isinstance(head, dict):
+            raise PackedError("the head is no JSON object")
+        self.head: dict[str, Any] = head
+
+    def column(self, kind: str, count: int) -> array[Any]:
+        """The next column: `count` values of type code `kind`.
+
+        Raises:
+            PackedError: there are fewer.
+        """
+        end = self._place + count * _ITEM
+        if not isinstance(count, int) or count < 0 or end > len(self._data):
+            raise PackedError(f"a column of {count} values does not fit into {len(self._data)} bytes")
+        values: array[Any] = array(kind)
+        values.frombytes(self._data[self._place : end])
+        self._place = end
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
+
+    def end(self) -> None:
+        """Check that nothing is left.
+
+        Raises:
+            PackedError: something is.
+        """
+        if self._place != len(self._data):
+            raise PackedError(f"{len(self._data) - self._place} bytes follow the last column")
+
+
+def _swapped(values: array[Any]) -> bytes | memoryview:
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return memoryview(values).cast("B")

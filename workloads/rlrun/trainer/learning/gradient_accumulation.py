@@ -1,0 +1,96 @@
+"""Sums of gradients over micro-batches: in each rank's shard (`reduce`), or whole on every rank (`local`).
+
+| | `reduce` | `local` |
+|---|---|---|
+| between micro-batches a rank holds, in float32 | its shard | the whole gradient |
+| reduce-scatter over the shards | after every micro-batch | after the last |
+| all-reduce over the replicas (HSDP) | after the last | after the last |
+
+The sums are the same up to the rounding of their order.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rlrun.config.parallel import GradientAccumulation
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+_ATTRIBUTE = "_rlrun_gradient_accumulation"
+_BYTES = 4
+"""Of a master and of its gradient: float32."""
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def attach(model: nn.Module, accumulation: GradientAccumulation) -> None:
+    """Remember where a model's gradients are summed, for `prepare_backward`."""
+    object.__setattr__(model, _ATTRIBUTE, accumulation)
+
+
+def prepare_backward(model: nn.Module, *, last: bool) -> None:
+    """Set what FSDP reduces after the next backward pass; a plain model has nothing to reduce.
+
+    Args:
+        model: as `shard` left it, or a plain one.
+        last: whether this is the last micro-batch before the optimizer's step.
+    """
+    if not isinstance(model, FSDPModule):
+        return
+    if getattr(model, _ATTRIBUTE) == "local":
+        model.set_requires_gradient_sync(last)
+    else:
+        model.set_requires_all_reduce(last)
+
+
+def check_memory(
+    model: nn.Module, accumulation: GradientAccumulation, *, shards: int, offloaded: bool, available: int
+) -> None:
+    """Refuse `local` where the whole gradient has no place on the device.
+
+    Args:
+        model: divided by layers and experts, not by FSDP yet.
+        accumulation: where gradients are summed.
+        shards: ranks that share one copy of the parameters.
+        offloaded: whether masters are in the host's memory.
+        available: memory of the device, in bytes.
+
+    Raises:
+        RoleError: the gradient and this rank's masters are more than that.
+    """
+    if accumulation != "local":
+        return
+    gradient = _BYTES * sum(_elements(p) for p in model.parameters() if p.requires_grad)
+    masters = 0 if offloaded else _BYTES * sum(map(_elements, model.parameters())) // shards
+    if gradient + masters > available:
+        raise RoleError(
+            f"trainer.gradientAccumulation (local) keeps the whole gradient on every rank, {_gib(gradient)} beside "
+            f"{_gib(masters)} of parameters, and the device has {_gib(available)}; set gradientAccumulation: reduce",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of a GPU's memory, or of this machine's (at most its cgroup's limit)."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or `max`
+        return min(physical, int(_MEMORY_LIMIT.read_text()))
+    return physical
+
+
+def _elements(parameter: Tensor) -> int:
+    """Number of elements of this rank's part."""
+    return int((parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel())
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

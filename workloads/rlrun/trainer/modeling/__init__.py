@@ -1,0 +1,1 @@
+"""Models built by transformers, and the trainer's assumptions about them."""

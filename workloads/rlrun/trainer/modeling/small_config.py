@@ -1,0 +1,191 @@
+"""A model's configuration with small sizes: the same layers, options and ratios, for a model that runs in milliseconds.
+
+Nothing here is a list of families. Sizes are found by their names, which families share, and by their values: what equals the hidden size
+stays equal to it. Sizes of heads are divided by one number, so that sums and products of them stay what they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+LONGEST = 24
+"""Tokens of the longest sequence that a small model is run on."""
+_VOCABULARY = 96
+_HEADS = 4
+_HEAD_DIM = 16
+_EXPERTS = 8
+_RANDOM = re.compile(r"dropout|drop_rate|pdrop|layerdrop|jitter")
+_LENGTH = re.compile(
+    r"position_embeddings$|^n_positions$|^n_ctx$|max_seq_len|max_sequence_length|model_max_length|^max_(source|target)_positions$"
+    r"|sliding_window(_size)?$|attention_chunk_size|attention_window_size|^window_size$|^local_attention$|^index_topk$|context_length"
+)
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def deterministic(config: PreTrainedConfig) -> None:
+    """Set every dropout and router jitter to 0, in place: log-probabilities must not depend on chance."""
+    for part in _parts(config):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and value > 0 and _RANDOM.search(name):
+                setattr(part, name, 0.0)
+
+
+def shrunk(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
+    """A copy with small sizes. Depth is kept: what a layer is may depend on its number in many ways.
+
+    Args:
+        config: of the model.
+        seq_len: longest sequence of the run, in tokens. A length of the model (a window, say) that is below it becomes one below `LONGEST`,
+            so that it acts; any other one does not.
+    """
+    small = copy.deepcopy(config)
+    for part in _parts(small):
+        _shrink(part, seq_len)
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return small
+
+
+def _parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """A configuration and those in it, the outer one first."""
+    nested = [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
+    return [config, *(part for inner in nested for part in _parts(inner))]
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Old and new sizes of a configuration."""
+
+    hidden: int
+    small_hidden: int
+    heads: int
+    small_heads: int
+    factor: int
+    """What every size of a head is divided by."""
+    seq_len: int
+
+    def head(self, size: int) -> int:
+        return max(size // self.factor, 1)
+
+    def key_value_heads(self, count: int) -> int:
+        if count >= self.heads:
+            return self.small_heads
+        return 1 if count == 1 else max(self.small_heads // 2, 1)
+
+    def length(self, size: int) -> int:
+        return size if size <= 0 else min(size, LONGEST if self.seq_len <= size else LONGEST // 2)
+
+    def wide(self, size: int) -> int:
+        return min(size, 2 * self.small_hidden)
+
+    def state_heads(self, part: Any) -> int:
+        """Heads of a Mamba 2 layer: they make up its inner width."""
+        inner = getattr(part, "mamba_d_ssm", None) or int(part.mamba_expand * self.hidden)
+        return max(inner // self.hidden * self.small_hidden // self.head(part.mamba_d_head), 1)
+
+
+_Rule = Callable[[_Sizes, int], int]
+_RULES: tuple[tuple[str, _Rule], ...] = (
+    (r"vocab_size", lambda sizes, v: min(v, _VOCABULARY)),
+    (r"^(num_key_value_heads|num_kv_heads|.*_num_key_value_heads|num_query_groups)$", lambda sizes, v: sizes.key_value_heads(v)),
+    (r"linear_num_(key|value)_heads", lambda sizes, v: min(v, 4)),
+    (r"(num_experts_per_tok|num_experts_per_token|moe_topk|moe_top_k|num_selected_experts|moe_k)$", lambda sizes, v: min(v, 2)),
+    (r"^topk_group$", lambda sizes, v: 1),
+    (r"^(n_group|num_expert_group)$", lambda sizes, v: min(v, 2)),
+    (r"shared_experts|zero_expert", lambda sizes, v: v),
+    (r"(num|n)_.*experts$", lambda sizes, v: min(v, _EXPERTS)),
+    (r"head_dim$|d_head$|headdim$|kv_channels|rotary_dim|lora_rank|(dim_head|head_size)$", lambda sizes, v: sizes.head(v)),
+    (r"(intermediate|ffn|feed_forward|inner|shared).*(size|dim)$|^(ffn_dim|d_ff|dff|dim_ff)$", lambda sizes, v: sizes.wide(v)),
+    (r"^(d_inner|n_inner)$", lambda sizes, v: sizes.wide(v)),
+    (r"state_size|d_state|dt_rank|time_step_rank|_per_layer_input$|laurel_rank|chunk_size$|_rank$", lambda sizes, v: min(v, 16)),
+    (r"n_groups$|ngroups$", lambda sizes, v: 1),
+)  # fmt: skip
+
+
+_RULE = re.compile("|".join(f"({pattern})" for pattern, _ in _RULES))
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shrink(part: Any, seq_len: int) -> None:
+    sizes = _sizes(part, seq_len)
+    if sizes is None:
+        return
+    state_heads = sizes.state_heads(part) if hasattr(part, "mamba_d_head") and hasattr(part, "mamba_expand") else None
+    for name, value in list(vars(part).items()):
+        if name in _TOKENS and value is not None:
+            setattr(part, name, _TOKENS[name])
+        elif isinstance(value, dict):
+            setattr(part, name, _rotary(value, sizes))
+        elif _is_size(value):
+            setattr(part, name, _size(name, value, sizes))
+        elif isinstance(value, list) and value and all(_is_size(entry) for entry in value) and _RULE.search(name):
+            setattr(part, name, [_size(name, entry, sizes) for entry in value])
+    if state_heads is not None:
+        part.mamba_n_heads = state_heads
+
+
+def _size(name: str, value: int, sizes: _Sizes) -> int:
+    if name.endswith("token_id") or name.endswith("layers"):
+        return value
+    if _LENGTH.search(name):
+        return sizes.length(value)
+    for pattern, rule in _RULES:
+        if re.search(pattern, name):
+            return rule(sizes, value)
+    if value == sizes.hidden:
+        return sizes.small_hidden
+    if value == sizes.heads and name.endswith(("heads", "head")):
+        return sizes.small_heads
+    return value
+
+
+def _sizes(part: Any, seq_len: int) -> _Sizes | None:
+    hidden, heads = (
+        _first(part, names)
+        for names in (("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "num_heads", "n_heads"))
+    )
+    if hidden is None:
+        return None
+    heads = heads or max(hidden // 64, 1)
+    per_head = max(hidden // heads, 1)
+    head_dim = _first(part, ("head_dim",)) or per_head
+    factor = max(head_dim // _HEAD_DIM, 1)
+    small_heads = min(heads, _HEADS)
+    width = max(per_head // factor, 1)
+    width += width % 2
+    return _Sizes(hidden, small_heads * width, heads, small_heads, factor, seq_len)
+
+
+def _first(part: Any, names: tuple[str, ...]) -> int | None:
+    stored = vars(part)
+    for name in names:
+        value = stored.get(part.attribute_map.get(name, name))
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def _rotary(options: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
+    """Options of rotary positions: factors of each frequency, sections of them, lengths; also one set for each type of layer."""
+    small: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            small[name] = _rotary(value, sizes)
+        elif name in ("long_factor", "short_factor"):
+            small[name] = value[: max(len(value) // sizes.factor, 1)]
+        elif name == "mrope_section":
+            small[name] = [max(count // sizes.factor, 1) for count in value]
+        elif name == "original_max_position_embeddings" and value:
+            small[name] = sizes.length(value)
+        else:
+            small[name] = value
+    return small

@@ -1,0 +1,125 @@
+"""A small model of an architecture: narrow, as deep as it takes to have a layer of every kind, and with weights that let all of it act."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import logging
+
+from rlrun.trainer.model import decoder_layers
+from rlrun.trainer.modeling.small_config import deterministic, shrunk
+
+_GAIN = 1.5
+_LEAST_LAYERS = 2
+_NUMBER = ("idx", "index", "layer_id", "layer_number", "num_layers", "num_hidden_layers")
+"""Parts of names of attributes that number a layer or count them, and so tell nothing of its kind."""
+
+
+def small_model(kind: type[Any], config: PreTrainedConfig, *, attention: str, seq_len: int, seed: int) -> Any:
+    """A model of class `kind` in float32 on the CPU, in training mode. torch's own random state stays as it is.
+
+    Args:
+        kind: a causal LM of transformers, or of a model's own code.
+        config: of the model at its full size.
+        attention: name of the attention implementation.
+        seq_len: see `shrunk`.
+        seed: of the weights.
+
+    Raises:
+        Exception: whatever the architecture's own code raises.
+    """
+    small = shrunk(config, seq_len=seq_len)
+    deterministic(small)
+    small.use_cache = False
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(seed)
+        with torch.device("meta"):
+            whole = _build(kind, small, attention)
+        model = _build(kind, _cut(small, whole), attention)
+        if any(
+            _kind(cut) != _kind(layer) for cut, layer in zip(decoder_layers(model), decoder_layers(whole), strict=False)
+        ):
+            # What a layer is depends on how many there are.
+            model = _build(kind, small, attention)
+        _randomise(model)
+    return model.train()
+
+
+def _build(kind: type[Any], config: PreTrainedConfig, attention: str) -> Any:
+    return kind._from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention)
+
+
+def _cut(config: PreTrainedConfig, whole: Any) -> PreTrainedConfig:
+    """The configuration with as few of the first layers as have every kind of layer."""
+    kinds = _kinds(whole)
+    depth = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
+    depth = min(max(depth, _LEAST_LAYERS), len(kinds))
+    cut = copy.deepcopy(config)
+    text = cut.get_text_config()
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == len(kinds):
+            setattr(text, name, value[:depth])
+    if text.num_hidden_layers != depth:
+        text.num_hidden_layers = depth
+    return cut
+
+
+def _kinds(model: Any) -> list[tuple[Any, ...]]:
+    """What each decoder layer is: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
+    layers = decoder_layers(model)
+    lists = [value for value in vars(model.config.get_text_config()).values() if _describes(value, len(layers))]
+    return [(_kind(layer), tuple(str(values[i]) for values in lists)) for i, layer in enumerate(layers)]
+
+
+def _describes(value: object, layers: int) -> bool:
+    """Whether it is a list with an entry for each layer, and not one of layers' numbers."""
+    if not isinstance(value, list | tuple) or len(value) != layers:
+        return False
+    return not all(isinstance(entry, int) for entry in value) or len({*value}) < layers
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    return tuple(
+        (
+            name,
+            type(module).__qualname__,
+            tuple(sorted((key, value) for key, value in vars(module).items() if _tells(key, value))),
+            tuple((key, tuple(parameter.shape)) for key, parameter in module.named_parameters(recurse=False)),
+        )
+        for name, module in layer.named_modules()
+    )
+
+
+def _tells(name: str, value: object) -> bool:
+    return isinstance(value, bool | int | str) and name[0] != "_" and not any(part in name for part in _NUMBER)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _randomise(model: nn.Module) -> None:
+    """Give matrices weights that keep activations near 1, and vectors (norms, biases, sinks) some noise: nothing stays neutral."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, _GAIN / math.sqrt(parameter.shape[-1]))
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from warning about a generated configuration, and from showing progress."""
+    before, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if shows:
+            logging.enable_progress_bar()
