@@ -50,8 +50,10 @@ def test_what_is_there_is_spared_after_what_is_garbage_is_gone() -> None:
         gc.enable()
 
 
-@pytest.mark.usefixtures("slices")
-def test_no_collection_visits_all_that_many_rollouts_hold() -> None:
+@pytest.mark.parametrize("loaded", [0, 4_000_000], ids=["little-loaded", "much-loaded"])
+def test_no_collection_visits_all_that_many_rollouts_hold(loaded: int, request: pytest.FixtureRequest) -> None:
+    tasks = [[number] for number in range(loaded)]
+    request.getfixturevalue("slices")
     visited: list[int] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:
@@ -64,6 +66,7 @@ def test_no_collection_visits_all_that_many_rollouts_hold() -> None:
         assert len(visited) > 2, "no full collection was due"
         assert max(visited) < SLICE
         assert len(held) == HELD
+        assert len(tasks) == loaded
     finally:
         gc.callbacks.remove(note)
 
