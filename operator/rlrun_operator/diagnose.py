@@ -10,7 +10,7 @@ from typing import Any
 from rlrun_operator import reasons
 from rlrun_operator.conditions import Say
 from rlrun_operator.judge import shorten
-from rlrun_operator.names import ROLES, Names, Role
+from rlrun_operator.names import MODEL_CONTAINER, ROLES, Names, Role
 from rlrun_operator.pods import Container, Pod
 from rlrun_operator.scheduling import waits_for_claim, why_unscheduled
 from rlrun_operator.state import Manifest
@@ -128,7 +128,7 @@ def pods_ready(scene: Scene, patient: bool) -> Say:
                 if (found := _trouble(scene, pod, role)) is not None:
                     return found
     for pod in (*trainers, *orchestrators):
-        if any(c.init and c.running and c.name == "model" for c in pod.containers):
+        if any(c.init and c.running and c.name == MODEL_CONTAINER for c in pod.containers):
             return Say("False", reasons.MODEL_PREPARING, f"{pod.role}: the init container is making the tiny model")
     missing = [
         role for role, enough in (("trainer", len(done) >= scene.wanted.trainers), ("orchestrator", up)) if not enough

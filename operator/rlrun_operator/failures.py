@@ -11,7 +11,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.symptoms import tag_of
 from rlrun_operator import reasons
 from rlrun_operator.judge import shorten
-from rlrun_operator.names import ROLES, Names, Role
+from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role
 from rlrun_operator.pods import Container, Exit, Pod
 
 PERMANENT = range(64, 79)
@@ -124,8 +124,9 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
 
 
 def _role_cause(pod: Pod) -> Cause | None:
-    """Why a trainer's or the orchestrator's pod cannot go on; of the latter's init containers, what makes the model alone counts."""
-    return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name == "model"])
+    """Why a trainer's or the orchestrator's pod cannot go on; of the latter's init containers, those of environments do not count."""
+    own = (FOLDER_CONTAINER, MODEL_CONTAINER)
+    return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name in own])
 
 
 def _gone_cause(pod: Pod) -> Cause:

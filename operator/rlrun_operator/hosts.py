@@ -80,6 +80,8 @@ def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
         return f"storage.subPath ({own.sub_path}) is not that {whose} " + (
             f"set it to {there.sub_path}" if there.sub_path else "remove it"
         )
+    if own.hub_cache not in (DEFAULT_STORAGE.hub_cache, there.hub_cache):
+        return f"storage.hubCache ({own.hub_cache}) is not that {whose} set it to {there.hub_cache}"
     return None
 
 

@@ -36,6 +36,9 @@ POOL_LABEL = f"{GROUP}/pool"
 """Of nodes: `spec.placement.pool`."""
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
+FOLDER_CONTAINER, MODEL_CONTAINER = "folder", "model"
+"""Init containers without which no role can begin: one makes the run's folder, the other the tiny model."""
+
 TRAINER_CHANNEL_PORT = 29600
 RENDEZVOUS_PORT = 29500
 INFERENCE_PORT = 8000

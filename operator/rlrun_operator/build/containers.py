@@ -6,25 +6,23 @@ from typing import Any
 
 from rlrun.protocol import endpoints, exit_codes
 from rlrun.protocol.bootstrap import SOCKETS_VARIABLE
-from rlrun_operator.build import environments, security
+from rlrun_operator.build import environments, security, volume
 from rlrun_operator.build.context import RunContext
 from rlrun_operator.build.objects import API_KEY, CONFIG_FILE
 from rlrun_operator.build.probes import probes
-from rlrun_operator.names import Role
+from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, Role
 from rlrun_operator.placement import block, gpus
 
 CONFIG_FOLDER = "/etc/rlrun"
 CREDENTIALS_FOLDER = "/var/run/secrets/rlrun"
 """Token and certificate of the API server; in the orchestrator alone."""
 HOME = "/home/rlrun"
-DATA, CONFIG, CREDENTIALS, SHARED_MEMORY = "data", "config", "credentials", "shm"
-"""Names of the volumes."""
+CONFIG, CREDENTIALS, SHARED_MEMORY = "config", "credentials", "shm"
+"""Names of volumes, beside that of the run."""
 SCRATCH = {"tmp": "/tmp", "home": HOME, "state": "/run/rlrun"}
 """Empty folders of the pod: name of the volume, and where it is mounted. `state` holds the mark of the trainer's first start."""
 SCRATCH_LIMIT = "50Gi"
 """Of each of them: compilers' caches of engines and trainers need some. The kubelet evicts a pod that holds more."""
-HUB_FOLDER = ".huggingface"
-"""Cache of models and data sets on the run's volume, shared by all runs there. No run can have this name."""
 ENGINE_ATTEMPT = 1
 """Engines outlive attempts, so their pods must not differ between them. The number names only the folder of their logs: what an engine
 serves, it learns from the orchestrator of each attempt."""
@@ -65,22 +63,35 @@ def role_container(ctx: RunContext, role: Role) -> dict[str, Any]:
     return container | ({"resources": resources} if resources else {})
 
 
+def folder_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """The init container that makes the folders which the pod may write, as the run's user; it alone may write to all of the volume."""
+    container: dict[str, Any] = {
+        "name": FOLDER_CONTAINER,
+        **_image(ctx, role),
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *volume.folders(ctx)],
+        "volumeMounts": [volume.whole(ctx)],
+        "securityContext": security.CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    resources = _resources(ctx, role, with_gpus=False)
+    return container | ({"resources": resources} if resources else {})
+
+
 def model_container(ctx: RunContext, role: Role) -> dict[str, Any]:
     """The init container that makes the tiny model; in the trainer's first pod, while the others wait for it, or in the orchestrator's.
 
     It asks for what the role asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
     """
-    container = _container(ctx, role, name="model", command="model")
+    container = _container(ctx, role, name=MODEL_CONTAINER, command="model")
     resources = _resources(ctx, role, with_gpus=False)
     return container | ({"resources": resources} if resources else {})
 
 
 def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, Any]:
     own = block(ctx.spec, role)
-    policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
     container: dict[str, Any] = {
         "name": name,
-        "image": own.image or ctx.settings.images[_image(ctx, role)],
+        **_image(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],
         "env": _environment(ctx, role),
         "volumeMounts": _mounts(ctx, role),
@@ -88,16 +99,18 @@ def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[
         # The role's own message; the end of its log when it could not write one.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if policy is not None:
-        container["imagePullPolicy"] = policy
     if own.env_from:
         container["envFrom"] = [source.model_dump(by_alias=True, exclude_none=True) for source in own.env_from]
     return container
 
 
-def _image(ctx: RunContext, role: Role) -> Role:
-    """Whose image a role has: that of engines holds what the trainer needs too, and not the other way round."""
-    return "inference" if role == "trainer" and ctx.colocated else role
+def _image(ctx: RunContext, role: Role) -> dict[str, str]:
+    """Image and pull policy. Engines' images hold what a trainer needs too, and not the other way round."""
+    own = block(ctx.spec, role)
+    whose: Role = "inference" if role == "trainer" and ctx.colocated else role
+    policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
+    image = {"image": own.image or ctx.settings.images[whose]}
+    return image if policy is None else image | {"imagePullPolicy": policy}
 
 
 def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
@@ -108,7 +121,7 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
         "RLRUN_ATTEMPT": str(attempt),
         "HOME": HOME,
         "USER": "rlrun",  # caches are named after it, and an image of another kind may not know our user
-        "HF_HOME": f"{ctx.storage.mount_path}/{HUB_FOLDER}",
+        "HF_HOME": volume.hub_home(ctx),
     }
     if role == "trainer":
         values |= {
@@ -138,12 +151,8 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
 
 
 def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
-    storage = ctx.storage
-    data = {"name": DATA, "mountPath": storage.mount_path}
-    if storage.sub_path is not None:
-        data["subPath"] = storage.sub_path
     mounts: list[dict[str, Any]] = [
-        data,
+        *volume.mounts(ctx, role),
         {"name": CONFIG, "mountPath": CONFIG_FOLDER, "readOnly": True},
         {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
         *({"name": name, "mountPath": path} for name, path in SCRATCH.items()),

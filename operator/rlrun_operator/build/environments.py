@@ -11,7 +11,7 @@ from typing import Any
 
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.protocol.bootstrap import HOST_MODULE, START, folder_of, socket_of
-from rlrun_operator.build import security
+from rlrun_operator.build import security, volume
 from rlrun_operator.build.context import RunContext
 
 FOLDER = "/run/rlrun-environments"
@@ -117,14 +117,4 @@ def _memory_mib(environment: EnvironmentConfig) -> int:
 
 def _read(ctx: RunContext, environment: EnvironmentConfig) -> list[dict[str, Any]]:
     """Mounts of what it may read of the run's volume, at the paths that the orchestrator sees."""
-    storage = ctx.storage
-    above = f"{storage.sub_path.rstrip('/')}/" if storage.sub_path else ""
-    return [
-        {
-            "name": "data",
-            "mountPath": f"{storage.mount_path}/{path}",
-            "subPath": f"{above}{path}",
-            "readOnly": True,
-        }
-        for path in dict.fromkeys(environment.volume_paths)
-    ]
+    return [volume.part(ctx, path) | {"readOnly": True} for path in dict.fromkeys(environment.volume_paths)]

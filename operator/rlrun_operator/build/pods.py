@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun_operator import placement
-from rlrun_operator.build import containers, environments, security
+from rlrun_operator.build import containers, environments, security, volume
 from rlrun_operator.build.context import RunContext
 from rlrun_operator.build.merge import merge
 from rlrun_operator.names import RUN_UID_ANNOTATION, Role, labels
@@ -59,14 +59,12 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
     }
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account
-    first: list[dict[str, Any]] = []
+    first: list[dict[str, Any]] = [containers.folder_container(ctx, role)]
     if role == _maker(ctx) and ctx.spec.model.tiny is not None:
         first.append(containers.model_container(ctx, role))
     if role == "orchestrator":
         first += environments.environment_containers(ctx)
-    if first:
-        spec["initContainers"] = first
-    spec |= {"containers": [container], "volumes": _volumes(ctx, role)}
+    spec |= {"initContainers": first, "containers": [container], "volumes": _volumes(ctx, role)}
     optional = {
         "nodeSelector": placement.node_selector(ctx.spec, role),
         "tolerations": placement.tolerations(ctx.spec, role),
@@ -99,7 +97,7 @@ def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     if limit is not None:
         memory["sizeLimit"] = limit
     volumes: list[dict[str, Any]] = [
-        {"name": containers.DATA, "persistentVolumeClaim": {"claimName": ctx.claim}},
+        {"name": volume.DATA, "persistentVolumeClaim": {"claimName": ctx.claim}},
         {"name": containers.CONFIG, "configMap": {"name": ctx.names.account}},
         {"name": containers.SHARED_MEMORY, "emptyDir": memory},
         *({"name": name, "emptyDir": {"sizeLimit": containers.SCRATCH_LIMIT}} for name in containers.SCRATCH),

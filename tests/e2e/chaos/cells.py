@@ -15,8 +15,8 @@ from tests.e2e.chaos.faults import CONTROL_PLANE, Faults
 from tests.e2e.chaos.read_only import read_only
 from tests.e2e.chaos.small_volume import empty, fill
 
-MARKERS = "/data/faults"
-"""On the run's volume: what fault points have done."""
+MARKERS = "faults"
+"""In the run's folder: what fault points have done."""
 Break = Callable[[Faults], AbstractContextManager[float]]
 """Breaks something; gives the moment, and mends at its end what does not mend itself. The block ends when the fault has been noticed, or
 when it has lasted `Cell.lasts` seconds."""
@@ -308,8 +308,11 @@ def _cluster() -> Iterator[Cell]:
 CELLS: tuple[Cell, ...] = (*_roles(), *_points(), *_run(), *_cluster())
 
 
-def environment(cell: Cell, role: str) -> list[dict[str, str]]:
-    """Variables that a role needs for a cell."""
+def environment(cell: Cell, role: str, run: str) -> list[dict[str, str]]:
+    """Variables that a role of the run needs for a cell."""
     if role not in cell.points:
         return []
-    return [{"name": VARIABLE, "value": cell.points[role]}, {"name": FOLDER_VARIABLE, "value": MARKERS}]
+    return [
+        {"name": VARIABLE, "value": cell.points[role]},
+        {"name": FOLDER_VARIABLE, "value": f"/data/{run}/{MARKERS}"},
+    ]

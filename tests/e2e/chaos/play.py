@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster.native.cluster import NativeCluster
-from tests.e2e.chaos.cells import Cell, environment
+from tests.e2e.chaos.cells import MARKERS, Cell, environment
 from tests.e2e.chaos.chaos_run import ChaosRun
 from tests.e2e.chaos.faults import Faults
 from tests.e2e.chaos.history import History, Trained
@@ -61,7 +61,7 @@ def manifest(cell: Cell, image: str) -> dict[str, Any]:
     for role in ("trainer", "inference", "orchestrator"):
         document["spec"].setdefault(role, {})["image"] = image
         env = document["spec"][role].setdefault("env", [])
-        env += [{"name": "STUB_SCRIPT", "value": script}, *environment(cell, role)]
+        env += [{"name": "STUB_SCRIPT", "value": script}, *environment(cell, role, cell.name)]
         if cell.patient:
             document["spec"][role]["podTemplate"] = {"spec": {"tolerations": PATIENCE}}
     return document
@@ -121,7 +121,7 @@ def _break(cell: Cell, run: ChaosRun, history: History) -> Outcome:
 
 def _by_itself(cell: Cell, run: ChaosRun, history: History) -> Outcome:
     """The fault is in the run's own environment: its moment is that of the marker."""
-    markers = history.folder.parent / "faults"
+    markers = history.folder / MARKERS
     run.wait("the fault point", lambda: any(markers.glob("*")), READY_SECONDS)
     at = next(markers.glob("*")).stat().st_mtime
     before = [attempt for (_, attempt), line in history.seen.items() if line.time <= at]

@@ -61,11 +61,15 @@ def read_only(cluster: NativeCluster, run: ChaosRun) -> Iterator[float]:
 
     def each(act: str) -> int:
         uids = {node: [uid for where, uid in pods if where == node] for node in cluster.nodes}
-        return sum(int(cluster.sh(n, "python3", "-c", _IN_PODS, act, MOUNT_PATH, *u)) for n, u in uids.items() if u)
+        return sum(
+            int(cluster.sh(n, "python3", "-c", _IN_PODS, act, f"{MOUNT_PATH}/{run.name}", *u))
+            for n, u in uids.items()
+            if u
+        )
 
     now = time.time()
     try:
-        assert each("cover") >= len(pods), "each pod has the volume"
+        assert each("cover") >= len(pods), "each pod has the run's folder"
         yield now
     finally:
         each("uncover")

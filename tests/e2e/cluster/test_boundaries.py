@@ -135,3 +135,39 @@ def test_a_container_of_an_environment_reaches_no_file_of_the_others(
     assert "planted" not in run.kubectl("exec", name, "-c", "environment-0", "--", "ls", "/run/rlrun-environments/0"), (
         said
     )
+
+
+_WRITE = """
+import json, os, sys
+found = {}
+for path in sys.argv[1:]:
+    try:
+        os.mkdir(path)
+        os.rmdir(path)
+        found[path] = "done"
+    except OSError as error:
+        found[path] = os.strerror(error.errno)
+print(json.dumps(found))
+"""
+
+
+def test_no_pod_of_a_run_writes_to_the_folder_of_another_run_on_its_volume(
+    new_run: NewRun, stub_manifest: StubManifest
+) -> None:
+    neighbour = new_run(stub_manifest("writes-first", steps=3))
+    neighbour.apply()
+    neighbour.wait_phase("Complete")
+    run = new_run(stub_manifest("writes-second", steps=1000, storage={"claimName": "writes-first-data"}))
+    run.apply()
+    run.wait_step(1)
+    tried = {
+        "/data/writes-second/x": "done",
+        "/data/writes-second/weights/x": "done",
+        "/data/writes-first/x": "Read-only file system",
+        "/data/writes-first/checkpoints/x": "Read-only file system",
+        "/data/third": "Read-only file system",
+        "/data/.huggingface": "Read-only file system",
+    }
+    for role in ("trainer", "inference", "orchestrator"):
+        name = run.pods(role)[0]["metadata"]["name"]
+        assert json.loads(run.kubectl("exec", name, "-c", role, "--", PYTHON, "-c", _WRITE, *tried)) == tried, role

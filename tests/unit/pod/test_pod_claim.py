@@ -11,7 +11,8 @@ import pytest
 from pod_harness import Pod, run_config
 
 from rlrun.config.run import RunConfig
-from rlrun.pod.claim import VOLUME_POLL_SECONDS, claim_folder, claim_when_possible, has_begun
+from rlrun.pod.claim import claim_folder, claim_when_possible, has_begun
+from rlrun.pod.folders import VOLUME_POLL_SECONDS
 from rlrun.pod.signals import Signals
 from rlrun.protocol import exit_codes, run_folder
 from rlrun.protocol.attempts import first_attempt, write_attempt

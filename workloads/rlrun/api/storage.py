@@ -64,6 +64,8 @@ class StorageSpec(Config):
     """Mount path in every pod; the run's folder is `<mountPath>/<run>`."""
     sub_path: SubPath | None = None
     """Folder of the volume that is mounted; default: its root."""
+    hub_cache: Literal["Run", "Volume"] = "Run"
+    """Cache of the hub's models and data sets: in the run's folder, or one on the volume that all its runs may write."""
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """Fate of a claim made from `claimTemplate` when the run is deleted."""
 

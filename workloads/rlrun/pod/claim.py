@@ -1,4 +1,4 @@
-"""The run's folder on the shared volume: whether this run may use it, and its `run.json`. Only the trainer's first pod writes there.
+"""The run's folder on the shared volume: whether this run may use it, and its `run.json`. Only the trainer's first pod writes that.
 
     no run.json                  a new run: write it
     same uid                     the run goes on; its configuration may have changed, name and model not
@@ -9,22 +9,18 @@ Other pods may have written logs before, so a folder that is not empty says noth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from rlrun.config.run import RunConfig
+from rlrun.pod.folders import until_it_passes
 from rlrun.pod.signals import Signals
-from rlrun.pod.waits import wait_until
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.run_folder import check_same_run, check_writable, recorded_run
-from rlrun.protocol.storage import may_pass
 
-VOLUME_POLL_SECONDS = 5.0
-"""Between two looks at a volume that refuses to write."""
 _REMEDY = "give the RLRun another metadata.name, another spec.storage (claim or subPath), or delete that folder from the volume"
 
 
@@ -67,23 +63,7 @@ def claim_when_possible(paths: RunPaths, config: RunConfig, *, say: Callable[[st
         StoppedError: a signal came.
     """
 
-    def problem() -> str | None:
-        try:
-            claim_folder(paths, config, say=say)
-        except RoleError as error:
-            if not may_pass(error):
-                raise
-            return str(error)
-        return None
-
-    wait_until(
-        problem,
-        what="the run's volume",
-        say=say,
-        signals=signals,
-        deadline_seconds=math.inf,
-        poll_seconds=VOLUME_POLL_SECONDS,
-    )
+    until_it_passes(lambda: claim_folder(paths, config, say=say), say=say, signals=signals)
 
 
 def has_begun(paths: RunPaths, uid: str) -> bool:

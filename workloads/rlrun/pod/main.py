@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 UMASK = 0o027
 """What a run writes on its volume is for its own user and group."""
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
-SHARE_CODE = "share-code"
+SHARE_CODE, MAKE_FOLDERS = "share-code", "make-folders"
 _USAGE = (
     f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator\n"
-    f"       rlrun-pod {SHARE_CODE} FOLDER: copy this package there, for containers of other images"
+    f"       rlrun-pod {SHARE_CODE} FOLDER: copy this package there, for containers of other images\n"
+    f"       rlrun-pod {MAKE_FOLDERS} FOLDER...: make them on the run's volume, before the pod's other containers mount them"
 )
 
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
         return exit_codes.OK
     if len(words) == 2 and words[0] == SHARE_CODE:
         return _share_code(words[1])
+    if len(words) > 1 and words[0] == MAKE_FOLDERS:
+        return _make_folders(words[1:], signals)
     if len(words) != 1 or words[0] not in COMMANDS:
         print(_USAGE, file=sys.stderr)
         return exit_codes.USAGE
@@ -69,6 +72,26 @@ def _share_code(folder: str) -> int:
     except OSError as error:
         print(f"rlrun-pod: cannot copy this package to {folder}: {error}", file=sys.stderr)
         return exit_codes.STORAGE
+    return exit_codes.OK
+
+
+def _make_folders(folders: Sequence[str], signals: Signals) -> int:
+    from pathlib import Path
+
+    from rlrun.pod.folders import make_folders
+    from rlrun.protocol.failures import RoleError
+
+    def say(text: str) -> None:
+        print(f"rlrun-pod: {text}", file=sys.stderr, flush=True)
+
+    try:
+        make_folders([Path(folder) for folder in folders], say=say, signals=signals)
+    except StoppedError as stopped:
+        say(str(stopped))
+        return stopped.exit_code
+    except RoleError as error:
+        say(str(error))
+        return error.code
     return exit_codes.OK
 
 

@@ -62,8 +62,12 @@ def test_it_lives_on_its_hosts_volume(storage: dict[str, Any], claim: str, path:
     pod = orchestrator(ctx)["spec"]
     (volume,) = (v for v in pod["volumes"] if v["name"] == "data")
     assert volume["persistentVolumeClaim"]["claimName"] == claim
-    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "data")
-    assert (mount["mountPath"], mount.get("subPath")) == (path, storage.get("subPath"))
+    whole, own, slots = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "data")
+    above = f"{storage['subPath']}/" if storage else ""
+    assert (whole["mountPath"], whole.get("subPath"), whole["readOnly"]) == (path, storage.get("subPath"), True)
+    assert (own["mountPath"], own["subPath"], "readOnly" in own) == (f"{path}/guest", f"{above}guest", False)
+    assert (slots["mountPath"], slots["subPath"]) == (f"{path}/host/shared", f"{above}host/shared"), "where it asks"
+    assert pod["initContainers"][0]["command"][-2:] == [f"{path}/guest", f"{path}/host/shared"]
     assert ctx.folder == f"{path}/guest"
     assert not [m for m in everything(ctx) if m["kind"] == "PersistentVolumeClaim"]
 

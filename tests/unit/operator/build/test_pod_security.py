@@ -30,5 +30,5 @@ def test_rendered_pods_meet_the_restricted_standard(name: str) -> None:
 def test_containers_of_environments_meet_it_too() -> None:
     ctx = context({"environments": [{"id": "reverse-text", "image": "registry.example.com/x:1"}]})
     orchestrator = specs(ctx)[-1]
-    assert [c["name"] for c in orchestrator["initContainers"]] == ["environment-code", "environment-0"]
+    assert [c["name"] for c in orchestrator["initContainers"]] == ["folder", "environment-code", "environment-0"]
     assert violations(orchestrator) == []

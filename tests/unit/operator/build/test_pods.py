@@ -33,11 +33,11 @@ def test_the_model_is_made_only_where_the_manifest_asks_for_a_tiny_one() -> None
     tiny = context(
         {"model": {"tiny": {}}, "trainer": {"gpusPerReplica": 2, "resources": {"requests": {"cpu": "2"}}}},
     )
-    (init,) = pods(tiny)["trainer"]["spec"]["initContainers"]
+    _, init = pods(tiny)["trainer"]["spec"]["initContainers"]
     assert init["command"][-2:] == ["rlrun-pod", "model"]
     assert init["resources"] == {"requests": {"cpu": "2"}}, "an init container needs no GPU"
-    assert "initContainers" not in pods(context())["trainer"]["spec"]
-    assert "initContainers" not in pods(tiny)["inference"]["spec"]
+    for others in (pods(context())["trainer"], pods(tiny)["inference"]):
+        assert [c["name"] for c in others["spec"]["initContainers"]] == ["folder"]
 
 
 def test_a_pod_without_gpus_sees_none_and_one_with_gpus_is_left_alone() -> None:
@@ -64,15 +64,49 @@ def test_a_variable_of_the_block_replaces_ours_and_comes_once() -> None:
     assert len({name for name, _ in env}) == len(env)
 
 
-def test_the_hub_cache_is_on_the_volume_where_no_run_can_have_its_folder() -> None:
-    ctx = context({"storage": {"claimName": "c", "mountPath": "/mnt"}})
+@pytest.mark.parametrize(("cache", "folder"), [("Run", "/mnt/run"), ("Volume", "/mnt")])
+def test_the_hub_cache_is_the_runs_own_unless_the_manifest_shares_it(cache: str, folder: str) -> None:
+    ctx = context({"storage": {"claimName": "c", "mountPath": "/mnt", "hubCache": cache}})
+    shared = {"name": "data", "mountPath": "/mnt/.huggingface", "subPath": ".huggingface"}
     for role in pods(ctx):
-        assert {"name": "HF_HOME", "value": "/mnt/.huggingface"} in container(ctx, role)["env"]
+        assert {"name": "HF_HOME", "value": f"{folder}/.huggingface"} in container(ctx, role)["env"]
+        assert (shared in container(ctx, role)["volumeMounts"]) == (cache == "Volume")
+
+
+def written(ctx: RunContext, role: Any) -> list[dict[str, Any]]:
+    """Mounts of the run's volume that the role's container may write to."""
+    mounts = [m for m in container(ctx, role)["volumeMounts"] if m["name"] == "data"]
+    assert mounts[0]["mountPath"] == ctx.storage.mount_path, "everything can be read"
+    return [m for m in mounts if not m.get("readOnly")]
+
+
+@pytest.mark.parametrize("above", [None, "team-a/runs"])
+def test_a_run_writes_its_own_folder_and_has_it_made_before(above: str | None) -> None:
+    storage = {"claimName": "c", "mountPath": "/mnt"} | ({"subPath": above} if above else {})
+    ctx = context({"storage": storage, "trainer": {"resources": {"limits": {"memory": "8Gi"}}, "gpusPerReplica": 1}})
+    own = {"name": "data", "mountPath": "/mnt/run", "subPath": f"{above}/run" if above else "run"}
+    for role, pod in pods(ctx).items():
+        assert written(ctx, role) == [own]
+        first = pod["spec"]["initContainers"][0]
+        assert first["command"][-3:] == ["rlrun-pod", "make-folders", "/mnt/run"]
+        assert first["volumeMounts"] == [{"name": "data", "mountPath": "/mnt"} | ({"subPath": above} if above else {})]
+        assert "env" not in first
+        assert first.get("resources") == ({"limits": {"memory": "8Gi"}} if role == "trainer" else None)
+
+
+def test_a_trainer_that_takes_guests_writes_their_folders_too_and_nobody_else_does() -> None:
+    ctx = context({"trainer": {"lora": {"rank": 4, "slots": 2}}})
+    assert written(ctx, "trainer") == [{"name": "data", "mountPath": "/data"}]
+    for role in ("inference", "orchestrator"):
+        assert [m["mountPath"] for m in written(ctx, role)] == ["/data/run"]
+    alone = context({"trainer": {"lora": {"rank": 4}}})
+    assert [m["mountPath"] for m in written(alone, "trainer")] == ["/data/run"]
 
 
 def test_folder_of_the_volume_and_size_of_shared_memory() -> None:
     ctx = context({"storage": {"claimName": "c", "subPath": "a/b"}, "trainer": {"sharedMemory": "2Gi"}})
-    assert {"name": "data", "mountPath": "/data", "subPath": "a/b"} in container(ctx, "trainer")["volumeMounts"]
+    whole = {"name": "data", "mountPath": "/data", "subPath": "a/b", "readOnly": True}
+    assert whole in container(ctx, "trainer")["volumeMounts"]
     volumes = pods(ctx)["trainer"]["spec"]["volumes"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in volumes
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pods(ctx)["inference"]["spec"]["volumes"]
@@ -126,7 +160,7 @@ IMAGES = [
 def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> None:
     ctx = context({"environments": IMAGES, "orchestrator": {"image": "mine:1"}})
     spec = pods(ctx)["orchestrator"]["spec"]
-    code, chain, sums = spec["initContainers"]
+    _, code, chain, sums = spec["initContainers"]
     assert (code["image"], code["command"]) == ("mine:1", ["rlrun-pod", "share-code", "/run/rlrun-environments/code"])
     assert [(c["name"], c["image"], c["restartPolicy"]) for c in (chain, sums)] == [
         ("environment-1", "team/word-chain:3", "Always"),
@@ -141,7 +175,7 @@ def test_an_environment_with_an_image_is_a_sidecar_without_key_or_token() -> Non
         assert not [v for v in sidecar.get("env", ()) if "valueFrom" in v]
     assert [c["securityContext"].get("runAsUser") for c in (code, chain, sums)] == [None, 1002, 1003]
     plain = context({"environments": [{"id": "reverse-text"}]})
-    assert "initContainers" not in pods(plain)["orchestrator"]["spec"]
+    assert [c["name"] for c in pods(plain)["orchestrator"]["spec"]["initContainers"]] == ["folder"]
     assert "RLRUN_ENVIRONMENT_SOCKETS" not in str(pods(plain))
 
 
@@ -149,15 +183,15 @@ def test_containers_of_environments_share_nothing_that_can_be_written() -> None:
     storage = {"claimName": "team", "subPath": "exp", "mountPath": "/mnt/rl"}
     ctx = context({"environments": IMAGES, "storage": storage})
     spec = pods(ctx)["orchestrator"]["spec"]
-    _, chain, sums = spec["initContainers"]
+    _, _, chain, sums = spec["initContainers"]
     main = container(ctx, "orchestrator")
 
-    def written(of: Any) -> set[str]:
+    def writes(of: Any) -> set[str]:
         return {mount["name"] for mount in of["volumeMounts"] if not mount.get("readOnly")}
 
-    assert written(chain) == {"environment-1", "environment-1-tmp"}
-    assert written(sums) == {"environment-2", "environment-2-tmp"}
-    assert not (written(main) | {"environment-code"}) & (written(chain) | written(sums))
+    assert writes(chain) == {"environment-1", "environment-1-tmp"}
+    assert writes(sums) == {"environment-2", "environment-2-tmp"}
+    assert not (writes(main) | {"environment-code"}) & (writes(chain) | writes(sums))
     assert {m["name"] for m in main["volumeMounts"] if m["name"].startswith("environment")} == {
         "environment-1",
         "environment-2",

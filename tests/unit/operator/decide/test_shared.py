@@ -174,6 +174,7 @@ CLAIMS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"claimTemplate": {"size": "1Gi"}}, "storage.claimTemplate is not the claim of run host"),
     ({}, {"claimName": "host-data", "mountPath": "/mnt"}, "storage.mountPath (/mnt)"),
     ({}, {"claimName": "host-data", "subPath": "team"}, "storage.subPath (team)"),
+    ({}, {"claimName": "host-data", "hubCache": "Volume"}, "storage.hubCache (Volume)"),
     ({"storage": {"claimName": "ours", "subPath": "a"}}, {"claimName": "ours", "subPath": "b"}, "set it to a"),
 ]
 
