@@ -83,7 +83,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return follow(case, attempt, updates=updates, apply=applies, wake_in=LOOK_AGAIN_SECONDS)
     needs = build.prerequisites(case.context(spec, attempt))
     create = [child for child in needs.create if not _exists(case, child)]
-    if case.past.launched_attempt == 0 and case.host is None:
+    if case.past.launched_attempt == 0 or case.host is not None:  # guests of earlier releases had their host's
         create.append(build.api_key_secret(case.context(spec, attempt), case.fresh_key))
     updates |= {
         "attempt": attempt,

@@ -276,7 +276,7 @@ def test_a_guest_lives_with_its_host(world: World, cluster: Cluster) -> None:
     assert status["sharedWith"] == {"run": "host", "attempt": 1}
     assert status["storage"]["claimName"] == "host-data"
     made = {kind.partition("/")[0] for kind in world.versions("guest")}
-    assert not made & {"statefulsets", "deployments", "services", "secrets", "persistentvolumeclaims"}
+    assert not made & {"statefulsets", "deployments", "services", "persistentvolumeclaims"}
     world.renew("guest", 3)
     world.wait_phase("guest", "Running")
     line = cluster.kubectl("get", "rlr", "guest", "-n", world.namespace)

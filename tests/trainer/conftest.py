@@ -305,14 +305,15 @@ class Orchestrator:
 
     def __init__(self, run: Run, attempt: int, prefix: str = "") -> None:
         self.run, self.attempt, self.prefix = run, attempt, prefix
+        self.key = KEY
         self.events: list[protocol.Event] = []
         self.given_up: Callable[[], bool] = lambda: False
         """Ends what waits."""
 
-    def call(self, method: str, route: str, document: dict[str, Any] | None = None, *, key: str = KEY) -> Any:
+    def call(self, method: str, route: str, document: dict[str, Any] | None = None, *, key: str | None = None) -> Any:
         """One request; the answer's JSON."""
         data = json.dumps(document).encode() if document is not None else None
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {"Authorization": f"Bearer {key or self.key}"}
         request = Request(
             f"http://127.0.0.1:{self.run.port}{self.prefix}{route}", data=data, method=method, headers=headers
         )

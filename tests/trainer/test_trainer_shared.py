@@ -20,6 +20,7 @@ from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig, 
 from rlrun.config.lora import LoRAConfig
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import guest_key, key_digest
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.batch import write_batch
 from rlrun.protocol.manifest import complete_checkpoints
@@ -45,6 +46,9 @@ GUEST: dict[str, Any] = {
 }
 
 
+OWN = "a-key-of-the-guest"
+
+
 class Guest:
     """A run that wants to be trained in the host's trainer."""
 
@@ -55,7 +59,10 @@ class Guest:
         self.orchestrator = Orchestrator(run, attempt, shared.channel_of(self.name))
 
     def ask(self) -> None:
-        shared.ask(self.host, Join(run=self.name, attempt=self.attempt, folder=str(self.run.paths.root)))
+        shared.ask(
+            self.host,
+            Join(run=self.name, attempt=self.attempt, folder=str(self.run.paths.root), key_digest=key_digest(OWN)),
+        )
 
     def state(self, *wanted: str) -> SharedState:
         """What the trainer answered, once it is one of these."""
@@ -70,7 +77,7 @@ class Guest:
 
     def join(self) -> Orchestrator:
         self.ask()
-        self.state("Joined")
+        self.orchestrator.key = guest_key(self.name, OWN, self.state("Joined").proof)
         return self.orchestrator
 
 

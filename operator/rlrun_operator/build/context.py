@@ -101,8 +101,8 @@ class RunContext:
 
     @property
     def key_secret(self) -> str:
-        """Name of the Secret with the key of trainer and engines."""
-        return self.serving.secret(self.host.uid if self.host is not None else self.uid)
+        """Name of the Secret with the run's key: of its trainer and engines, or with which a guest's orchestrator asks for a slot."""
+        return self.names.secret(self.uid)
 
     @property
     def first_trainer(self) -> str:

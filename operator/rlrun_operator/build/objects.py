@@ -35,7 +35,7 @@ def prerequisites(ctx: RunContext) -> Prerequisites:
 
 
 def api_key_secret(ctx: RunContext, key: str) -> Manifest:
-    """The Secret with the key that all roles share, those of guests too. Created once; the operator has no right to read it back.
+    """The Secret with the key that all roles of the run share. Created once; the operator has no right to read it back.
 
     Args:
         ctx: the run.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import join_file
 from rlrun_operator.build.context import RunContext
 from rlrun_operator.names import Role
 
@@ -53,7 +54,7 @@ def _written(ctx: RunContext) -> list[str]:
     """Folders that the run writes, below what is mounted of the volume."""
     paths = [ctx.name]
     if ctx.host is not None:
-        paths.append(str(RunPaths(Path(ctx.host.name)).shared))  # where a guest asks for its slot
+        paths.append(str(join_file(RunPaths(Path(ctx.host.name)), ctx.name).parent))  # where it asks for its slot
     if ctx.storage.hub_cache == "Volume":
         paths.append(HUB_FOLDER)
     return paths

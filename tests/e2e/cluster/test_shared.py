@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rlrun.protocol import channel, endpoints
+from rlrun.protocol.shared import channel_of
 from tests.e2e.cluster.kube_run import KubeRun
 
 Manifest = Callable[..., dict[str, Any]]
 NewRun = Callable[[dict[str, Any]], KubeRun]
-STEPS = 40
+PYTHON = "/opt/rlrun/bin/python"
+STEPS = 150
 """Of the guest; the host goes on for as long as the test takes."""
 
 pytestmark = pytest.mark.timeout(600)
@@ -22,6 +26,63 @@ def guest_of(host: dict[str, Any], name: str, steps: int) -> dict[str, Any]:
     spec = {key: value for key, value in host["spec"].items() if key != "inference"}
     spec |= {"maxSteps": steps, "seed": 2, "trainer": {"sharedWith": host["metadata"]["name"], "lora": {"rank": 8}}}
     return host | {"metadata": {"name": name}, "spec": spec}
+
+
+_ASK = """
+import json, os, pathlib, sys, urllib.error, urllib.request
+proof = json.loads(pathlib.Path("/data/host/shared/guest/state.json").read_text())["proof"]
+own = os.environ["RLRUN_API_KEY"]
+keys = {"own": own, "confirmed": f"guest.guest.{own}.{proof}", "another's": f"guest.other.{own}.{proof}"}
+found = []
+for key, url, body in json.loads(sys.argv[1]):
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": "Bearer " + keys[key], "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data, headers=headers), timeout=20) as answer:
+            found.append(answer.status)
+    except urllib.error.HTTPError as error:
+        found.append(error.code)
+for path in sys.argv[2:]:
+    try:
+        os.mkdir(path)
+        found.append("done")
+    except OSError as error:
+        found.append(error.strerror)
+print(json.dumps(found))
+"""
+
+
+def _reaches_its_own_part_alone(guest: KubeRun) -> None:
+    trainer = f"http://host-trainer-0.host-trainer:{endpoints.TRAINER_PORT}"
+    engine = f"http://host-inference:{endpoints.ENGINE_PORT}"
+    mine, other = trainer + channel_of("guest"), trainer + channel_of("other")
+    theirs = {"path": "/data/host/weights/v00000000.a0001", "version": 9_999_999}
+    tries: list[tuple[str, str, Any, int]] = [
+        ("own", mine + channel.STATE, None, 401),
+        ("another's", mine + channel.STATE, None, 401),
+        ("confirmed", mine + channel.STATE, None, 200),
+        ("confirmed", other + channel.STATE, None, 403),
+        ("confirmed", trainer + channel.STATE, None, 403),
+        ("confirmed", trainer + channel.SHUTDOWN, {}, 403),
+        ("confirmed", engine + endpoints.ENGINE_STATUS, None, 200),
+        ("own", engine + endpoints.ENGINE_STATUS, None, 401),
+        ("confirmed", engine + endpoints.ENGINE_UPDATE_WEIGHTS, theirs, 403),
+        ("confirmed", engine + endpoints.ENGINE_RELOAD_WEIGHTS, {"version": 1}, 403),
+        ("confirmed", engine + endpoints.ENGINE_SLEEP, {}, 403),
+        ("confirmed", engine + "/v1/completions", {"prompt": "x"}, 403),
+    ]
+    folders = {
+        "/data/host/shared/guest/x": "done",
+        "/data/host/shared/other": "Read-only file system",
+        "/data/host/weights/x": "Read-only file system",
+    }
+    asked = json.dumps([given[:3] for given in tries])
+    pod = guest.pods("orchestrator")[0]["metadata"]["name"]
+    said = guest.kubectl("exec", pod, "-c", "orchestrator", "--", PYTHON, "-c", _ASK, asked, *folders)
+    found = json.loads(said)
+    for given, answer in zip(tries, found, strict=False):
+        assert answer == given[3], given
+    assert found[len(tries) :] == list(folders.values())
 
 
 def test_a_guest_is_deleted_made_again_and_survives_the_trainer_that_it_shares(
@@ -36,6 +97,7 @@ def test_a_guest_is_deleted_made_again_and_survives_the_trainer_that_it_shares(
     guest.wait_checkpoint(5)
     assert [pod["metadata"]["labels"]["rlrun.io/role"] for pod in guest.pods()] == ["orchestrator"]
 
+    _reaches_its_own_part_alone(guest)
     before = host.identities()
     guest.delete()
     guest.apply()

@@ -9,15 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from safetensors.numpy import save_file
+from starlette.testclient import TestClient
 
 from rlrun.inference import adapters as module
 from rlrun.inference.adapters import AdapterHandover
 from rlrun.inference.command import vllm_arguments
 from rlrun.inference.completions import Adapter, EngineError, parse_stock
+from rlrun.inference.guard import Guard
 from rlrun.inference.handover import HandoverError, Served
 from rlrun.inference.preflight import FolderError, check_adapter
+from rlrun.inference.routes import Control, router
 from rlrun.inference.settings import InferenceSettings, SettingsError
+from rlrun.protocol.api_key import guest_key, guest_proof, key_digest
+from rlrun.protocol.endpoints import ENGINE_UPDATE_WEIGHTS
 
 EXPECTED = {"model.q_proj.weight": (3, 5), "lm_head.weight": (7, 5)}
 A, B = "base_model.model.model.q_proj.lora_A.weight", "base_model.model.model.q_proj.lora_B.weight"
@@ -235,3 +241,44 @@ def test_tokens_of_an_adapter_have_its_version() -> None:
         parse_stock(text, 1, Adapter("run-v8", 8))
     with pytest.raises(EngineError, match="no known version"):
         parse_stock(text, 1)
+
+
+async def test_a_guest_has_its_own_folder_and_adapters_alone(tmp_path: Path) -> None:
+    shared = Bench(tmp_path, runs=3)
+    for run in ("host", "a", "a-b"):
+        (tmp_path / run).mkdir()
+        await shared.load(1, f"{run}/v1")
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "a-b" / "v1")
+    handover = shared.handover
+    assert handover.is_of(str(tmp_path / "a/v1"), "a")
+    for path in ("a-b/v1", "host/v1", "a/../host/v1", "a/link", ".", "a-b"):
+        assert not handover.is_of(str(tmp_path / path), "a"), path
+    assert not handover.is_of("/etc", "a")
+    assert handover.holds_for("a", "a-v1")
+    for model in ("a-b-v1", "host-v1", "base", "a-v2", None):
+        assert not handover.holds_for("a", model), model
+    alone = Bench(tmp_path / "a").handover
+    assert not alone.is_of(str(tmp_path / "a/v1"), "a"), "an engine of one run has no guests"
+
+
+def test_a_guests_key_loads_from_its_own_folder_alone(tmp_path: Path) -> None:
+    shared = Bench(tmp_path, runs=3)
+    for run in ("a", "a-b"):
+        (tmp_path / run).mkdir()
+        write_adapter(tmp_path / run / "v1")
+    app = FastAPI()
+    app.include_router(router)
+    app.state.rlrun = Control(shared.handover, None)  # type: ignore[arg-type]
+    client = TestClient(Guard(app, "the-key"))  # type: ignore[arg-type]
+    key = {"Authorization": f"Bearer {guest_key('a', 'own', guest_proof('the-key', 'a', key_digest('own')))}"}
+
+    def load(path: str) -> tuple[int, str]:
+        answer = client.post(ENGINE_UPDATE_WEIGHTS, json={"path": path, "version": 1}, headers=key)
+        return answer.status_code, answer.text
+
+    for path in (str(tmp_path / "a-b/v1"), "a-b/v1", "a/../a-b/v1", "/etc", "a\0", "a" * 9999):
+        status, text = load(path)
+        assert (status, "is not in the folder of run a" in text) == (403, True), path
+    assert shared.registry == {}
+    assert load("a/v1")[0] == load(str(tmp_path / "a/v1"))[0] == 200
+    assert sorted(shared.registry) == ["a-v1"]

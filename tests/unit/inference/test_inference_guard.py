@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 
-from rlrun.inference.guard import KEYED, PUBLIC, Guard
+from rlrun.inference.guard import GUEST, GUESTS, KEYED, PUBLIC, Guard
+from rlrun.protocol.api_key import guest_key, guest_proof, key_digest
 
 KEY = b"the-key-of-this-run"
 
 
-async def ask(path: str, method: str = "GET", headers: list[tuple[bytes, bytes]] | None = None) -> int:
-    """Status of one request; 200 means that it got through."""
+async def ask(
+    path: str,
+    method: str = "GET",
+    headers: list[tuple[bytes, bytes]] | None = None,
+    seen: list[str | None] | None = None,
+) -> int:
+    """Status of one request; 200 means that it got through, as `seen` of whom."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        if seen is not None:
+            seen.append(scope.get(GUEST))
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
@@ -51,6 +59,17 @@ async def test_other_routes_need_the_key(path: str) -> None:
         assert await ask(path, method, bearer(KEY) + bearer(b"other")) == 401, "two headers are no key"
         assert await ask(path, method, [(b"authorization", b"Basic " + KEY)]) == 401
     assert await ask(path, "DELETE", bearer(KEY)) == 403
+
+
+@pytest.mark.parametrize("path", KEYED)
+async def test_a_guests_key_opens_what_is_checked_for_guests_and_nothing_else(path: str) -> None:
+    key = bearer(guest_key("a-guest", "own", guest_proof(KEY.decode(), "a-guest", key_digest("own"))).encode())
+    for method in KEYED[path]:
+        seen: list[str | None] = []
+        assert await ask(path, method, key, seen) == (200 if path in GUESTS else 403)
+        assert seen == (["a-guest"] if path in GUESTS else [])
+        assert await ask(path, method, bearer(KEY), seen) == 200
+        assert seen[-1] is None, "the run itself is no guest"
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from rlrun.inference.client import EngineClient
 from rlrun.inference.completions import Adapter, EngineError, parse_packed
 from rlrun.inference.generate import GONE, GenerateError, Head, SampledTokens, generate_router
+from rlrun.inference.guard import GUEST
 from rlrun.protocol import heap
 from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
 from rlrun.protocol.packed import FLOATS, INTEGERS, PackedError, Reader, integers, pack
@@ -121,9 +122,26 @@ def request(head: dict[str, Any], prompt: list[int]) -> bytes:
     return pack({"tokens": len(prompt), "sampling_params": {"max_tokens": 4}} | head, [integers(prompt)])
 
 
-async def ask(data: bytes) -> httpx.Response:
+class Owned:
+    """The hand-over of an engine that holds one adapter, of one guest."""
+
+    handover = property(lambda self: self)
+
+    def holds_for(self, run: str, model: str | None) -> bool:
+        return (run, model) == ("a-guest", "held")
+
+
+async def ask(data: bytes, guest: str | None = None) -> httpx.Response:
     app = FastAPI()
+    app.state.rlrun = Owned()
     app.include_router(generate_router(Engine()))
+    if guest is not None:
+
+        @app.middleware("http")
+        async def name(request: Request, go_on: Any) -> Any:
+            request.scope[GUEST] = guest
+            return await go_on(request)
+
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
         return await client.post(ENGINE_GENERATE_PACKED, content=data)
 
@@ -133,6 +151,21 @@ async def test_the_route_answers_what_the_client_reads() -> None:
     first, second = parse_packed(answer.content, 2)
     assert list(first.token_ids) == list(second.token_ids) == [7, 6, 5]
     assert list(first.versions) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("guest", "model", "status"),
+    [
+        (None, None, 200),
+        ("a-guest", "held", 200),
+        ("a-guest", None, GONE),
+        ("a-guest", "m", GONE),
+        ("another", "held", GONE),
+    ],
+)
+async def test_a_guest_asks_its_own_adapters_alone(guest: str | None, model: str | None, status: int) -> None:
+    answer = await ask(request({} if model is None else {"model": model}, [5, 6, 7]), guest)
+    assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize(

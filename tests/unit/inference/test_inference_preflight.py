@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlrun.inference.preflight import INDEX, FolderError, check_model, check_weights, tensor_shapes
+from rlrun.inference.preflight import INDEX, FolderError, check_adapter, check_model, check_weights, tensor_shapes
 from rlrun.inference.settings import InferenceSettings
 
 
@@ -42,6 +42,36 @@ def test_what_is_no_safetensors_file_is_named(tmp_path: Path, content: bytes) ->
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(FolderError, match=r"model\.safetensors is not a safetensors file"):
         tensor_shapes(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a" * 300, "a/" * 3000, "\ud800", "loop", "loop/x", ""])
+def test_what_is_no_folder_is_refused_whatever_it_is(tmp_path: Path, path: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FolderError):
+        check_weights(path, str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    "config", ["", "[]", "{}", "[" * 100_000, '{"r": null}', '{"r": "4"}', '{"r": true}', '{"r": [1]}', '{"r": 1e400}']
+)
+def test_an_adapter_without_a_rank_is_refused(tmp_path: Path, config: str) -> None:
+    folder = weights(tmp_path / "v1", {"a": (2, 3)})
+    (folder / "adapter_config.json").write_text(config)
+    with pytest.raises(FolderError, match="names no rank r"):
+        check_adapter("v1", str(tmp_path), None, 8)
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["", "[]", "{}", "[" * 100_000, '{"weight_map": 1}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "x", "b": null}}',
+     '{"weight_map": {"a": "../other/model.safetensors"}}', '{"weight_map": {"a": ["x"]}}'],
+)  # fmt: skip
+def test_an_index_of_anything_but_files_beside_it_is_refused(tmp_path: Path, index: str) -> None:
+    weights(tmp_path / "other", {"a": (2, 3)})
+    folder = weights(tmp_path / "v1", {"a": (2, 3)})
+    (folder / INDEX).write_text(index)
+    with pytest.raises(FolderError, match="is not a safetensors index"):
+        check_weights("v1", str(tmp_path), None)
 
 
 @pytest.mark.parametrize("cut", [1, 20])

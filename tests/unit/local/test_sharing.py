@@ -1,9 +1,8 @@
-"""A guest on one machine: it finds its host's addresses and key, and starts nothing but its orchestrator."""
+"""A guest on one machine: it finds its host's addresses, and starts nothing but its orchestrator."""
 
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -29,9 +28,9 @@ def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
     host, guest = config(tmp_path, "host", lora={"slots": 2}), config(tmp_path, "guest", lora={}, sharedWith="host")
     assert (shares(host), shares(guest)) == (True, False)
     paths = RunPaths(tmp_path / "host")
-    offer(paths, PORTS, "secret-key")
+    offer(paths, PORTS)
     (file,) = paths.shared.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "it holds the key"
+    assert "key" not in file.read_text(), "a guest has its own"
     endpoints = endpoints_of(tmp_path / "guest", "host")
     (placed,) = [joined(one, endpoints) for one in with_endpoints(guest, GUEST_PORTS, replay=None)]
     assert placed.orchestrator.trainer_url == "http://127.0.0.1:1001"
@@ -41,13 +40,13 @@ def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
         [placed],
         [tmp_path / "run.json"],
         attempt=1,
-        api_key=endpoints.api_key,
+        api_key="own-key",
         launch_id="id",
         ports=GUEST_PORTS,
         trainer_gpus=[],
         inference_gpus=[],
     )
-    assert (only.role, only.environment["RLRUN_API_KEY"]) == ("orchestrator", "secret-key")
+    assert (only.role, only.environment["RLRUN_API_KEY"]) == ("orchestrator", "own-key")
     withdraw(paths)
     with pytest.raises(PreflightError, match=r"sharedWith \(host\): no run .* start it first"):
         endpoints_of(tmp_path / "guest", "host")
@@ -60,6 +59,6 @@ def test_a_host_whose_launcher_was_killed_is_none(tmp_path: Path, monkeypatch: p
     os.waitpid(child, 0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: child)
-        offer(RunPaths(tmp_path / "host"), PORTS, "secret-key")
+        offer(RunPaths(tmp_path / "host"), PORTS)
     with pytest.raises(PreflightError, match="start it first"):
         endpoints_of(tmp_path / "guest", "host")

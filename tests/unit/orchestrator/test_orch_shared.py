@@ -15,6 +15,7 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator import shared as module
 from rlrun.orchestrator.shared import Connection
 from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import caller, guest_proof, key_digest
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import Join, SharedState
@@ -34,6 +35,10 @@ async def host(tmp_path: Path) -> AsyncIterator[Channel]:
     await asyncio.to_thread(channel.close)
 
 
+OWN_KEY = "the-guests-own-key"
+PROOF = guest_proof(API_KEY, "guest", key_digest(OWN_KEY))
+
+
 def guest_config(tmp_path: Path, tokenizer: Path, host: Channel) -> OrchestratorConfig:
     config = make_config(tmp_path / "guest", tokenizer)
     return config.model_copy(
@@ -48,20 +53,24 @@ def answer(tmp_path: Path, state: Any, **about: Any) -> None:
 async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
     tmp_path: Path, tokenizer_folder: Path, host: Channel
 ) -> None:
-    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     paths = RunPaths(tmp_path / "host")
     async with contextlib.AsyncExitStack() as stack:
         entering = asyncio.ensure_future(stack.enter_async_context(connection))
         await eventually(lambda: bool(shared.requests(paths)))
-        assert shared.requests(paths) == [Join(run="guest", attempt=2, folder=str(tmp_path / "guest"))]
+        assert shared.requests(paths) == [
+            Join(run="guest", attempt=2, folder=str(tmp_path / "guest"), key_digest=key_digest(OWN_KEY))
+        ]
         answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
         await eventually(lambda: "all slots" in connection.waiting)
         assert connection.waiting == "a slot in the trainer of host: all slots are taken: host, other"
         mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
         mine.begin(4)
         mine.phase("waiting_for_batch")
-        answer(tmp_path, "Joined", slot=1)
+        assert connection.api_key == OWN_KEY
+        answer(tmp_path, "Joined", slot=1, proof=PROOF)
         client = await entering
+        assert caller([f"Bearer {connection.api_key}"], API_KEY) == "guest", "the engines take it too"
         assert client.state is not None
         assert (client.state.attempt, client.state.base_step) == (2, 4)
         await client.batch_ready(5, str(tmp_path / "guest" / "5"))
@@ -79,7 +88,7 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
 
 
 async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
-    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     answer(tmp_path, "Refused", reason="trainer.lora.rank (8) is more", exit_code=exit_codes.CONFIGURATION)
     with pytest.raises(RoleError, match=r"has refused the run: trainer.lora.rank \(8\) is more") as refused:
         await connection.__aenter__()
@@ -93,7 +102,7 @@ async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
     host = open_channel(tmp_path)
     monkeypatch.setattr(module, "ASK_SECONDS", 0.0)
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
-    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
     entering = asyncio.ensure_future(connection.__aenter__())
     await eventually(lambda: "all slots" in connection.waiting)
@@ -105,14 +114,25 @@ async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
 
 async def test_a_trainer_that_has_ended_with_a_word_is_not_waited_for(tmp_path: Path, tokenizer_folder: Path) -> None:
     host = open_channel(tmp_path)
-    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), API_KEY, attempt=2)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     mine = host.beside("guest", attempt=2, batch_path=lambda step: tmp_path / "guest" / str(step))
     mine.begin(0)
     mine.phase("waiting_for_batch")
-    answer(tmp_path, "Joined", slot=1)
+    answer(tmp_path, "Joined", slot=1, proof=PROOF)
     client = await connection.__aenter__()
     await asyncio.to_thread(host.close)
     answer(tmp_path, "Failed", reason="MemoryError: ", exit_code=exit_codes.FAILURE, ended_trainer=True)
     with pytest.raises(RoleError, match="the trainer of host ended, and has ended the run's attempt: MemoryError"):
         await asyncio.wait_for(client.batch_ready(1, str(tmp_path / "guest" / "1")), 60)
     await connection.__aexit__()
+
+
+async def test_a_host_that_was_made_again_knows_no_guest(
+    tmp_path: Path, tokenizer_folder: Path, host: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REASON_SECONDS", 0.1)
+    connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
+    answer(tmp_path, "Joined", slot=1, proof=guest_proof("key-of-the-host-before", "guest", key_digest(OWN_KEY)))
+    with pytest.raises(RoleError, match="does not train the run any more: it was started again") as lost:
+        await connection.__aenter__()
+    assert lost.value.code == exit_codes.FAILURE, "the next attempt asks again"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlrun.protocol import shared
+from rlrun.protocol.api_key import key_digest
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import Join, SharedState
+
+DIGEST = key_digest("the-guests-key")
 
 
 def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
@@ -14,10 +17,10 @@ def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
     assert host.root == tmp_path / "host"
     assert shared.requests(host) == []
     for attempt in (1, 2):
-        join = Join(run="guest", attempt=attempt, folder=str(tmp_path / "guest"))
+        join = Join(run="guest", attempt=attempt, folder=str(tmp_path / "guest"), key_digest=DIGEST)
         shared.ask(host, join)
         assert shared.requests(host) == [join]
-    assert [path.name for path in host.shared.iterdir()] == ["guest.join.json"]
+    assert [path.relative_to(host.shared) for path in host.shared.rglob("*.*")] == [Path("guest/join.json")]
     shared.take_back(host, "guest")
     shared.take_back(host, "guest")
     assert shared.requests(host) == []
@@ -25,10 +28,15 @@ def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
 
 def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
-    good = Join(run="b", attempt=1, folder="/runs/b")
+    good = Join(run="b", attempt=1, folder="/runs/b", key_digest=DIGEST)
     shared.ask(host, good)
-    shared.join_file(host, "half").write_text('{"run": "ha')
-    shared.join_file(host, "other").write_text(good.model_dump_json())
+    for guest, text in (
+        ("half", '{"run": "ha'),
+        ("other", good.model_dump_json()),
+        ("without", good.model_dump_json(exclude={"key_digest"}).replace('"b"', '"without"')),
+    ):
+        shared.join_file(host, guest).parent.mkdir()
+        shared.join_file(host, guest).write_text(text)
     assert shared.requests(host) == [good]
 
 

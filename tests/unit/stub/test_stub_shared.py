@@ -13,6 +13,7 @@ from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import read_state
 
 LORA = {"rank": 8, "slots": 2}
+GUEST_KEY = "a-key-of-the-guest"
 PATIENCE_SECONDS = 240.0
 """Four processes start beside each other; on an idle machine the test takes some 12 s."""
 
@@ -49,10 +50,10 @@ def test_a_guest_joins_trains_comes_back_after_a_kill_and_outlives_its_hosts_own
         trainer, own = run.start("trainer"), run.start("orchestrator")
         file, guest = guest_of(run, 20)
         host_file, run.file = run.file, file
-        first = run.start("orchestrator", name="guest")
+        first = run.start("orchestrator", name="guest", RLRUN_API_KEY=GUEST_KEY)
         run.until(lambda: any(step >= 7 for step, _ in steps_of(guest)), "the guest trains", PATIENCE_SECONDS)
         first.kill()
-        second = run.start("orchestrator", 2, name="guest")
+        second = run.start("orchestrator", 2, name="guest", RLRUN_API_KEY=GUEST_KEY)
         run.file = host_file
         assert run.wait(own, PATIENCE_SECONDS) == exit_codes.OK, run.state()
         run.until(lambda: read_state(run.paths, "guest", 2) is not None, "it is answered", PATIENCE_SECONDS)

@@ -13,8 +13,10 @@ import pytest
 
 from rlrun.protocol import channel as protocol
 from rlrun.protocol import exit_codes
+from rlrun.protocol.api_key import guest_key, guest_proof, key_digest
 from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
+from rlrun.protocol.shared import channel_of
 from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
 from rlrun.trainer.channel import Channel
 
@@ -61,6 +63,23 @@ async def test_every_route_wants_the_key(channel: Channel, client: aiohttp.Clien
         for key in ("Bearer wrong", "", KEY[:-1]):
             async with client.request(method, route, headers={"Authorization": key}) as response:
                 assert response.status == 401, (method, route, key)
+    assert not channel.shutdown.is_set()
+
+
+async def test_a_guests_key_opens_its_own_channel_alone(channel: Channel, client: aiohttp.ClientSession) -> None:
+    key = {"Authorization": f"Bearer {guest_key('a', 'own', guest_proof(KEY, 'a', key_digest('own')))}"}
+    for route, status in (
+        (channel_of("a") + protocol.STATE, protocol.GONE),  # open, and not joined yet
+        (channel_of("a-b") + protocol.STATE, 403),
+        (channel_of("a"), 403),
+        (protocol.STATE, 403),
+        (protocol.SHUTDOWN, 403),
+        (TRANSFERS, 403),
+    ):
+        async with client.get(route, headers=key) as response:
+            assert response.status == status, route
+        async with client.post(route, headers=key) as response:
+            assert response.status == status, route
     assert not channel.shutdown.is_set()
 
 

@@ -20,6 +20,7 @@ from rlrun.config.parallel import ParallelismConfig
 from rlrun.config.roles import TrainerConfig
 from rlrun.config.sharing import refusal
 from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import guest_proof, key_digest
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
@@ -87,19 +88,22 @@ def test_a_run_that_does_not_fit_is_refused_with_field_value_and_fix(
         assert re.search(reason, found), found
 
 
+KEY, DIGEST = "the-hosts-key", key_digest("the-guests-key")
+
+
 class Bench:
     """A host's folder and those of runs beside it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.host = root, RunPaths(root / "host")
-        self.guests = Guests(config("host", root, **HOST), world_size=2)
+        self.guests = Guests(config("host", root, **HOST), world_size=2, api_key=KEY)
 
     def ask(self, run: str, attempt: int = 1, *, folder: Path | None = None, **options: Any) -> RunPaths:
         paths = RunPaths(self.root / run)
         paths.root.mkdir(exist_ok=True)
         document = {"trainer": config(run, self.root, **options).model_dump(mode="json")}
         paths.run_json.write_text(json.dumps(document))
-        shared.ask(self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root)))
+        shared.ask(self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root), key_digest=DIGEST))
         return paths
 
     def state(self, run: str, attempt: int = 1) -> SharedState:
@@ -131,6 +135,9 @@ def test_a_run_joins_with_an_attempt_of_its_own(bench: Bench) -> None:
     )
     assert paths.attempts_on_disk() == [3]
     assert bench.guests.next({"guest": 3}, free=True) is None
+    assert bench.state("guest", 3).proof == ""
+    bench.guests.answer("guest", 3, "Joined", slot=1)
+    assert bench.state("guest", 3).proof == guest_proof(KEY, "guest", DIGEST), "its key is confirmed when it joins"
 
 
 def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) -> None:

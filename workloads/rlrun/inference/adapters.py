@@ -25,7 +25,7 @@ from loguru import logger
 
 from rlrun.inference.command import MAX_LOADED_LORAS
 from rlrun.inference.handover import Engine, Handover, HandoverError, Outcome, Served, Source, last_line
-from rlrun.inference.preflight import Shapes, check_adapter
+from rlrun.inference.preflight import FolderError, Shapes, check_adapter, resolved
 from rlrun.inference.sleeping import Sleeper
 from rlrun.protocol.fault_points import reach
 
@@ -100,6 +100,20 @@ class AdapterHandover(Handover):
 
     def _check(self, path: str) -> Path:
         return check_adapter(path, self._weights_dir, self._expected, self._max_rank)
+
+    def is_of(self, path: str, run: str) -> bool:
+        """Whether a published folder is in the guest's own folder."""
+        if self._runs == 1:
+            return False
+        try:
+            return resolved(path, self._weights_dir).is_relative_to(resolved(run, self._weights_dir))
+        except FolderError:
+            return False
+
+    def holds_for(self, run: str, model: str | None) -> bool:
+        """Whether an adapter of this name is held, and is the guest's."""
+        loaded = None if model is None else self._loaded.get(model)
+        return loaded is not None and loaded.run == run
 
     def _run_of(self, source: str) -> str:
         if self._runs == 1:

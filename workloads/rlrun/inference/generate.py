@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlrun.inference.guard import GUEST
 from rlrun.protocol.endpoints import ENGINE_GENERATE_PACKED
 from rlrun.protocol.packed import INTEGERS, MEDIA_TYPE, PackedError, Reader, pack
 
@@ -106,6 +107,7 @@ def generate_router(engine: TokenEngine) -> APIRouter:
         """Packed request, packed answer."""
         try:
             head, prompt = _read(await request.body())
+            _check_owner(request, head.model)
             answer = await unless_gone(request, lambda: engine.sample(head, prompt))
         except GenerateError as error:
             body = {"error": {"code": error.status, "message": str(error)}}
@@ -115,6 +117,13 @@ def generate_router(engine: TokenEngine) -> APIRouter:
         return Response(_packed(*answer), media_type=MEDIA_TYPE)
 
     return router
+
+
+def _check_owner(request: Request, model: str | None) -> None:
+    """A guest asks its own adapters alone; whether there are others it does not learn."""
+    guest = request.scope.get(GUEST)
+    if guest is not None and not request.app.state.rlrun.handover.holds_for(guest, model):
+        raise GenerateError(f"run {guest} has no model {model} here", GONE)
 
 
 def _read(data: bytes) -> tuple[Head, array[int]]:

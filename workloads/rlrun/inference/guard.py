@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from rlrun.protocol.api_key import holds_key
+from rlrun.protocol.api_key import caller
 from rlrun.protocol.endpoints import (
     ENGINE_GENERATE,
     ENGINE_GENERATE_PACKED,
@@ -68,9 +68,14 @@ KEYED: dict[str, frozenset[str]] = {
 `/inference/v1/abort_requests` and `/v1/responses/{id}/cancel` (they end other callers' work), `/invocations` (a second
 door to every route), WebSockets, and everything that vLLM adds in development mode."""
 
+GUESTS = frozenset({ENGINE_GENERATE_PACKED, ENGINE_PARSE, ENGINE_STATUS, ENGINE_UPDATE_WEIGHTS})
+"""Of the keyed routes: those that a guest's key opens. Their handlers see to it that it is for the guest's own adapters."""
+GUEST = "rlrun.guest"
+"""Entry of a request's scope: the guest that asks; absent for the run itself."""
+
 
 class Guard:
-    """ASGI middleware: 401 for a known route without the key, 403 for every other one, for all clients."""
+    """ASGI middleware: 401 for a known route without the key, 403 for every other one and for a guest's key where it opens nothing."""
 
     def __init__(self, app: App, api_key: str) -> None:
         self.app, self._api_key = app, api_key
@@ -94,13 +99,14 @@ class Guard:
             return None
         if method not in KEYED.get(path, ()):
             return 403, "this route is not served"
-        if not self._has_key(scope):
+        who = caller([value for name, value in scope["headers"] if name.lower() == b"authorization"], self._api_key)
+        if who is None:
             return 401, "the run's API key is needed: send 'Authorization: Bearer <key>'"
+        if who:
+            if path not in GUESTS:
+                return 403, f"the key of run {who} does not open this route"
+            scope[GUEST] = who
         return None
-
-    def _has_key(self, scope: Scope) -> bool:
-        values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        return holds_key(values, self._api_key)
 
 
 async def answer(send: Send, status: int, message: str) -> None:

@@ -205,6 +205,14 @@ class Handover:
         """The resolved folder; raises `FolderError` for one that cannot be loaded."""
         return check_weights(path, self._weights_dir, self._expected)
 
+    def is_of(self, path: str, run: str) -> bool:
+        """Whether a guest of this name may have the folder `path` loaded: an engine of one run alone has no guests."""
+        return False
+
+    def holds_for(self, run: str, model: str | None) -> bool:
+        """Whether a guest of this name may ask `model`."""
+        return False
+
     def _held(self, source: str) -> Served | None:
         """What weights from `source` would follow."""
         return self.served

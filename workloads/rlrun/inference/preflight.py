@@ -44,8 +44,11 @@ def tensor_shapes(folder: Path) -> Shapes:
         try:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             named = sorted(set(index["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError):
-            raise FolderError(f"{folder / INDEX} is not a safetensors index") from None
+            files_of_it = all(Path(name).name == name for name in named)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            files_of_it = False
+        if not files_of_it:
+            raise FolderError(f"{folder / INDEX} is not a safetensors index of files beside it")
         if missing := [name for name in named if not (folder / name).is_file()]:
             raise FolderError(f"{folder} lacks {missing[0]}, which {INDEX} names")
         files = [folder / name for name in named]
@@ -75,15 +78,25 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
 
 def _published(path: str, weights_dir: str) -> Path:
     """The resolved folder, which is below `weights_dir` and whole."""
-    root = Path(weights_dir).resolve()
-    folder = (root / path).resolve()
+    folder, root = resolved(path, weights_dir), resolved("", weights_dir)
     if folder == root or not folder.is_relative_to(root):
         raise FolderError(f"{path} is not below the weights folder {root}")
-    if not folder.is_dir():
-        raise FolderError(f"{folder} does not exist or is not a folder")
-    if not (folder / COMPLETE).is_file():
-        raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
+    try:
+        if not folder.is_dir():
+            raise FolderError(f"{folder} does not exist or is not a folder")
+        if not (folder / COMPLETE).is_file():
+            raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
+    except OSError as error:  # a name that no file can have, or a volume that refuses
+        raise FolderError(f"{folder} cannot be read: {error.strerror}") from None
     return folder
+
+
+def resolved(path: str, weights_dir: str) -> Path:
+    """The folder that a request names, absolute or below `weights_dir`, without links; it need not exist. Raises `FolderError`."""
+    try:
+        return (Path(weights_dir).resolve() / path).resolve()
+    except (ValueError, OSError, RuntimeError):  # a null byte, no text, a circle of links
+        raise FolderError(f"{path!r} is no path") from None
 
 
 def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank: int) -> Path:
@@ -95,8 +108,10 @@ def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank
     folder = _published(path, weights_dir)
     try:
         rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FolderError(f"{folder} holds no adapter: {ADAPTER_CONFIG} is missing, or names no rank r") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        rank = None
+    if type(rank) is not int:
+        raise FolderError(f"{folder} holds no adapter: {ADAPTER_CONFIG} is missing, or names no rank r")
     if rank > max_rank:
         raise FolderError(f"{folder}: the adapter's rank {rank} is above {max_rank}, which the server was started for")
     shapes = _file_shapes(folder / ADAPTER_WEIGHTS)

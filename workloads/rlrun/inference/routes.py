@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from rlrun.inference.guard import GUEST
 from rlrun.inference.handover import Handover, HandoverError, Outcome
 from rlrun.inference.heartbeat import Heartbeat
 
@@ -110,9 +111,12 @@ async def status(request: Request) -> JSONResponse:
 
 @router.post("/update_weights")
 async def update_weights(request: Request, body: UpdateRequest) -> JSONResponse:
-    """Load a published folder; requests in flight continue on the new weights."""
+    """Load a published folder; requests in flight continue on the new weights. A guest loads from its own folder alone."""
+    handover, guest = _control(request).handover, request.scope.get(GUEST)
     try:
-        return _done(await _control(request).handover.update(body.path, body.version, force=body.force))
+        if guest is not None and not handover.is_of(body.path, guest):
+            raise HandoverError(403, f"path ({body.path}) is not in the folder of run {guest}, whose key this is")
+        return _done(await handover.update(body.path, body.version, force=body.force))
     except HandoverError as error:
         return _failed(error)
 

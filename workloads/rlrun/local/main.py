@@ -179,7 +179,7 @@ def _run(
     if interrupted:
         return _INTERRUPTED
     launch_id = uuid.uuid4().hex
-    api_key = secrets.token_urlsafe(32) if endpoints is None else endpoints.api_key
+    api_key = secrets.token_urlsafe(32)
     supervisor = Supervisor(launch_id)
     specs = processes(
         configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=ports,
@@ -195,7 +195,7 @@ def _run(
     try:
         supervisor.start(specs)
         if shares(config):
-            offer(paths, ports, api_key)
+            offer(paths, ports)
         view = View(
             console, name=name, max_steps=spec.max_steps if trains else None, metrics=paths.metrics,
             url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key, plain=plain,

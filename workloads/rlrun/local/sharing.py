@@ -1,4 +1,4 @@
-"""Runs on one machine that share a trainer: the host's launcher leaves its addresses and its key where a guest's launcher finds them."""
+"""Runs on one machine that share a trainer: the host's launcher leaves its addresses where a guest's launcher finds them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlrun.config.run import RunConfig
 from rlrun.local.plan import Ports
 from rlrun.local.preflight import PreflightError
 from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.paths import RunPaths
 
 _FILE = "local.json"
@@ -22,7 +23,6 @@ class Endpoints(Config):
 
     trainer_url: str
     inference_urls: list[str]
-    api_key: str
     pid: int
     """Of the host's launcher."""
 
@@ -32,19 +32,15 @@ def shares(config: RunConfig) -> bool:
     return config.trainer.lora is not None and config.trainer.lora.slots > 1
 
 
-def offer(paths: RunPaths, ports: Ports, api_key: str) -> None:
-    """Write the host's addresses; the file holds the key, so that only this user may read it."""
+def offer(paths: RunPaths, ports: Ports) -> None:
+    """Write the host's addresses."""
     endpoints = Endpoints(
         trainer_url=f"http://127.0.0.1:{ports.trainer}",
         inference_urls=[f"http://127.0.0.1:{port}" for port in ports.inference],
-        api_key=api_key,
         pid=os.getpid(),
     )
     file = paths.shared / _FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(endpoints.model_dump_json())
+    write_bytes(file, endpoints.model_dump_json().encode())
 
 
 def withdraw(paths: RunPaths) -> None:

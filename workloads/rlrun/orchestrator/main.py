@@ -81,7 +81,7 @@ async def run(
     Args:
         config: the role's resolved configuration.
         attempt: the attempt's number.
-        api_key: the run's key, for trainer, engines and progress.
+        api_key: the run's key, for trainer, engines and progress; a guest's trainer and engines confirm it.
         connect: makes the client of an engine from its address; default: over HTTP.
         look_up: finds the addresses of `inference_service`.
         stop: how a signal ends the role.
@@ -120,7 +120,7 @@ async def run(
         trainer = await stack.enter_async_context(connection)
         await preloaded
         chat = await in_thread(partial(load_chat, config))
-        engines = open_engines(config, api_key, signals, background, connect=connect, look_up=look_up)
+        engines = open_engines(config, connection.api_key, signals, background, connect=connect, look_up=look_up)
         pool = await stack.enter_async_context(engines)
         background(Monitor(pool, signals, pace).run())
         volume.least = FULL_BYTES

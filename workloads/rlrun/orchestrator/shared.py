@@ -13,6 +13,7 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator.trainer_client import SILENCE_SECONDS, STARTUP_SECONDS, TrainerClient
 from rlrun.orchestrator.waiting import Since, Waiting
 from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import guest_key, key_digest
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.shared import Join
 
@@ -33,26 +34,29 @@ class SharedTrainer:
     Args:
         config: with `shared_with`.
         attempt: that asks.
+        api_key: the guest's own.
         silence: seconds since the trainer last answered anything.
     """
 
-    def __init__(self, config: OrchestratorConfig, attempt: int, silence: Callable[[], Awaitable[float]]) -> None:
+    def __init__(
+        self, config: OrchestratorConfig, attempt: int, api_key: str, silence: Callable[[], Awaitable[float]]
+    ) -> None:
         assert config.shared_with is not None
         self._folder = Path(config.output_dir)
-        self._run, self._attempt, self._silence = config.name, attempt, silence
+        self._run, self._attempt, self._key, self._silence = config.name, attempt, api_key, silence
         self.host = config.shared_with
         self._paths = shared.host_paths(self._folder, self.host)
         self.url = config.trainer_url.rstrip("/") + shared.channel_of(config.name)
         self.waiting = f"the trainer of {self.host}"
         """What is waited for, in words."""
 
-    async def join(self) -> None:
-        """Ask, and wait until the run is joined.
+    async def join(self) -> str:
+        """Ask, and wait until the run is joined; returns the key for the host's trainer and engines.
 
         Raises:
             RoleError: it is refused, or the trainer is gone; says why.
         """
-        join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder))
+        join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key))
         with storage_errors(self._paths.shared, "ask for a slot"):
             await asyncio.to_thread(shared.ask, self._paths, join)
         logger.info(f"asked for a slot in the trainer of {self.host}")
@@ -62,7 +66,7 @@ class SharedTrainer:
             state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
             if state is not None and state.state == "Joined":
                 logger.info(f"joined the trainer of {self.host} in slot {state.slot}")
-                return
+                return guest_key(self._run, self._key, state.proof)
             if state is not None and state.state != "Waiting":
                 raise self._failure(f"has {state.state.lower()} the run", state.reason, state.exit_code)
             if time.monotonic() - asked > ASK_SECONDS:
@@ -110,13 +114,15 @@ class Connection:
 
     Args:
         config: of the role.
-        api_key: the trainer's.
+        api_key: the run's.
         attempt: this one.
     """
 
     def __init__(self, config: OrchestratorConfig, api_key: str, *, attempt: int) -> None:
-        guest = None if config.shared_with is None else SharedTrainer(config, attempt, self._silence)
+        guest = None if config.shared_with is None else SharedTrainer(config, attempt, api_key, self._silence)
         self._shared = guest
+        self.api_key = api_key
+        """Key for trainer and engines: the run's own, or the one that a host has confirmed, once it has."""
         self._client = TrainerClient(
             config.trainer_url if guest is None else guest.url,
             api_key,
@@ -157,7 +163,8 @@ class Connection:
         """
         try:
             if self._shared is not None:
-                await self._shared.join()
+                self.api_key = await self._shared.join()
+                await self._client.use_key(self.api_key)
             await self._client.wait_until_begun(STARTUP_SECONDS + self._first)
         except BaseException:
             await self.__aexit__()

@@ -68,6 +68,11 @@ class TrainerClient:
         self.ending = False
         """Set when the run stops: from then on a trainer that does not answer has ended, and nobody waits for it."""
 
+    async def use_key(self, api_key: str) -> None:
+        """Ask with another key from now on."""
+        await self.close()
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+
     async def close(self) -> None:
         """Close all connections."""
         if self._session is not None:
@@ -208,12 +213,12 @@ class TrainerClient:
         document = None if body is None else body.model_dump(mode="json")
         async with self._opened().request(method, self._base + path, json=document) as response:
             text = await response.text()
-            if response.status == 401:
+            if response.status == 401 and self._lost is None:
                 raise RoleError(
                     f"the trainer at {self._base} refuses the key: RLRUN_API_KEY must be the same for all roles",
                     exit_codes.CONFIGURATION,
                 )
-            if response.status == channel.GONE and self._lost is not None:
+            if response.status in (channel.GONE, 401) and self._lost is not None:  # 401: another host of that name
                 if self.ending:
                     raise TrainerGoneError
                 raise await self._lost()

@@ -1,12 +1,14 @@
 """Several runs in one trainer: how a run (the guest) gets a slot in another run's trainer (the host's).
 
-    <mount>/<host>/shared/<guest>.join.json    Join         the guest's orchestrator: it wants a slot, as long as the file is there
-    <mount>/<host>/shared/<guest>.state.json   SharedState  the shared trainer's rank 0: what became of it
+    <mount>/<host>/shared/<guest>/join.json    Join         the guest's orchestrator: it wants a slot, as long as the file is there
+    <mount>/<host>/shared/<guest>/state.json   SharedState  the shared trainer's rank 0: what became of it
+
+In a cluster no other guest can write to that folder, so a request is of the run that it names.
 
 Everything else of a guest is in its own folder, under its own attempt, by the file protocol of any run; whoever starts its orchestrator has
 claimed the folder and written `run.json` before, as there is no trainer to do so. News travel over the host's channel (`channel`), below
-`channel_of(guest)` and with the host's key, which is the key of its engines too. The answer to a request has its attempt: a state of an
-older one says nothing.
+`channel_of(guest)`, and with the guest's own key, which the answer to its request confirms (`api_key`); it opens the guest's part of the
+engines too. The answer has the request's attempt: a state of an older one says nothing.
 
 A guest that wants to leave takes its join file away, and still brings its part of the last checkpoint. When the trainer's process ends, all
 attempts in it end: a request that was begun before is answered with `Left`, and the guest asks again under a higher attempt. A guest whose
@@ -26,7 +28,7 @@ from rlrun.protocol.durable import write_bytes
 from rlrun.protocol.paths import RunPaths
 
 SlotState = Literal["Waiting", "Joined", "Refused", "Left", "Failed"]
-_JOIN, _STATE = ".join.json", ".state.json"
+_JOIN, _STATE = "join.json", "state.json"
 
 
 class Join(Config):
@@ -38,6 +40,8 @@ class Join(Config):
     """The guest's attempt, new in its folder."""
     folder: Annotated[str, Field(min_length=1)]
     """The guest's folder, as the trainer sees it."""
+    key_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Of the guest's key (`api_key.key_digest`)."""
 
 
 class SharedState(Config):
@@ -54,6 +58,8 @@ class SharedState(Config):
     attempt ended with an error. All but Waiting and Joined are final for this attempt."""
     step: Annotated[int, Field(ge=0)] | None = None
     """Its last trained step."""
+    proof: str = ""
+    """Of Joined: `api_key.guest_proof`."""
     reason: str = ""
     """Why, for a person."""
     exit_code: Annotated[int, Field(ge=0)] = 0
@@ -83,13 +89,13 @@ def channel_of(run: str) -> str:
 
 
 def join_file(host: RunPaths, guest: str) -> Path:
-    """`shared/<guest>.join.json` in the host's folder."""
-    return host.shared / f"{guest}{_JOIN}"
+    """`shared/<guest>/join.json` in the host's folder."""
+    return host.shared / guest / _JOIN
 
 
 def state_file(host: RunPaths, guest: str) -> Path:
-    """`shared/<guest>.state.json` in the host's folder."""
-    return host.shared / f"{guest}{_STATE}"
+    """`shared/<guest>/state.json` in the host's folder."""
+    return host.shared / guest / _STATE
 
 
 def ask(host: RunPaths, join: Join) -> None:
@@ -111,7 +117,7 @@ def requests(host: RunPaths) -> list[Join]:
     if not host.shared.is_dir():
         return []
     found = []
-    for path in sorted(host.shared.glob(f"*{_JOIN}")):
+    for path in sorted(host.shared.glob(f"*/{_JOIN}")):
         with suppress(FileNotFoundError, ValidationError):
             join = Join.model_validate_json(path.read_bytes())
             if path == join_file(host, join.run):

@@ -39,13 +39,14 @@ class GuestRuns:
         channel: of the trainer's own run.
         model: folder of the model that all runs start from.
         script: durations; its faults are the own run's alone.
+        api_key: of the trainer's own run.
     """
 
-    def __init__(self, config: TrainerConfig, channel: Channel, *, model: Path, script: Script) -> None:
+    def __init__(self, config: TrainerConfig, channel: Channel, *, model: Path, script: Script, api_key: str) -> None:
         self._config, self._channel, self._model = config, channel, model
         self._script = script.model_copy(update={"trainer": script.trainer.model_copy(update={"faults": []})})
         self._slots = config.lora.slots if config.lora is not None else 1
-        self._guests = Guests(config, world_size=config.world_size)
+        self._guests = Guests(config, world_size=config.world_size, api_key=api_key)
         self._joined: dict[str, _Joined] = {}
         self._lock = threading.Lock()
         if self._slots > 1:

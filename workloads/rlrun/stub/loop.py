@@ -62,7 +62,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
 
     model = ensure_model(config, script.policy)
     own = Run(config, attempt, channel, model=model, script=script, before_step=before_step, engines=engines)
-    guests = GuestRuns(config, channel, model=model, script=script)
+    guests = GuestRuns(config, channel, model=model, script=script, api_key=api_key)
     stop.allow_time(config.checkpoint.grace_period_seconds)
     stop.then(own.leaving.set)
     channel.stop = stop.join

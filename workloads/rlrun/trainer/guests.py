@@ -15,6 +15,7 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.config.run import fingerprint
 from rlrun.config.sharing import refusal
 from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import guest_proof
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.failures import RoleError, storage_errors
 from rlrun.protocol.paths import RunPaths
@@ -51,10 +52,11 @@ class Guests:
     Args:
         host: configuration of the trainer's own run.
         world_size: ranks of the trainer.
+        api_key: of the host.
     """
 
-    def __init__(self, host: TrainerConfig, *, world_size: int) -> None:
-        self._host, self._world_size = host, world_size
+    def __init__(self, host: TrainerConfig, *, world_size: int, api_key: str) -> None:
+        self._host, self._world_size, self._key = host, world_size, api_key
         self._paths = RunPaths(Path(host.output_dir))
         self._looked = 0.0
         self._requests: list[Join] = []
@@ -137,13 +139,23 @@ class Guests:
             RoleError: the volume refuses to write.
         """
         logger.info(f"run {run}, attempt {attempt}: {state}{f' ({reason})' if reason else ''}")
+        told = SharedState(
+            run=run,
+            attempt=attempt,
+            slot=slot,
+            state=state,
+            step=step,
+            proof=self._proof(run, attempt) if state == "Joined" else "",
+            reason=reason,
+            exit_code=exit_code,
+        )
         with storage_errors(self._paths.shared, "answer a run"):
-            shared.answer(
-                self._paths,
-                SharedState(
-                    run=run, attempt=attempt, slot=slot, state=state, step=step, reason=reason, exit_code=exit_code
-                ),
-            )
+            shared.answer(self._paths, told)
+
+    def _proof(self, run: str, attempt: int) -> str:
+        """Confirmation of the key that the request was made with; none where the request was taken back meanwhile."""
+        asked = (join for join in self._requests if (join.run, join.attempt) == (run, attempt))
+        return next((guest_proof(self._key, run, join.key_digest) for join in asked), "")
 
     def _prepare(self, join: Join) -> Guest | None:
         paths = RunPaths(Path(join.folder))

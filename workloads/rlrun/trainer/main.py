@@ -122,7 +122,9 @@ class _Trainer:
         """Who trained the last step."""
         self.size = 1 if config.lora is None or replay is not None else config.lora.slots
         self.isolation = Isolation(group) if self.size > 1 else None
-        self.guests = Guests(config, world_size=group.world_size) if group.leads and self.size > 1 else None
+        self.guests = (
+            Guests(config, world_size=group.world_size, api_key=api_key) if group.leads and self.size > 1 else None
+        )
 
     def _open_feed(self, api_key: str, replay: Path | None) -> Feed:
         if replay is not None:

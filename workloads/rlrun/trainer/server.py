@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from rlrun.protocol import exit_codes
-from rlrun.protocol.api_key import holds_key
+from rlrun.protocol.api_key import caller
 from rlrun.protocol.channel import GONE
 from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
@@ -34,7 +34,7 @@ class ChannelServer:
     """Serves the trainer's own run at the root, and others below `channel_of(run)`."""
 
     def __init__(self, api_key: str) -> None:
-        """Args: api_key: expected as `Authorization: Bearer`, on every route but the probe's."""
+        """Args: api_key: expected as `Authorization: Bearer`, on every route but the probe's; a guest's key opens its channel."""
         self._key = api_key
         self._runs: dict[str, Answering] = {}
         self._thread: threading.Thread | None = None
@@ -98,8 +98,12 @@ class ChannelServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         # A probe carries no key and is no contact.
         keyless = request.method in ("GET", "HEAD") and request.path == TRAINER_READY
-        if not keyless and not holds_key(request.headers.getall("Authorization", ()), self._key):
-            return refuse(401, "wrong or missing API key")
+        if not keyless:
+            who = caller(request.headers.getall("Authorization", ()), self._key)
+            if who is None:
+                return refuse(401, "wrong or missing API key")
+            if who and not request.path.startswith(f"{channel_of(who)}/"):
+                return refuse(403, f"the key of run {who} opens {channel_of(who)} alone")
         try:
             return await handler(request)
         except ValidationError as error:

@@ -10,10 +10,10 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loader import load_file
 from rlrun.config.run import RunConfig
-from rlrun_operator.build import Host, RunContext, workloads
+from rlrun_operator.build import Host, RunContext, api_key_secret, workloads
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
 from rlrun_operator.placement import HOSTNAME
-from tests.unit.operator.build.examples import HOST_UID, container, context, everything, example, of_kind, spec
+from tests.unit.operator.build.examples import HOST_UID, context, everything, example, of_kind, spec
 
 SHARED: dict[str, Any] = {"trainer": {"lora": {"slots": 2}}}
 
@@ -34,7 +34,7 @@ def policies(ctx: RunContext) -> dict[str, dict[str, Any]]:
     return {m["metadata"]["name"]: m["spec"] for m in everything(ctx) if m["kind"] == "NetworkPolicy"}
 
 
-def test_it_talks_to_its_hosts_trainer_and_engines_with_its_hosts_key(tmp_path: Any) -> None:
+def test_it_talks_to_its_hosts_trainer_and_engines_with_a_key_of_its_own(tmp_path: Any) -> None:
     ctx = guest()
     file = tmp_path / "run.json"
     file.write_text(of_kind(ctx, "ConfigMap")["data"]["run.json"])
@@ -45,9 +45,7 @@ def test_it_talks_to_its_hosts_trainer_and_engines_with_its_hosts_key(tmp_path: 
     assert config.orchestrator.output_dir == config.trainer.output_dir == "/data/guest"
     (main,) = (c for c in orchestrator(ctx)["spec"]["containers"] if c["name"] == "orchestrator")
     (key,) = (v["valueFrom"]["secretKeyRef"] for v in main["env"] if v["name"] == "RLRUN_API_KEY")
-    host = context(SHARED, name="host")
-    (own,) = (v for v in container(replace(host, uid=HOST_UID), "trainer")["env"] if v["name"] == "RLRUN_API_KEY")
-    assert key == own["valueFrom"]["secretKeyRef"]
+    assert key["name"] == api_key_secret(ctx, "k" * 32)["metadata"]["name"] == "guest-key-uid-1"
 
 
 @pytest.mark.parametrize(
@@ -66,8 +64,8 @@ def test_it_lives_on_its_hosts_volume(storage: dict[str, Any], claim: str, path:
     above = f"{storage['subPath']}/" if storage else ""
     assert (whole["mountPath"], whole.get("subPath"), whole["readOnly"]) == (path, storage.get("subPath"), True)
     assert (own["mountPath"], own["subPath"], "readOnly" in own) == (f"{path}/guest", f"{above}guest", False)
-    assert (slots["mountPath"], slots["subPath"]) == (f"{path}/host/shared", f"{above}host/shared"), "where it asks"
-    assert pod["initContainers"][0]["command"][-2:] == [f"{path}/guest", f"{path}/host/shared"]
+    assert (slots["mountPath"], slots["subPath"]) == (f"{path}/host/shared/guest", f"{above}host/shared/guest")
+    assert pod["initContainers"][0]["command"][-2:] == [f"{path}/guest", f"{path}/host/shared/guest"]
     assert ctx.folder == f"{path}/guest"
     assert not [m for m in everything(ctx) if m["kind"] == "PersistentVolumeClaim"]
 
