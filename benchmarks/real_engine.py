@@ -19,9 +19,9 @@ from benchmarks.long_tail import Pace, fit, lengths, steps_when_full
 from rlrun.config.model import TinyModelConfig
 from rlrun.inference.client import Completion, EngineClient, EngineError
 from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.local.preflight import free_port
 from rlrun.protocol.endpoints import ENGINE_METRICS
 from rlrun.trainer.tiny_model import make_tiny_model
-from tests.unit.stub.harness.stub_run import free_port
 
 API_KEY = "benchmark-key"
 START_SECONDS = 240.0

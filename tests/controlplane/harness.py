@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from urllib.parse import urlparse
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
 
+from rlrun.local.preflight import free_port
 from tests.cluster import Cluster
 
 Json = dict[str, Any]
@@ -111,7 +111,7 @@ class OperatorProcess:
     def __init__(self, cluster: Cluster, folder: Path, name: str = "operator-0", **environment: str) -> None:
         self.name = name
         self.log_file = folder / f"{name}.log"
-        self.port = _free_port()
+        self.port = free_port()
         self._environment = {
             **cluster.environment,
             "POD_NAME": name,
@@ -234,9 +234,3 @@ class OperatorProcess:
     def log(self) -> str:
         """All that it said."""
         return self.log_file.read_text()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rlrun.local.preflight import free_port
 
 API_KEY = "engine-test-key"
 START_SECONDS = 240.0
@@ -143,9 +144,7 @@ def launch(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     def start(**overrides: Any) -> Server:
         root = tmp_path_factory.mktemp("run")
         (root / "weights").mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         settings = {
             "model_path": str(model_folder),
             "served_model_name": "tiny",

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from rlrun.config.model import ModelConfig, TinyModelConfig
 from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.config.run import RunConfig
+from rlrun.local.preflight import free_port
 from rlrun.protocol import channel as protocol
 from rlrun.protocol.batch import Batch, Sample, write_batch
 from rlrun.protocol.manifest import ORCHESTRATOR_PART
@@ -37,12 +37,6 @@ KEY = "secret"
 DEADLINE_SECONDS = 120.0
 STEPS = 6
 SAMPLES = 12
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_batch(step: int, attempt: int) -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.conftest import free_port
+from rlrun.local.preflight import free_port
 
 PADDING = 1.1
 """A shard's gradient lies in memory for equal shards."""

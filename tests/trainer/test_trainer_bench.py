@@ -13,8 +13,9 @@ import torch
 
 from rlrun.config.companions import CriticConfig, ReferenceConfig
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
+from rlrun.local.preflight import free_port
 from rlrun.trainer.bench_options import BenchOptions
-from tests.trainer.conftest import Group, free_port
+from tests.trainer.conftest import Group
 
 PPO = AlgorithmConfig(
     preset="ppo",

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from rlrun.config.run import RunConfig
+from rlrun.local.preflight import free_port
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.manifest import complete_checkpoints
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.launch import torchrun_command
-from tests.trainer.conftest import KEY, Orchestrator, Run, Zygote, free_port
+from tests.trainer.conftest import KEY, Orchestrator, Run, Zygote
 
 STOPPED = 128 + signal.SIGTERM
 EXACT = ("loss", "grad_norm", "param_checksum", "skipped_steps")

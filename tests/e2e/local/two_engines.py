@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.local.preflight import free_port
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.batch import Batch, read_batch
 from rlrun.stub.policy import Policy
 from rlrun.stub.script import PolicyScript
-from tests.unit.stub.harness.stub_run import StubRun, free_port, stub_run
+from tests.unit.stub.harness.stub_run import StubRun, stub_run
 
 ASYNC_LEVEL, OFF_POLICY = 2, 8
 POLICY = {"half_life_steps": 200.0}

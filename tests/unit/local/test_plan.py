@@ -151,3 +151,13 @@ def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     with pytest.raises(PreflightError, match=r"holds no weights \(\*.safetensors\)"):
         check_model(run.trainer.model)
+
+
+def test_ports_are_distinct_and_none_that_an_outgoing_connection_is_given() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [free_port() for _ in range(300)]
+    assert len(set(ports)) == len(ports)
+    if first == 32768:  # Linux's own
+        assert not [port for port in ports if first <= port <= last]
+    with socket.create_server(("127.0.0.1", ports[0])):
+        pass

@@ -18,8 +18,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 from loguru import logger
-from orch_simulation import API_KEY, FakeTrainer, eventually, free_port, make_config, simulate
+from orch_simulation import API_KEY, FakeTrainer, eventually, make_config, simulate
 
+from rlrun.local.preflight import free_port
 from rlrun.orchestrator import lease as lease_module
 from rlrun.orchestrator.lease import ProgressLease, lease_from_environment
 from rlrun.orchestrator.progress import Progress

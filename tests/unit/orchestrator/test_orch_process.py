@@ -18,10 +18,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, free_port, make_config, simulate
+from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 import rlrun
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.local.preflight import free_port
 from rlrun.orchestrator import courtesy, group_commit, records, trainer_client
 from rlrun.orchestrator import main as role
 from rlrun.orchestrator.failures import first_cause

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pod_harness import Pod, free_port, run_config, wait_until
+from pod_harness import Pod, run_config, wait_until
 
 from rlrun.config.run import RunConfig
+from rlrun.local.preflight import free_port
 from rlrun.pod.process import descendants
 from rlrun.protocol import exit_codes
 from rlrun.protocol.paths import RunPaths

@@ -9,9 +9,10 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from stub_run import StubRun, free_port, stub_run
+from stub_run import StubRun, stub_run
 
 from rlrun.config.run import fingerprint
+from rlrun.local.preflight import free_port
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.failures import read_error

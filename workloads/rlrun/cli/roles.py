@@ -7,7 +7,6 @@ what the file says, the resolved configuration is written into the role's log fo
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlrun.config.files import read_document
 from rlrun.config.loader import load, load_file
 from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.local.preflight import free_port
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.paths import Role, RunPaths
@@ -80,7 +80,7 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
         from rlrun.trainer.launch import torchrun_command
 
         command = torchrun_command(
-            config, config_file=file, rendezvous_port=_free_port(), attempt=attempt, replay=replay
+            config, config_file=file, rendezvous_port=free_port(), attempt=attempt, replay=replay
         )
     else:
         command = [sys.executable, "-m", f"rlrun.{role}", "--config", str(file)]
@@ -136,9 +136,3 @@ def _config_file(role: Role, config: RoleConfig, argv: Sequence[str], attempt: i
     file = RunPaths(Path(config.output_dir)).logs(attempt, role) / "config.json"
     write_json(file, resolved if whole is None else whole | {role: resolved})
     return file.absolute()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

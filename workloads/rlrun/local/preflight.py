@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import secrets
 import socket
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,12 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.run_folder import check_writable
 
+_PORTS = range(15_000, 29_000)
+"""Below those that the kernel gives to outgoing connections: one of these would have the port before its process has started."""
+_TRIES = 1000
+_given: deque[int] = deque(maxlen=_TRIES)
+"""Ports given lately: nobody may listen there yet."""
+
 
 class PreflightError(RoleError):
     """Error for a run that cannot start; the message has the reason and the fix."""
@@ -24,10 +32,25 @@ class PreflightError(RoleError):
 
 
 def free_port() -> int:
-    """A port that is free at the moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that is free at the moment; each call gives another one.
+
+    Raises:
+        PreflightError: none is to be found.
+    """
+    for _ in range(_TRIES):
+        port = secrets.choice(_PORTS)
+        if port in _given:
+            continue
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given.append(port)
+        return port
+    raise PreflightError(
+        f"no free port among {_TRIES} of {_PORTS[0]} to {_PORTS[-1]}; name ports that are free", exit_codes.UNAVAILABLE
+    )
 
 
 def check_ports(ports: Ports) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import random
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,6 +19,7 @@ from rlrun.environments.registry import load
 from rlrun.environments.stage import InProcessStage
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
 from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.local.preflight import free_port
 from rlrun.orchestrator.arenas import Arena, Background, arenas_of
 from rlrun.orchestrator.main import OpenEnvironments, Stop, run
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
@@ -30,12 +30,6 @@ from rlrun.trainer.channel import Channel
 
 API_KEY = "key"
 DEADLINE_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

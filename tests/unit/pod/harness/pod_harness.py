@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from typing import Any
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.run import RunConfig
+from rlrun.local.preflight import free_port
 from rlrun.protocol.endpoints import POD_PORT, POD_READY
 from rlrun.protocol.processes import LAUNCH_VARIABLE
 
@@ -40,12 +40,6 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
         time.sleep(0.02)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def run_config(root: Path, *, uid: str = "uid-1", **spec: Any) -> RunConfig:

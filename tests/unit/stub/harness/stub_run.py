@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import rlrun
 from rlrun.config.run import RunConfig
+from rlrun.local.preflight import free_port
 from rlrun.protocol.paths import RunPaths
 
 IMPORT_PATH = f"{Path(__file__).parent / 'without_torch'}:{Path(rlrun.__file__).parent.parent}"
 API_KEY = "a-key-of-this-run"
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections, one of which would take it before its process starts."""
-    while True:
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", random.randint(15000, 29000)))
-            return int(listener.getsockname()[1])
 
 
 class StubRun:
