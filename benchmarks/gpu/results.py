@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 STARTED = "did not come back"
-"""What a row says of itself while it is measured, and for ever if its process ends there."""
+"""State of a row that is being measured; it stays if the process ends there."""
 
 TAIL_BYTES = 8_000
 
@@ -42,7 +42,7 @@ class Report:
         self.put(section, row, {"note": STARTED})
 
     def has(self, section: str, row: str) -> bool:
-        """Whether the row was measured, or tried."""
+        """Existence of a result of the row, measured or failed."""
         return row in self.sections.get(section, {})
 
     def text(self) -> str:
@@ -81,7 +81,7 @@ class Deadline:
     """When a script stops by itself."""
 
     at: float
-    """Of `time.monotonic`."""
+    """Moment of `time.monotonic`, in seconds."""
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:

@@ -108,7 +108,7 @@ def resolve(function: str) -> Any:
 
 
 def signatures(function: str, stubs: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """What a function takes, one text per overload; None where nobody says.
+    """Signatures of a function, one text per overload; None where they are not known.
 
     Raises:
         AttributeError: torch has no such function.
@@ -157,7 +157,7 @@ def _without_types(arguments: ast.arguments) -> ast.arguments:
 
 
 def binds(call: Call, overloads: Sequence[str]) -> bool:
-    """Whether at least one signature takes the call."""
+    """Fit of a call to at least one signature."""
     return any(_binds(call, text) for text in overloads)
 
 

@@ -44,7 +44,7 @@ class Step:
     task: str
     tokens: int
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of the trainer's block. The activation mode is chosen by what fits, unless it stands here."""
+    """Fields of the trainer's block. The activation mode is chosen by what fits, unless it stands here."""
     best: bool = False
     """Take the fields of the fastest RL 16k instead."""
     rows: int = 1
@@ -108,7 +108,7 @@ def configuration(step: Step, shape: Shape, folder: Path, *, gpus: int, fields: 
 
 
 def _accepted(fields: Mapping[str, Any]) -> bool:
-    """Whether the trainer takes this mode together with `compile`."""
+    """Support of this mode together with `compile` in the trainer."""
     from rlrun.config.roles import TrainerSpec
 
     try:
@@ -129,7 +129,7 @@ def best_fields(report: Report) -> dict[str, Any]:
 
 
 def rank_environment(port: int) -> dict[str, str]:
-    """What torchrun would tell the only rank."""
+    """Environment that torchrun would give to the only rank."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RLRUN_ATTEMPT": "1"}
     return alone | {
         "MASTER_ADDR": "127.0.0.1",

@@ -69,7 +69,8 @@ KEYED: dict[str, frozenset[str]] = {
 door to every route), WebSockets, and everything that vLLM adds in development mode."""
 
 GUESTS = frozenset({ENGINE_GENERATE_PACKED, ENGINE_PARSE, ENGINE_STATUS, ENGINE_UPDATE_WEIGHTS})
-"""Of the keyed routes: those that a guest's key opens. Their handlers see to it that it is for the guest's own adapters."""
+"""Keyed routes that a guest's key opens. The handlers that sample and load see to it that adapter and folder are the guest's own; parsing
+has no state, and the status shows the version that was handed over last, of whichever run."""
 GUEST = "rlrun.guest"
 """Entry of a request's scope: the guest that asks; absent for the run itself."""
 
