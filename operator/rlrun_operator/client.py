@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from rlrun_operator.names import MANAGER
+from rlrun_operator.reading import UnreadableError, parsed
 from rlrun_operator.resources import BY_KIND, Resource
 from rlrun_operator.state import Manifest
 
@@ -81,6 +83,7 @@ class Client:
         server: base URL.
         count: told of every request.
         may_write: raises when this process must not write (another one leads).
+        clock: steady seconds.
     """
 
     def __init__(
@@ -89,11 +92,18 @@ class Client:
         server: str,
         count: Count = lambda verb, resource, code: None,
         may_write: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._server = server
         self._count = count
         self.may_write = may_write
+        self._clock = clock
+        self._answering_since: float | None = None
+
+    def answering(self) -> float:
+        """Seconds since which every request was answered; 0 when the last one was not."""
+        return 0.0 if self._answering_since is None else self._clock() - self._answering_since
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
         """One object, or None when it does not exist."""
@@ -128,7 +138,7 @@ class Client:
             )
             for item in page.get("items") or ():
                 yield {**item, "apiVersion": resource.api_version, "kind": resource.kind}
-            token = page["metadata"].get("continue")
+            token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return
             query = {**query, "continue": token}
@@ -260,6 +270,10 @@ class Client:
             raise UnavailableError(f"{what}: {error}") from error
         finally:
             self._count(verb, resource, code)
+            if not code.isdecimal() or int(code) >= 500:
+                self._answering_since = None
+            elif self._answering_since is None:
+                self._answering_since = self._clock()
         return _answer(response.status, raw, what)
 
 
@@ -270,8 +284,12 @@ def address(manifest: Manifest) -> tuple[Resource, str, str]:
 
 def _answer(status: int, raw: bytes, what: str) -> Json:
     try:
-        document: Json = from_json(raw, cache_strings="keys")
-    except ValueError:
+        document = parsed(raw)
+        if not isinstance(document, dict):
+            raise UnreadableError(f"no object: {raw[:80].decode(errors='replace')!r}")
+    except UnreadableError as error:
+        if status < 400:  # never an empty object instead: it would say that something has no fields
+            raise UnavailableError(f"{what}: the answer cannot be read: {error}") from error
         document = {}
     if status < 400:
         return document

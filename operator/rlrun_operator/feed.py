@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlrun_operator.client import Client
+from rlrun_operator.logs import where
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.reconcile import SETTLE_SECONDS
 from rlrun_operator.resources import CLAIM, LEASE, RLRUN
@@ -17,6 +19,7 @@ PROGRESS_SETTLE_SECONDS = 5.0
 """Of a run that is Running, a mere renewal of its Lease is looked at after this long; its status is written less often anyway."""
 SELECTOR = RUN_LABEL
 """Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
+log = logging.getLogger(__name__)
 
 
 class Feed:
@@ -37,6 +40,12 @@ class Feed:
 
     def on_object(self, event: str | None, found: Mapping[str, Any]) -> None:
         """One event of a watch; type None: from a list."""
+        try:
+            self._take(event, found)
+        except Exception as error:  # one object that cannot be taken in is nobody else's matter
+            log.error("%s was not taken in: %s", _called(found), where(error))
+
+    def _take(self, event: str | None, found: Mapping[str, Any]) -> None:
         kind, metadata = str(found["kind"]), found["metadata"]
         if event == "DELETED":
             keys = self._store.remove(kind, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
@@ -53,7 +62,7 @@ class Feed:
         async for found in self._client.list(stream.resource, namespace, labels=selector):
             metadata = found["metadata"]
             listed.add((kind, metadata["namespace"], metadata["name"]))
-            self._queue(kind, self._store.put(found, self._now()))
+            self.on_object(None, found)
         self._queue(kind, self._store.prune(kind, namespace, before, listed))
 
     def _queue(self, kind: str, keys: Iterable[Key]) -> None:
@@ -64,3 +73,9 @@ class Feed:
                 if run is not None and (run.get("status") or {}).get("phase") == "Running":
                     delay = PROGRESS_SETTLE_SECONDS
             self._add(key, delay)
+
+
+def _called(found: Mapping[str, Any]) -> str:
+    metadata = found.get("metadata")
+    known = metadata if isinstance(metadata, Mapping) else {}
+    return f"{found.get('kind')} {known.get('namespace')}/{known.get('name')}"

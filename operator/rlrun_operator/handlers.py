@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """kopf in a thread and an event loop of its own: when it ends, it cancels every task of its loop.
+    """kopf in a thread of its own, and in a new event loop each time that it begins: when it ends, it cancels every task of its loop.
 
-    It is started anew when it gives up: the CRD is gone for a while, or the API server says nonsense.
+    It is started anew whenever it gives up: the CRD is gone for a while, or the API server says nonsense.
 
     Args:
         namespaces: to watch; none: all.
@@ -56,7 +56,7 @@ class Watcher:
         self._server = server
         self._session = session
         self._on_object = on_object
-        self._stopping = False
+        self._stopping = threading.Event()
         self._stop: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
 
@@ -68,30 +68,35 @@ class Watcher:
             with contextlib.suppress(RuntimeError):  # the home loop is closed: the process ends
                 home.call_soon_threadsafe(self._on_object, event, found)
 
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._supervise(hand_over)), name="watches", daemon=True
-        )
+        self._thread = threading.Thread(target=self._supervise, args=(hand_over,), name="watches", daemon=True)
         self._thread.start()
+
+    def has_ended(self) -> bool:
+        """Whether it was started and does not watch any more."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def stop(self) -> None:
         """Ask it to end; the thread does not keep the process alive."""
-        self._stopping = True
+        self._stopping.set()
         with contextlib.suppress(RuntimeError):
             self._stop()
 
-    async def _supervise(self, hand_over: OnObject) -> None:
+    def _supervise(self, hand_over: OnObject) -> None:
+        while not self._stopping.is_set():
+            try:
+                asyncio.run(self._kopf(hand_over))
+            except (
+                BaseException
+            ) as error:  # a cancelled or exhausted kopf, too: the thread must not end while the process works
+                log.error("the watches ended and are started anew: %s", getattr(error, "message", None) or where(error))
+            self._stopping.wait(RESTART_SECONDS)
+
+    async def _kopf(self, hand_over: OnObject) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
-        while not self._stopping:
-            try:
-                await self._kopf(hand_over, stop)
-            except Exception as error:
-                log.error("the watches ended and are started anew: %s", getattr(error, "message", None) or where(error))
-            if not self._stopping:
-                await asyncio.sleep(RESTART_SECONDS)
-
-    async def _kopf(self, hand_over: OnObject, stop: asyncio.Event) -> None:
+        if self._stopping.is_set():
+            return
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)

@@ -30,6 +30,8 @@ class Health:
     """Seconds that the oldest piece of work is under way."""
     lag: Callable[[], float] = lambda: 0.0
     """Greatest delay of the event loop in the last minute, in seconds."""
+    dead: Callable[[], list[str]] = list
+    """Watches that are not coming back."""
     not_ready: Callable[[], list[str]] = lambda: ["starting"]
     """What is missing until the store is a true picture of the cluster."""
     before_scrape: list[Callable[[], None]] = field(default_factory=list)
@@ -45,7 +47,7 @@ class Health:
             problems.append(f"work on a run takes {self.longest_work():.0f} s (limit {WORK_SECONDS:.0f} s)")
         if self.lag() > LAG_SECONDS:
             problems.append(f"the event loop stood still for {self.lag():.1f} s (limit {LAG_SECONDS:g} s)")
-        return problems
+        return problems + self.dead()
 
 
 async def serve(health: Health, registry: CollectorRegistry, port: int) -> Site:

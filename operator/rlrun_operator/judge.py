@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from rlrun.protocol.printable import printable
 from rlrun_operator.build import spec_hash
 from rlrun_operator.state import Manifest
 
+log = logging.getLogger(__name__)
 MESSAGE_MAX = 2000
 """Characters of a message in the status."""
 
@@ -60,6 +62,14 @@ def judge(run: Manifest) -> Judgement:
 
 
 def _read(document: Manifest) -> Judgement:
+    try:
+        return _validated(document)
+    except Exception as error:  # the only place that reads what users write: whatever a reader does not bear is an invalid specification
+        log.exception("run %s: its specification could not be read", document["metadata"].get("name"))
+        return Judgement(None, problems=f"the specification cannot be read ({type(error).__name__}): simplify spec")
+
+
+def _validated(document: Manifest) -> Judgement:
     try:
         return Judgement(RLRun.model_validate(document, strict=True).spec)
     except ValidationError:

@@ -15,6 +15,7 @@ from rlrun_operator.settings import SettingsError, from_environment
 
 LOST_LEADERSHIP = 1
 PROBLEM = 2
+UNEXPECTED = 3
 COLLECT_AFTER = (50_000, 20, 50)
 """Allocations of containers before the garbage collector looks for cycles: young ones, then collections per older generation."""
 log = logging.getLogger("rlrun_operator")
@@ -30,7 +31,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 64 wrong command line."""
+    """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 3 unexpected error, 64 wrong command line."""
     parser().parse_args(argv)
     try:
         settings = from_environment(os.environ)
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         log.error("port %d (RLRUN_HTTP_PORT) cannot be served: %s", settings.http_port, error)
         sys.exit(PROBLEM)
+    except Exception as error:
+        log.error("ended by an error that nobody expected: %s", logs.where(error))
+        sys.exit(UNEXPECTED)
     log.info("stopped")
 
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rlrun.api.status import Phase
+from rlrun_operator.case import read_status
 from rlrun_operator.names import ROLE_LABEL
 from rlrun_operator.resources import POD
 from rlrun_operator.state import Manifest
 from rlrun_operator.store import Key, Store
+from rlrun_operator.times import seconds_of
 
 PHASES = get_args(Phase)
 _RUN = ["namespace", "run"]
@@ -107,7 +108,8 @@ class Metrics:
         restarts = _count(new, "restarts") - _count(old, "restarts")
         if restarts > 0:
             counted = _count(new, "restartsCountedTowardsMax") > _count(old, "restartsCountedTowardsMax")
-            reason = str((new.get("lastFailure") or {}).get("reason", "Unknown"))
+            failure = new.get("lastFailure")
+            reason = str(failure.get("reason", "Unknown")) if isinstance(failure, Mapping) else "Unknown"
             labels = (reason, "true" if counted else "false")
             totals = self._seen.total.setdefault(key, {})
             totals[labels] = totals.get(labels, 0) + restarts
@@ -144,19 +146,18 @@ class _Runs:
         gpus = GaugeMetricFamily("rlrun_gpus_allocated", "GPUs of pods that have a node", labels=[*_RUN, "role"])
         for run in self._store.runs():
             name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
-            labels, status = [namespace, name], run.get("status") or {}
+            labels, status = [namespace, name], read_status(run.get("status") or {})
             info.add_metric([*labels, _model(run), run["metadata"]["uid"]], 1)
-            if status.get("phase") in PHASES:
+            if status.phase is not None:
                 for each in PHASES:
-                    phase.add_metric([*labels, each], float(each == status["phase"]))
-            attempt.add_metric(labels, status.get("attempt", 0))
-            progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
-            step.add_metric(labels, progress.get("step", 0))
-            lost.add_metric(labels, checkpoint.get("stepsLostTotal", 0))
-            if progress.get("reward") is not None:
-                reward.add_metric(labels, progress["reward"])
-            if progress.get("lastStepTime"):
-                last.add_metric(labels, datetime.fromisoformat(progress["lastStepTime"]).timestamp())
+                    phase.add_metric([*labels, each], float(each == status.phase))
+            attempt.add_metric(labels, status.attempt)
+            step.add_metric(labels, status.progress.step)
+            lost.add_metric(labels, status.checkpoint.steps_lost_total)
+            if status.progress.reward is not None:
+                reward.add_metric(labels, status.progress.reward)
+            if (stepped := seconds_of(status.progress.last_step_time)) is not None:
+                last.add_metric(labels, stepped)
             for (reason, counted), count in self._seen.total.get((namespace, name), {}).items():
                 restarts.add_metric([*labels, reason, counted], count)
             for role, count in _gpus(self._store.children((namespace, name))).items():

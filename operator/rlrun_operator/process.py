@@ -188,14 +188,20 @@ class Operator:
                 if not ready:
                     break
                 for stream in ready:
-                    try:
-                        await self._feed.compare(stream)
-                    except (ApiError, UnavailableError) as error:
-                        log.info("%s were not compared with the cluster: %s", stream, error)
-                        await asyncio.sleep(RESTART_SECONDS)
-                    else:
-                        self._to_sync.discard(stream)
-                        self._mark_synced(stream)
+                    await self._compare(stream)
+
+    async def _compare(self, stream: Stream) -> None:
+        try:
+            await self._feed.compare(stream)
+        except (ApiError, UnavailableError) as error:
+            log.info("%s were not compared with the cluster: %s", stream, error)
+        except Exception as error:  # whatever a list may hold, the other streams need this loop
+            log.error("%s were not compared with the cluster: %s", stream, where(error))
+        else:
+            self._to_sync.discard(stream)
+            self._mark_synced(stream)
+            return
+        await asyncio.sleep(RESTART_SECONDS)
 
     def _mark_synced(self, stream: Stream) -> None:
         if stream in self._unsynced:
@@ -240,7 +246,7 @@ class Operator:
             return False
         try:
             rules = await api_server_rules(self._client)
-        except (LookupError, UnavailableError) as error:
+        except (LookupError, TypeError, AttributeError, UnavailableError) as error:  # its answer may be of any shape
             if not self._told_of_addresses and not before.discovered:
                 log.warning(
                     "the API server's addresses are not known (%s): policies let orchestrators reach any host on ports 443 and 6443. Let "
@@ -284,6 +290,17 @@ class Operator:
             return [f"the store is not filled yet: {', '.join(sorted(map(str, self._unsynced)))}"]
         return [f"nothing heard for long from the watch of {stream}" for stream in self._watches.stale()]
 
+    def _dead(self) -> list[str]:
+        """Watches that only a new process may bring back; none before they were started."""
+        if self._waiting_for or self._stop.is_set():
+            return []
+        if self._watcher.has_ended():
+            return ["the watches' thread has ended"]
+        return [
+            f"the watch of {stream} brings nothing, and the API server answers"
+            for stream in self._watches.dead(self._client.answering())
+        ]
+
     def _health(self) -> health.Health:
         self._metrics.observe_queue(
             lambda: float(self._workers.depth()), self._workers.age, lambda: float(self._leader.is_leading())
@@ -294,6 +311,7 @@ class Operator:
             queue_age=self._workers.age,
             longest_work=self._workers.longest_work,
             lag=lambda: max(self._lags, default=0.0),
+            dead=self._dead,
             not_ready=self._not_ready,
             before_scrape=[lambda: self._metrics.observe_objects(self._store.count())],
         )

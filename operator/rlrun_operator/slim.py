@@ -44,6 +44,19 @@ def slimmed(manifest: Mapping[str, Any]) -> Manifest:
     return slim
 
 
+def identified(manifest: Manifest) -> Manifest:
+    """`manifest` itself.
+
+    Raises:
+        TypeError: its metadata do not identify an object.
+    """
+    metadata = manifest["metadata"]
+    for name in ("name", "uid", "resourceVersion"):
+        if not isinstance(metadata.get(name), str):
+            raise TypeError(f"metadata.{name} is {type(metadata.get(name)).__name__}")
+    return manifest
+
+
 def _all(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return part
 

@@ -7,21 +7,26 @@ of a watch, and every chunk that a watch brings (the API server's bookmarks, abo
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
+from rlrun_operator.reading import UnreadableError, parsed
 from rlrun_operator.resources import Resource
-from rlrun_operator.slim import slimmed
+from rlrun_operator.slim import identified, slimmed
 
 HEADER_SECONDS = 15.0
 """The API server begins to answer a list or a watch at once. One that is starting or stopping may never; kopf then tries again."""
 STALE_SECONDS = 150.0
 """A watch that brought nothing for so long is dead: bookmarks come every 60 s, and kopf opens a silent watch anew after 70 s."""
+DEAD_SECONDS = 180.0
+"""One that brought nothing for so long while the API server answers other requests does not come back by itself."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,14 @@ class Watches:
         """Watches that are not open yet or dead."""
         return [stream for stream in self._states if self.age(stream) > STALE_SECONDS]
 
+    def dead(self, answering: float) -> list[Stream]:
+        """Watches that have brought nothing for long although the API server answers other requests.
+
+        Args:
+            answering: seconds since which it does.
+        """
+        return [stream for stream in self._states if min(self.age(stream), answering) > DEAD_SECONDS]
+
     async def middleware(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Looks at one request of kopf's."""
         stream = self._by_path.get(request.url.path)
@@ -86,6 +99,7 @@ class Watches:
             return response
         state = self._states[stream]
         if not watch:
+            response._body = _page(await response.read(), stream.resource)
             state.listed = True
             return response
         state.alive_at = self.clock()
@@ -120,28 +134,43 @@ class _Tap:
             thinned = b"".join(self._thinned(line) for line in lines)
             if thinned:
                 yield thinned
-        if rest:
-            yield rest
+        if thinned := self._thinned(rest):
+            yield thinned
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     def _thinned(self, line: bytes) -> bytes:
-        """One watch event as kopf is to get it; bookmarks, errors and what cannot be read are left as they are."""
+        """One watch event as kopf is to get it; bookmarks and errors are left as they are, what cannot be read is left out."""
         try:
-            event = from_json(line)
+            event = parsed(line)
             kind = event["type"]
             if kind not in ("ADDED", "MODIFIED", "DELETED"):
-                return line + b"\n"
-            slim = slimmed(event["object"])
-        except (ValueError, KeyError, TypeError):
-            return line + b"\n"
-        metadata = slim["metadata"]
-        content = hash(to_json({**slim, "metadata": {**metadata, "resourceVersion": ""}}))
+                return to_json(event) + b"\n"
+            slim = identified(slimmed(event["object"]))
+            metadata = slim["metadata"]
+            uid = metadata["uid"]
+            content = hash(to_json({**slim, "metadata": {**metadata, "resourceVersion": ""}}))
+        except (UnreadableError, LookupError, TypeError, AttributeError) as error:
+            if line.strip():
+                log.error("an event of a watch was left out: %s: %s", type(error).__name__, error)
+            return b""
         if kind == "DELETED":
-            self._told.pop(metadata["uid"], None)
-        elif self._told.get(metadata["uid"]) == content:
+            self._told.pop(uid, None)
+        elif self._told.get(uid) == content:
             return b""
         else:
-            self._told[metadata["uid"]] = content
+            self._told[uid] = content
         return to_json({"type": kind, "object": slim}) + b"\n"
+
+
+def _page(raw: bytes, resource: Resource) -> bytes:
+    """One page of a list as kopf is to get it: each item thinned out; one that cannot be read is left out."""
+    page = parsed(raw)
+    items = []
+    for item in page.get("items") or ():
+        try:
+            items.append(identified(slimmed({**item, "apiVersion": resource.api_version, "kind": resource.kind})))
+        except (LookupError, TypeError, AttributeError) as error:
+            log.error("one of the %s was left out: %s: %s", resource.plural, type(error).__name__, error)
+    return to_json({**page, "items": items})

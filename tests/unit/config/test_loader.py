@@ -176,7 +176,7 @@ def test_a_command_line_that_cannot_be_read(argv: list[str], message: str) -> No
         ("a.json", '{"seed": 1,\n}', "a.json:2: not JSON"),
         ("a.json", '{"seed": 1, "seed": 2}', "a.json: not JSON: duplicate key 'seed'; remove one"),
         ("a.json", "[" * 100_000, "a.json: not JSON"),
-        ("a.yaml", "[" * 5_000, "a.yaml: nested too deeply"),
+        ("a.yaml", "[" * 5_000, "a.yaml:1: more than 100 lists and mappings inside each other; flatten it"),
         ("a.toml", "seed = " + "9" * 5_000, "a.toml: not TOML"),
     ],
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import RESERVED_VARIABLES, Format
+from rlrun.config.free import FreeMapping
 
 Quantity = Annotated[
     str,
@@ -95,12 +96,12 @@ class EnvFromSource(Config):
     config_map_ref: EnvSourceReference | None = None
 
 
-FreeTerms = Annotated[list[dict[str, JsonValue]], Field(max_length=16)]
+FreeTerms = Annotated[list[FreeMapping], Field(max_length=16)]
 """Checked by the dry-run of the pods alone."""
 
 
 class NodeAffinity(Config):
-    required_during_scheduling_ignored_during_execution: dict[str, JsonValue] | None = None
+    required_during_scheduling_ignored_during_execution: FreeMapping | None = None
     preferred_during_scheduling_ignored_during_execution: FreeTerms | None = None
 
 

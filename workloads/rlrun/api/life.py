@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.free import FreeMapping
 
 
 class BackoffSpec(Config):
@@ -110,5 +111,5 @@ class NetworkPolicySpec(Config):
 
     mode: Literal["Restricted", "None"] = "Restricted"
     """Restricted: each role reaches what it needs of the run, DNS, the API server, and port 443 if it reads the hub. None: no policy."""
-    extra_egress: Annotated[list[dict[str, JsonValue]], Field(max_length=32)] = Field(default_factory=list)
+    extra_egress: Annotated[list[FreeMapping], Field(max_length=32)] = Field(default_factory=list)
     """More egress rules of a NetworkPolicy, such as one for a judge's server."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from rlrun.api.kubernetes import (
     Affinity,
@@ -19,6 +19,7 @@ from rlrun.api.kubernetes import (
 )
 from rlrun.config.base import Config
 from rlrun.config.formats import GuestPattern
+from rlrun.config.free import FreeMapping
 from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 
 
@@ -49,7 +50,7 @@ class PodFields(Config):
     """Secrets and ConfigMaps whose keys become environment variables."""
     shared_memory: Quantity | None = None
     """Size limit of `/dev/shm`; default: the container's memory."""
-    pod_template: dict[str, JsonValue] = Field(default_factory=dict)
+    pod_template: FreeMapping = Field(default_factory=dict)
     """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
 
 

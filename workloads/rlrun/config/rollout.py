@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.formats import VariableName, VolumePath
+from rlrun.config.free import FreeMapping
 
 SOLVED = 1.0
 """Reward from which a rollout counts as solved, unless its environment has a threshold of its own."""
@@ -158,7 +159,7 @@ class EnvironmentConfig(Config):
     """A shipped environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Name in metrics and traces; default: its id. Must be unique in the run."""
-    args: dict[str, JsonValue] = Field(default_factory=dict)
+    args: FreeMapping = Field(default_factory=dict)
     """Arguments of the environment; each names its own in its documentation."""
     ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share of groups relative to the other environments' ratios."""

@@ -16,6 +16,7 @@ from rlrun.config.problems import ConfigError, Problem
 
 Key = tuple[str | int, ...]
 _MAX_NODES = 100_000
+_MAX_LEVELS = 100
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -82,10 +83,20 @@ def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]
     except (ValueError, OverflowError) as error:
         builder.refuse(None, f"not YAML: {error}")
     except RecursionError:
-        builder.refuse(None, "nested too deeply")
+        builder.refuse(_too_deep(text), f"more than {_MAX_LEVELS} lists and mappings inside each other; flatten it")
     if not whole:
         raise ConfigError(builder.problems)
     return documents, builder.problems
+
+
+def _too_deep(text: str) -> int | None:
+    """The line where a text that cannot be composed is nested too deeply. Events are read without recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_LEVELS:
+            return event.start_mark.line + 1 if event.start_mark is not None else None
+    return None
 
 
 class _Builder:

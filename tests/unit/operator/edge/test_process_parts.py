@@ -144,11 +144,12 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_health_tells_what_is_wrong(unused_port: int) -> None:
-    state: dict[str, Any] = {"age": 0.0, "work": 0.0, "lag": 0.0, "missing": []}
+    state: dict[str, Any] = {"age": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": []}
     answers = health.Health(
         queue_age=lambda: state["age"],
         longest_work=lambda: state["work"],
         lag=lambda: state["lag"],
+        dead=lambda: state["dead"],
         not_ready=lambda: state["missing"],
     )
     site = await health.serve(answers, CollectorRegistry(), unused_port)
@@ -158,7 +159,13 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         state["missing"] = ["the store is not filled yet: pods in team-a"]
         assert (await get(unused_port, "/livez"))[0] == 200, "a restart would not fill the store"
         assert await get(unused_port, "/readyz") == (503, "the store is not filled yet: pods in team-a\n")
-        for name, value, word in (("age", 61.0, "waits"), ("work", 181.0, "work"), ("lag", 6.0, "event loop")):
+        dead = ["the watch of pods in team-a brings nothing"]
+        for name, value, word in (
+            ("age", 61.0, "waits"),
+            ("work", 181.0, "work"),
+            ("lag", 6.0, "event loop"),
+            ("dead", dead, "pods in team-a"),
+        ):
             before = state[name]
             state[name] = value
             status, text = await get(unused_port, "/livez")
@@ -202,6 +209,9 @@ class Kopf:
             def __init__(self) -> None:
                 self.status, self.content = status, Content()
 
+            async def read(self) -> bytes:
+                return b'{"items": []}'
+
         class Request:
             method = "GET"
             url = URL("http://api" + POD.path("team-a")).with_query({"watch": "true"} if watch else {})
@@ -237,7 +247,7 @@ async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_tha
 
 async def test_a_watch_is_fresh_while_anything_comes_and_stale_when_nothing_does() -> None:
     kopf = Kopf()
-    await kopf.send(watch=True, chunks=(b"{}\n", b"{}\n"), at=(100.0, 200.0))
+    await kopf.send(watch=True, chunks=(b'{"type":"BOOKMARK"}\n', b'{"type":"BOOKMARK"}\n'), at=(100.0, 200.0))
     assert kopf.watches.age(kopf.stream) == pytest.approx(100.0)
     kopf.time = 100.0 + STALE_SECONDS
     assert kopf.watches.stale() == []
@@ -260,7 +270,8 @@ async def test_kopf_gets_every_line_whole_and_slim_however_the_network_cuts_it()
         assert added["object"]["metadata"]["resourceVersion"] == "7"
         assert added["object"]["spec"] == {"nodeName": "n"}
         assert "managedFields" not in added["object"]["metadata"]
-    assert await Kopf().send(watch=True, chunks=(b"not json\n", b"half")) == b"not json\nhalf"
+    unreadable = (b"not json\n", b'{"type":"ADDED"}\n', sent, b'{"ha')
+    assert (await Kopf().send(watch=True, chunks=unreadable)).count(b"\n") == 3, "one bad line costs no other"
 
 
 async def test_kopf_is_spared_events_that_change_nothing_that_is_read() -> None:
@@ -288,6 +299,28 @@ async def test_kopf_is_spared_events_that_change_nothing_that_is_read() -> None:
 
 def scrape(metrics: Metrics) -> str:
     return generate_latest(metrics.registry).decode()
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Running", "attempt": "x", "progress": {"step": "y", "reward": [], "lastStepTime": "soon"}},
+        {"phase": ["Running"], "progress": [], "checkpoint": 3, "attempt": None},
+        {
+            "progress": {"step": 2**70, "lastStepTime": "0001-01-01T00:00:00+14:00"},
+            "checkpoint": {"stepsLostTotal": {}},
+        },
+    ],
+)
+def test_a_status_of_nonsense_hides_no_other_run(status: dict[str, Any]) -> None:
+    store = Store()
+    store.put(make("RLRun", "nonsense", 1, status=status), 0.0)
+    store.put(make("RLRun", "well", 2, status={"phase": "Running", "attempt": 2}), 0.0)
+    metrics = Metrics(store)
+    metrics.status_written(("ns", "nonsense"), {"restarts": 0}, {"restarts": 1, "lastFailure": "x"}, 0.0)
+    text = scrape(metrics)
+    assert 'rlrun_attempt{namespace="ns",run="well"} 2.0' in text
+    assert 'rlrun_info{model="",namespace="ns",run="nonsense"' in text
 
 
 def test_series_of_a_run_come_with_it_and_go_with_it() -> None:

@@ -1,0 +1,50 @@
+"""Bounds of values whose fields somebody else defines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from rlrun.config.free import CHARACTERS_MAX, LEVELS_MAX, FreeMapping, levels
+from rlrun.config.problems import ConfigError
+from rlrun.config.yaml_text import examine_yaml
+
+FREE: TypeAdapter[Any] = TypeAdapter(FreeMapping)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A mapping with `depth` lists and mappings inside each other, itself included."""
+    value: Any = 1
+    for i in range(depth - 1):
+        value = [value] if i % 2 else {"a": value}
+    return {"x": value}
+
+
+@pytest.mark.parametrize(("value", "depth"), [(1, 0), ("[[", 0), ([], 1), ({}, 1), ([1, [2, {"a": []}]], 4)])
+def test_levels_are_counted(value: Any, depth: int) -> None:
+    assert levels(value) == depth
+    assert levels(nested(50_000)) == 50_000
+
+
+def test_the_deepest_value_that_is_allowed() -> None:
+    assert FREE.validate_python(nested(LEVELS_MAX)) == nested(LEVELS_MAX)
+    for depth in (LEVELS_MAX + 1, 300, 3000):
+        with pytest.raises(
+            ValidationError, match=f"nested {depth} levels deep, at most {LEVELS_MAX} are allowed: flatten it"
+        ):
+            FREE.validate_python(nested(depth))
+
+
+def test_the_largest_value_that_is_allowed() -> None:
+    text = "é" * (CHARACTERS_MAX - len('{"x":""}'))
+    assert FREE.validate_python({"x": text}) == {"x": text}
+    with pytest.raises(ValidationError, match="put it into a file"):
+        FREE.validate_python({"x": text + "x"})
+
+
+@pytest.mark.parametrize("text", ["[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000, "x: " + "[" * 9000])
+def test_yaml_that_cannot_be_composed_is_told_with_its_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"run.yaml:3: .*(inside each other; flatten it|not YAML)"):
+        examine_yaml(f"a: 1\nb: 2\nc: {text}\n", "run.yaml")

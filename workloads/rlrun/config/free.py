@@ -1,0 +1,48 @@
+"""Free-form values: parts of a configuration whose fields somebody else defines, such as an environment's arguments or a pod's template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, JsonValue
+
+LEVELS_MAX = 32
+"""Lists and mappings inside each other. A pod's deepest field has twelve."""
+CHARACTERS_MAX = 131_072
+"""Of the value as JSON: the configuration travels in a ConfigMap, which holds a mebibyte."""
+
+
+def levels(value: Any) -> int:
+    """Number of lists and mappings inside each other, `value` included; 0 for a scalar. Without recursion."""
+    depth, layer = 0, [value]
+    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
+        depth += 1
+        layer = [child for inner in layer for child in _children(inner)]
+    return depth
+
+
+def _children(value: Any) -> Iterator[Any]:
+    return iter(value.values() if isinstance(value, dict) else value)
+
+
+def _not_too_deep(value: Any) -> Any:
+    if (depth := levels(value)) > LEVELS_MAX:
+        raise ValueError(
+            f"nested {depth} levels deep, at most {LEVELS_MAX} are allowed: flatten it, or put it into a file that the value names"
+        )
+    return value
+
+
+def _not_too_large(value: Any) -> Any:
+    length = len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+    if length > CHARACTERS_MAX:
+        raise ValueError(
+            f"{length} characters long as JSON, at most {CHARACTERS_MAX} are allowed: put it into a file that the value names"
+        )
+    return value
+
+
+FreeMapping = Annotated[dict[str, JsonValue], BeforeValidator(_not_too_deep), AfterValidator(_not_too_large)]
+"""A mapping of any plain data, of bounded depth and size. The depth is judged first: pydantic's own limit has no words for users."""
