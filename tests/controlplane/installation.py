@@ -12,6 +12,8 @@ from tests.cluster.progress import wait_until
 from tests.controlplane.harness import OperatorProcess
 
 ROOT = Path(__file__).parents[2]
+BROKEN = Path(__file__).parent / "malformed" / "batch-not-divisible.yaml"
+"""What the policy refuses."""
 
 
 def install_crds(cluster: Cluster) -> None:
@@ -22,16 +24,19 @@ def install_crds(cluster: Cluster) -> None:
 
 
 def wait_served(cluster: Cluster) -> None:
-    """Wait until RLRuns can be asked for. `kubectl wait --for=condition=Established` fails where the CRD has no conditions yet."""
+    """Wait until RLRuns can be asked for, and are judged: the API server takes up a new policy a moment later.
+
+    `kubectl wait --for=condition=Established` fails where the CRD has no conditions yet.
+    """
     wait_until(lambda: _served(cluster), "the API server to serve RLRuns", timeout=30.0)
 
 
 def _served(cluster: Cluster) -> bool:
     try:
-        cluster.kubectl("get", "rlr", "--all-namespaces")
-    except ClusterError:
-        return False
-    return True
+        cluster.kubectl("create", "--dry-run=server", "-n", "default", "-f", str(BROKEN))
+    except ClusterError as error:
+        return "must be divisible by" in str(error)
+    return False
 
 
 @contextmanager

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
+from tests.cluster import Cluster, ClusterError
 from tests.controlplane.harness import Json, OperatorProcess, wait_for
-from tests.controlplane.installation import fresh_namespace
+from tests.controlplane.installation import BROKEN, ROOT, fresh_namespace, wait_served
 from tests.controlplane.world import CORE, RUNS, World, run
 
+POLICY = ROOT / "crds" / "rlrun.io_rlruns_policy.yaml"
+FIELDS = ("args", "options", "podTemplate", "affinity", "extraEgress")
 LEVELS = (33, 150, 300, 3000, 9000)
 """One more than is allowed; within every parser's limit; beyond that of the operator's, of Python's, and almost of the API server's."""
 
@@ -23,6 +25,18 @@ def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     names = cluster.add_fake_nodes(2, gpus=8, prefix="hostile")
     yield names
     cluster.kubectl("delete", "node", *names)
+
+
+@pytest.fixture
+def unjudged(cluster: Cluster) -> Iterator[None]:
+    """Time in which the API server takes every specification, as one does on which nobody has installed the policy."""
+    cluster.kubectl("delete", "-f", str(POLICY))
+    try:
+        wait_for(lambda: refused(cluster, "default", BROKEN), lambda message: message == "", "the policy is gone")
+        yield
+    finally:
+        cluster.kubectl("apply", "-f", str(POLICY))
+        wait_served(cluster)
 
 
 @pytest.fixture
@@ -48,21 +62,39 @@ def placed(name: str, where: str, levels: int) -> str:
     return json.dumps(run(name, **spec[where])).replace('"@"', deep)
 
 
-def send(world: World, path: str, body: str) -> None:
-    """Create something whose answer is not read: no parser here bears it either."""
+def send(world: World, body: str) -> None:
+    """Create a run, the answer to which is not read: no parser here bears it either."""
     file = Path(world.cluster.kubeconfig).parent / "hostile.json"
     file.write_text(body)
-    world.cluster.kubectl("create", "--raw", path, "-f", str(file))
+    world.cluster.kubectl("create", "--raw", world.path(RUNS, "rlruns"), "-f", str(file))
 
 
+def refused(cluster: Cluster, namespace: str, manifest: Path) -> str:
+    """The API server's refusal of a dry run; empty: it accepts."""
+    try:
+        cluster.kubectl("create", "--dry-run=server", "-n", namespace, "-f", str(manifest))
+    except ClusterError as error:
+        return str(error)
+    return ""
+
+
+def test_brackets_are_refused_when_they_are_written(other: World) -> None:
+    for where in FIELDS:
+        for levels in LEVELS[1:]:
+            with pytest.raises(ClusterError, match="lists and mappings inside each other: flatten the value"):
+                send(other, placed("hostile", where, levels))
+    assert other.kube.items(other.path(RUNS, "rlruns")) == []
+
+
+@pytest.mark.usefixtures("unjudged")
 @pytest.mark.timeout(240)
 def test_runs_of_brackets_are_told_and_stop_nobody(world: World, other: World, operator: OperatorProcess) -> None:
     world.start("healthy", step=1)
     names = []
-    for where in ("args", "options", "podTemplate", "affinity", "extraEgress"):
+    for where in FIELDS:
         for levels in LEVELS:
             name = f"{where.lower()}-{levels}"
-            send(other, other.path(RUNS, "rlruns"), placed(name, where, levels))
+            send(other, placed(name, where, levels))
             names.append(name)
     for name in names:
         told = wait_for(

@@ -1,20 +1,22 @@
-"""Every rule of the models is a rule of the CRD, in the same words."""
+"""Every rule of the models is a rule of the API server, in the same words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from rlrun.api.crd import spec_schema
-from rlrun.api.frozen import always_there, frozen_rules
+from rlrun.api.crd import RULES_KEY, spec_schema
+from rlrun.api.frozen import always_there
 from rlrun.api.manifest import parse_manifest
+from rlrun.api.policy import validating_policy
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, compact, quoted
-from rlrun.api.rules import ROOT_RULES, RULES
+from rlrun.api.rules import ROOT_RULES, RULES, TRANSITION_RULES
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import fields, walk
 from tests.controlplane.corpus import MALFORMED
@@ -54,22 +56,38 @@ def test_a_malformed_manifest_breaks_it_and_the_model_says_the_same(rule: Rule) 
     assert [part for part in fixed if part not in messages()] == []
 
 
-def test_the_rules_stand_in_the_schema() -> None:
-    schema = spec_schema()
-    assert [rule.as_json() for rule in RULES[RLRunSpec]] == schema["x-kubernetes-validations"]
-    inference = schema["properties"]["inference"]
-    assert "minAvailable" in inference["x-kubernetes-validations"][0]["rule"]
+def ruled(schema: dict[str, Any]) -> Iterator[Rule]:
+    yield from schema.get(RULES_KEY, ())
+    for inner in (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict):
+            yield from ruled(inner)
+
+
+def test_every_rule_stands_in_the_policy() -> None:
+    policy, binding = validating_policy()
+    every = [*ruled(spec_schema(ruled=True)), *ROOT_RULES[RLRun], *TRANSITION_RULES]
+    text = " ".join(variable["expression"] for variable in policy["spec"]["variables"])
+    assert {rule for rules in RULES.values() for rule in rules} <= set(every)
+    for rule in set(every):
+        there = [f"({compact(rule.holds)})?''" in text, rule.said() in text]
+        assert there == [True, True], rule
+        assert text.count(f"({compact(rule.holds)})?''") == every.count(rule), f"once in each place: {rule}"
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+
+
+def test_the_policy_judges_what_is_written_and_nothing_else() -> None:
+    (policy, _) = validating_policy()
+    (resources,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert resources["resources"] == ["rlruns"], "not rlruns/status"
+    (condition,) = policy["spec"]["matchConditions"]
+    assert "object.spec != oldObject.spec" in condition["expression"]
+    assert policy["spec"]["failurePolicy"] == "Fail"
 
 
 def test_a_message_becomes_an_expression_with_its_values() -> None:
-    rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a", forbidden=True)
-    assert rule.as_json() == {
-        "rule": "self.a<self.b",
-        "messageExpression": r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])",
-        "fieldPath": ".a",
-        "reason": "FieldValueForbidden",
-    }
-    assert Rule("self.a", "write a").as_json() == {"rule": "self.a", "message": "write a"}
+    rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a")
+    assert rule.said() == r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])"
+    assert Rule("self.a", "write a").said() == "'write a'"
     assert compact(r"a in ['x, y', 'it\'s = c'] && b ? -1 : c") == r"a in['x, y','it\'s = c']&&b?-1:c"
     assert quoted("it's \\d") == r"'it\'s \\d'"
 
@@ -85,8 +103,8 @@ def compared(holds: str) -> set[str]:
 def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
     paths = {".".join(path) for path, _ in walk(RLRunSpec, "camel")}
     assert {*LIVE_FIELDS, *IDENTITY_FIELDS} <= paths
-    while_suspended, fixed, growing = frozen_rules()
-    told = [rule.holds.partition("||")[0] for rule in frozen_rules()]
+    while_suspended, fixed, growing = TRANSITION_RULES
+    told = [rule.holds.partition("||")[0] for rule in TRANSITION_RULES]
     assert told == ["!(self.?status.?attempt.orValue(0)>0)"] * 3
     covered = [compared(while_suspended.holds), compared(fixed.holds), set(LIVE_FIELDS)]
     two_levels = {path for path in paths if path.count(".") < 2 and "[]" not in path}

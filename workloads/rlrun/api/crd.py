@@ -1,15 +1,15 @@
-"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, defaults and CEL rules.
+"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation and defaults.
 
-Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere, no `anyOf` but for int-or-string, and bounds on
-everything that a CEL rule walks over; so the models are walked here instead of translating pydantic's JSON schema.
+Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere and no `anyOf` but for int-or-string; so the models
+are walked here instead of translating pydantic's JSON schema. The rules between fields are in `policy`.
 """
 
 from __future__ import annotations
 
-import re
 import types
 import typing
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ from rlrun.api.frozen import always_there
 from rlrun.api.kubernetes import NodeAffinity, PodAffinity
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, quoted
-from rlrun.api.rules import ROOT_RULES, RULES
+from rlrun.api.rules import RULES
 from rlrun.api.status import RLRunStatus
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.formats import Format
@@ -31,7 +31,9 @@ Json = dict[str, Any]
 _ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
 
 PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
-_GROUP, _, _VERSION = API_VERSION.partition("/")
+GROUP, _, VERSION = API_VERSION.partition("/")
+RULES_KEY = "rules"
+"""Where `spec_schema(ruled=True)` has the rules of a value."""
 
 # Bounds for what the models leave open: the API server must know how much a rule can cost.
 STRING_MAX = 1024
@@ -75,9 +77,9 @@ def crd() -> Json:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{_GROUP}"},
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
         "spec": {
-            "group": _GROUP,
+            "group": GROUP,
             "scope": "Namespaced",
             "names": {
                 "kind": KIND,
@@ -89,7 +91,7 @@ def crd() -> Json:
             },
             "versions": [
                 {
-                    "name": _VERSION,
+                    "name": VERSION,
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
@@ -119,13 +121,12 @@ def _root() -> Json:
             "spec": spec_schema(),
             "status": status_schema(),
         },
-        "x-kubernetes-validations": [rule.as_json() for rule in ROOT_RULES[RLRun]],
     }
 
 
-def spec_schema() -> Json:
-    """The schema of `spec`."""
-    return _Writer(spec=True).model(RLRunSpec, _words(RLRun.model_fields["spec"].description))
+def spec_schema(*, ruled: bool = False) -> Json:
+    """The schema of `spec`; `ruled`: with the `Rule`s of each value beside it."""
+    return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _words(RLRun.model_fields["spec"].description))
 
 
 def status_schema() -> Json:
@@ -141,10 +142,11 @@ class _Writer:
     Args:
         spec: what users write, with defaults and bounds everywhere; otherwise what the operator writes.
         described: whether fields have their descriptions.
+        ruled: whether values have their rules.
     """
 
-    def __init__(self, *, spec: bool, described: bool = True) -> None:
-        self._spec, self._described = spec, described
+    def __init__(self, *, spec: bool, described: bool = True, ruled: bool = False) -> None:
+        self._spec, self._described, self._ruled = spec, described, ruled
 
     def model(self, model: type[BaseModel], description: str = "") -> Json:
         """A block."""
@@ -157,15 +159,16 @@ class _Writer:
         schema["properties"] = {
             info.alias or name: self._field(model, name) for name, info in model.model_fields.items()
         }
-        if self._spec and (rules := _rules(model)):
-            schema["x-kubernetes-validations"] = [rule.as_json() for rule in rules]
+        if self._ruled and (rules := _rules(model)):
+            schema[RULES_KEY] = rules
         return schema
 
     def _field(self, owner: type[BaseModel], name: str) -> Json:
         info = owner.model_fields[name]
         described = self._described and owner.__module__ != _KUBERNETES
         description = _words(info.description) if described else ""
-        inside = _Writer(spec=self._spec, described=self._described and (owner, name) not in _DESCRIBED_ELSEWHERE)
+        here = self._described and (owner, name) not in _DESCRIBED_ELSEWHERE
+        inside = _Writer(spec=self._spec, described=here, ruled=self._ruled)
         schema = dict(_ANY) if owner in _FREE else inside._type(info.annotation, info.metadata)
         inner = schema.pop("description", "")
         if description or inner:
@@ -213,11 +216,8 @@ class _Writer:
             return dict(_ANY)
         text, number = sorted(schemas, key=lambda schema: schema["type"] != "string")
         schema = {"x-kubernetes-int-or-string": True, "maxLength": text["maxLength"], "minimum": number["minimum"]}
-        if "x-kubernetes-validations" in text:
-            rules = [
-                rule | {"rule": f"type(self) == int || {rule['rule']}"} for rule in text["x-kubernetes-validations"]
-            ]
-            schema["x-kubernetes-validations"] = rules
+        if RULES_KEY in text:
+            schema[RULES_KEY] = [replace(rule, holds=f"type(self) == int || {rule.holds}") for rule in text[RULES_KEY]]
         return schema
 
     def _number(self, kind: str, bounds: dict[str, Any]) -> Json:
@@ -241,8 +241,8 @@ class _Writer:
     def _string(self, bounds: dict[str, Any], metadata: Iterable[Any]) -> Json:
         schema: Json = {"type": "string"} | self._sizes("str", bounds, {"maxLength": STRING_MAX})
         formats = [item for item in metadata if isinstance(item, Format)]
-        if self._spec and formats:
-            schema["x-kubernetes-validations"] = [_format_rule(item).as_json() for item in formats]
+        if self._ruled and formats:
+            schema[RULES_KEY] = [_format_rule(item) for item in formats]
         return schema
 
     def _sizes(self, kind: str, bounds: dict[str, Any], otherwise: Json) -> Json:
@@ -275,15 +275,9 @@ def _default(info: FieldInfo, schema: Json) -> Json:
     if isinstance(value, BaseModel):
         if not _filled(schema) or not always_there(info):
             return {}
-        return {"default": _read_by_rules(schema)}
+        return {"default": {}}
     nullable = type(None) in typing.get_args(info.annotation)
     return {"default": value} | ({"nullable": True} if nullable else {})
-
-
-def _read_by_rules(schema: Json) -> Json:
-    """The defaults that an object's own rules read: the API server checks a default by them before it fills in what is below."""
-    read = {word for rule in schema.get("x-kubernetes-validations", ()) for word in re.findall(r"\w+", rule["rule"])}
-    return {name: value for name, value in _filled(schema).items() if name in read}
 
 
 def _filled(schema: Json) -> Json:

@@ -1,6 +1,6 @@
 """Mutable and immutable fields of a run that has begun, as CEL rules of the whole resource.
 
-They stand at its root because they read the status: an update of the spec sees the status as it is stored. Python has no such rules, as
+They read the status: an update of the spec sees the status as it is stored. Python has no such rules, as
 only the API server knows the old object.
 """
 
@@ -30,19 +30,16 @@ def frozen_rules() -> list[Rule]:
             f"!({_BEGUN})||{_SUSPENDED}||{_same(rest, coarse=True)}",
             f"frozen {_SINCE}: {{{_changed(rest)}}}; set spec.suspend to true and wait for phase Suspended, then edit and set it to false",
             ".spec",
-            forbidden=True,
         ),
         Rule(
             f"!({_BEGUN})||{_same(identity)}",
             f"fixed {_SINCE}: {{{_changed(identity)}}}; another value makes another run: create it under another name",
             ".spec",
-            forbidden=True,
         ),
         Rule(
             f"!({_BEGUN})||self.spec.maxSteps>=oldSelf.spec.maxSteps",
             f"maxSteps ({{self.spec.maxSteps}}) may only grow {_SINCE}; it is {{oldSelf.spec.maxSteps}}",
             ".spec.maxSteps",
-            forbidden=True,
         ),
     ]
 
@@ -112,7 +109,6 @@ def _differing(block: str, names: Iterable[str]) -> str:
 
 
 def _value(root: str, block: str) -> str:
-    # As lists of one item: the API server takes the length of an optional for unbounded, and refuses the rule.
     return f"[dyn({root}.spec{'.' if block else ''}{block})[?n]]"
 
 

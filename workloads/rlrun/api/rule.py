@@ -1,4 +1,4 @@
-"""One rule of the CRD, and how it becomes an entry of `x-kubernetes-validations`."""
+"""One rule between fields, and its parts as CEL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of `x-kubernetes-validations`."""
+    """What must hold in a block, and what is said where it does not."""
 
     holds: str
     """CEL expression over `self`, true for a valid object."""
@@ -18,25 +18,15 @@ class Rule:
     """What is wrong, with each `{expression}` replaced by its value: the field, its value and the fix."""
     field: str | None = None
     """Path below the object, such as `.batchSize`, that the message is about; default: the object."""
-    forbidden: bool = False
-    """The value may be right, but may not be set now."""
 
-    def as_json(self) -> dict[str, str]:
-        """As the CRD has it."""
-        result = {"rule": compact(self.holds)}
+    def said(self) -> str:
+        """The message as a CEL expression."""
         parts = re.split(r"\{([^{}]*)\}", self.message)
         texts, values = parts[::2], parts[1::2]
-        if values:
-            # `format` and not `+`: the API server takes the length of a number as a string for unbounded, and refuses the sum.
-            template = "%s".join(text.replace("%", "%%") for text in texts)
-            result["messageExpression"] = f"{quoted(template)}.format([{','.join(compact(value) for value in values)}])"
-        else:
-            result["message"] = self.message
-        if self.field is not None:
-            result["fieldPath"] = self.field
-        if self.forbidden:
-            result["reason"] = "FieldValueForbidden"
-        return result
+        if not values:
+            return quoted(self.message)
+        template = "%s".join(text.replace("%", "%%") for text in texts)
+        return f"{quoted(template)}.format([{','.join(compact(value) for value in values)}])"
 
 
 def compact(expression: str) -> str:

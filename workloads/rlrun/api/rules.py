@@ -1,4 +1,4 @@
-"""Rules between fields, as the API server checks them (CEL): the same that the models' validators say in Python, in the same words.
+"""Rules between fields, as the API server checks them (CEL, in `policy`): the same as the models' validators, in the same words.
 
 A model that has a validator has its rules here, and both judge the same malformed manifests in the tests. The API server's are there so
 that `kubectl apply` refuses at once, the models' so that a run on one machine is judged alike and that nothing slips past an old CRD.
@@ -390,7 +390,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             ".minAvailable",
         ),
         Rule(
-            "self.gpusPerReplica in [0, self.tensorParallel * self.dataParallel]",
+            "self.gpusPerReplica == 0 || self.gpusPerReplica == self.tensorParallel * self.dataParallel",
             "gpusPerReplica ({self.gpusPerReplica}) must be tensorParallel x dataParallel "
             "({self.tensorParallel * self.dataParallel}), or 0 for CPUs",
             ".gpusPerReplica",
@@ -422,4 +422,7 @@ NAME_RULE = Rule(
 """Of the whole resource: only there can CEL see the name. In Python `check_name` says it."""
 
 
-ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE, *frozen_rules())}
+ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE,)}
+"""Rules of the whole resource."""
+TRANSITION_RULES = tuple(frozen_rules())
+"""Rules of a change, over `self` and `oldSelf`, the whole resources."""
