@@ -3,6 +3,7 @@
     python -m benchmarks.runs_200 [--runs 200] [--write]
 
 A real control plane on this machine; kwok plays the nodes, this program plays the orchestrators: it renews each run's progress Lease.
+The unit is what the same pods cost when somebody creates their StatefulSet, Deployment and Pod by hand, on the same control plane.
 `--write` keeps the table in benchmarks/results/runs_200.md.
 """
 
@@ -13,8 +14,10 @@ import asyncio
 import json
 import os
 import platform
+import re
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -25,14 +28,17 @@ from rlrun_operator.connection import Connection
 from tests.cluster import Cluster, up
 from tests.controlplane.harness import Json, OperatorProcess
 from tests.controlplane.installation import install_crds
-from tests.controlplane.world import RUNS, World
+from tests.controlplane.world import APPS, CORE, RUNS, World
 
 RESULTS = Path(__file__).parent / "results" / "runs_200.md"
 ENGINES = 2
 """Per run; with one trainer pod and the orchestrator: four pods."""
 PODS_PER_NODE = 100
 RENEW_SECONDS = 10.0
-STEADY_SECONDS = 40.0
+LOOK_SECONDS = 2.0
+"""This program lists all runs so often, at the API server's cost."""
+STEADY_SECONDS = 60.0
+STATUS_WRITES = 100
 LIMIT_SECONDS = 600.0
 APPLIES = 300
 REFERENCE_APPLY_SECONDS = 0.27e-3
@@ -102,8 +108,72 @@ class Fleet:
             self.renew_due(statuses)
             if now > LIMIT_SECONDS:
                 raise SystemExit(f"after {LIMIT_SECONDS:.0f} s only {len(seen)} of {len(self.names)} runs are {phase}")
-            time.sleep(0.2)
+            time.sleep(LOOK_SECONDS)
         return seen
+
+
+@dataclass
+class Bare:
+    """What the pods alone cost."""
+
+    ready: float
+    """Seconds from the first request until all are ready."""
+    api_server: float
+    """CPU seconds of the API server in that time."""
+
+
+def bare(cluster: Cluster, count: int) -> Bare:
+    """Create as many StatefulSets, Deployments and Pods as the runs have, with one plain POST each, and remove them."""
+    world = World(cluster, "bare")
+    cluster.kubectl("create", "namespace", "bare")
+    spec = {"containers": [{"name": "main", "image": "bare", "resources": {"requests": {"cpu": "1m"}}}]}
+    used, began = api_server_cpu(cluster), time.monotonic()
+    for index in range(count):
+        for api, plural, kind, name, body in (
+            (APPS, "statefulsets", "StatefulSet", f"run-{index}-trainer", {"replicas": 1, "serviceName": "none"}),
+            (APPS, "deployments", "Deployment", f"run-{index}-inference", {"replicas": ENGINES}),
+            (CORE, "pods", "Pod", f"run-{index}-orchestrator", None),
+        ):
+            labels = {"bare": name}
+            of_pods = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}
+            metadata = {"name": name, "labels": labels}
+            whole = spec if body is None else {**body, **of_pods}
+            version = "v1" if body is None else "apps/v1"
+            manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": whole}
+            world.kube("POST", world.path(api, plural), manifest)
+    pods = count * (ENGINES + 2)
+    while (ready := _ready_pods(world)) < pods:
+        if time.monotonic() - began > LIMIT_SECONDS:
+            raise SystemExit(f"after {LIMIT_SECONDS:.0f} s only {ready} of {pods} bare pods are ready")
+        time.sleep(0.5)
+    found = Bare(time.monotonic() - began, api_server_cpu(cluster) - used)
+    cluster.kubectl("delete", "namespace", "bare", timeout=LIMIT_SECONDS)
+    return found
+
+
+def _ready_pods(world: World) -> int:
+    pods = world.kube.items(world.path(CORE, "pods"))
+    ready = [c for pod in pods for c in pod["status"].get("conditions", ()) if c["type"] == "Ready"]
+    return sum(condition["status"] == "True" for condition in ready)
+
+
+def status_write(cluster: Cluster, world: World, name: str) -> float:
+    """CPU seconds of the API server for one write of a training run's status, beside what it needs anyway."""
+    path = world.path(RUNS, "rlruns", name) + "/status"
+    idle = api_server_cpu(cluster)
+    time.sleep(5.0)
+    idle = (api_server_cpu(cluster) - idle) / 5.0
+    used, began = api_server_cpu(cluster), time.monotonic()
+    for number in range(STATUS_WRITES):
+        world.kube("PATCH", path, {"status": {"progress": {"tokensPerSecond": number}}})
+    lasted = time.monotonic() - began
+    return (api_server_cpu(cluster) - used - idle * lasted) / STATUS_WRITES
+
+
+def api_server_cpu(cluster: Cluster) -> float:
+    """CPU seconds of the API server."""
+    text = cluster.kubectl("get", "--raw", "/metrics")
+    return float(re.findall(r"^process_cpu_seconds_total (\S+)", text, re.MULTILINE)[0])
 
 
 def measure(count: int) -> str:
@@ -111,25 +181,33 @@ def measure(count: int) -> str:
     with up(f"bench-{os.getpid()}", nodes=0, tie=True) as cluster, tempfile.TemporaryDirectory() as folder:
         install_crds(cluster)
         cluster.add_fake_nodes(-(-count * (ENGINES + 2) // PODS_PER_NODE), prefix="bench")
+        unit = bare(cluster, count)
         fleet = Fleet(cluster, count)
         one_apply = asyncio.run(plain_apply_seconds(cluster.kubeconfig))
         with OperatorProcess(cluster, Path(folder), RLRUN_WATCH_NAMESPACES="bench", POD_NAMESPACE="bench") as operator:
             idle_memory, idle_cpu = memory(operator), cpu(operator)
+            busy_server = api_server_cpu(cluster)
             began = time.monotonic()
             fleet.create()
             created = time.monotonic() - began
             running = created + max(fleet.run_until("Running").values())
             writes, dry_runs = operator.writes(), dry_run_count(operator)
             busy_cpu, busy_memory = cpu(operator) - idle_cpu, memory(operator)
+            busy_server = api_server_cpu(cluster) - busy_server
             reads = operator.metric("rlrun_operator_api_requests_total") - sum(writes.values()) - dry_runs
-            steady_cpu, steady_began = cpu(operator), time.monotonic()
+            steady_cpu, steady_began, steady_server = cpu(operator), time.monotonic(), api_server_cpu(cluster)
+            steady_writes = sum(operator.writes().values())
             while time.monotonic() - steady_began < STEADY_SECONDS:
                 fleet.renew_due(fleet.statuses())
-                time.sleep(0.2)
-            steady_cpu = (cpu(operator) - steady_cpu) / (time.monotonic() - steady_began)
+                time.sleep(LOOK_SECONDS)
+            steady_seconds = time.monotonic() - steady_began
+            steady_cpu = (cpu(operator) - steady_cpu) / steady_seconds
+            steady_server = (api_server_cpu(cluster) - steady_server) / steady_seconds
+            steady_writes = (sum(operator.writes().values()) - steady_writes) / count / steady_seconds * 60
             steady_memory = memory(operator)
             before = fleet.world.versions("run-000", leave_out=("leases",))
             operator.kill()
+            of_status = status_write(cluster, fleet.world, "run-001")
             began = time.monotonic()
             operator.start()
             cold = time.monotonic() - began
@@ -145,6 +223,12 @@ def measure(count: int) -> str:
     rows = [
         ("all runs created", f"{created:.1f} s", ""),
         ("all runs Running", f"{running:.1f} s", ""),
+        ("the same pods created by hand: all ready", f"{unit.ready:.1f} s", ""),
+        ("all runs Running, in that unit", f"{running / unit.ready:.1f}", "≤ 1.6"),
+        ("API server's CPU, create to Running", f"{busy_server:.1f} s", ""),
+        ("API server's CPU, the same pods created by hand", f"{unit.api_server:.1f} s", ""),
+        ("API server's CPU, in that unit", f"{busy_server / unit.api_server:.1f}", "≤ 1.6"),
+        ("API server's CPU for one write of a status", f"{of_status * 1000:.1f} ms", "≤ 4 ms"),
         ("API writes per run, create to Running", f"{total:.1f}", "≤ 25"),
         ("dry-runs per run (they write nothing)", f"{dry_runs / count:.1f}", ""),
         ("API reads per run", f"{reads / count:.1f}", ""),
@@ -165,6 +249,12 @@ def measure(count: int) -> str:
             f"{steady_cpu * 100:.1f} % of a core",
             "",
         ),
+        (
+            "API server's CPU in that time, this program's requests included",
+            f"{steady_server * 100:.1f} % of a core",
+            "",
+        ),
+        ("the operator's writes per run and minute in that time", f"{steady_writes:.1f}", "≤ 1"),
         (
             "operator killed and started again: ready",
             f"{cold:.1f} s, {cold_cpu:.1f} s of CPU, no write but to the status",

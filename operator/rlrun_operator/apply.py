@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,17 +20,19 @@ class RejectedError(Exception):
     """Error for a child that the API server refuses because of the spec; the message is for the user."""
 
 
-class OverQuotaError(Exception):
-    """A ResourceQuota leaves no room for an object; trying again may help.
+class KeptOutError(Exception):
+    """Error for an object that admission does not let in; trying again may help.
 
     Attributes:
         manifest: the object.
+        quota: whether it is a ResourceQuota that leaves no room; a dry-run says nothing about that.
         rest_done: whether all else of the decision was done.
     """
 
-    def __init__(self, message: str, manifest: Manifest, *, rest_done: bool = False) -> None:
+    def __init__(self, message: str, manifest: Manifest, *, quota: bool, rest_done: bool = False) -> None:
         super().__init__(message)
         self.manifest = manifest
+        self.quota = quota
         self.rest_done = rest_done
 
 
@@ -60,34 +61,39 @@ class Applier:
 
         Raises:
             RejectedError: a child was refused for what the spec says; nothing after it was done.
-            OverQuotaError: a child has to wait for a quota; nothing after it was done, unless it says so.
+            KeptOutError: a child has to wait for a quota or another admission; nothing after it was done, unless it says so.
             StaleViewError: something exists that was taken to be absent; nothing after it was done.
             NameTakenError: something of somebody else exists where a child belongs; it is left alone, and nothing after it was done.
             ApiError, UnavailableError: to be retried.
         """
         for manifest in decision.dry_run:
-            with contextlib.suppress(OverQuotaError):  # no verdict on the spec
-                try:
-                    await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
-                except RejectedError:
-                    await self._find_own(manifest)  # one of somebody else may be what does not go with it
-                    raise
+            await self._tried(manifest)
         for manifest in decision.create:
             await self._create(manifest)
-        pod_over_quota: OverQuotaError | None = None
+        pod_kept_out: KeptOutError | None = None
         for item in decision.apply:
             try:
                 await self._apply(item)
-            except OverQuotaError as error:
+            except KeptOutError as error:
                 if item.manifest["kind"] != POD.kind:
                     raise
-                pod_over_quota = error  # nothing depends on a pod
+                pod_kept_out = error  # nothing depends on a pod
         for scale in decision.scale:
             await self._scale(namespace, scale)
         for delete in decision.delete:
             await self._delete(namespace, delete)
-        if pod_over_quota is not None:
-            raise OverQuotaError(str(pod_over_quota), pod_over_quota.manifest, rest_done=True)
+        if (out := pod_kept_out) is not None:
+            raise KeptOutError(str(out), out.manifest, quota=out.quota, rest_done=True)
+
+    async def _tried(self, manifest: Manifest) -> None:
+        try:
+            await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
+        except RejectedError:
+            await self._find_own(manifest)  # one of somebody else may be what does not go with it
+            raise
+        except KeptOutError as error:
+            if not error.quota:
+                raise
 
     async def _create(self, manifest: Manifest) -> None:
         made = await self._judged(manifest, self._client.create(manifest))
@@ -156,8 +162,8 @@ class Applier:
         try:
             answer: Mapping[str, Any] | None = await call
         except ApiError as error:
-            if error.over_quota:
-                raise OverQuotaError(error.message, manifest) from error
+            if error.kept_out:
+                raise KeptOutError(error.message, manifest, quota=error.over_quota) from error
             if error.refused:
                 raise RejectedError(f"{manifest['kind']} {manifest['metadata']['name']}: {error.message}") from error
             raise

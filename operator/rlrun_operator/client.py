@@ -28,6 +28,8 @@ _PASSING = re.compile(
     r"error looking up service account|because it is being terminated|not yet ready to handle request"
 )
 """Admission that lacks something for a moment: an account that is being made, an API server that has just started."""
+_DENIED = re.compile(r"admission webhook \"|ValidatingAdmissionPolicy '")
+"""Webhooks and policies refuse with any status."""
 _WRONG_SHAPE = "failed to create typed patch object"
 """Server-side apply says so, with status 500, of a field that does not exist or has another type."""
 
@@ -64,10 +66,17 @@ class ApiError(Exception):
         return self.status == 403 and bool(_QUOTA.search(self.message))
 
     @property
-    def refused(self) -> bool:
-        """Validation, admission or Pod Security say no to the object itself: asking again cannot help."""
+    def kept_out(self) -> bool:
+        """Admission says no: a quota, Pod Security, a PriorityClass that is missing, a webhook or policy. What it asks for may come."""
         if self.status == 403:
-            return not (self.lacks_permission or self.over_quota or _PASSING.search(self.message))
+            return not (self.lacks_permission or _PASSING.search(self.message))
+        return 400 <= self.status < 500 and bool(_DENIED.search(self.message))
+
+    @property
+    def refused(self) -> bool:
+        """Validation says no to the object itself: asking again cannot help."""
+        if self.status == 403 or self.kept_out:
+            return False
         return (self.status in (400, 422) and _TWO_OWNERS not in self.message) or _WRONG_SHAPE in self.message
 
 

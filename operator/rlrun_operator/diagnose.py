@@ -17,6 +17,7 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
 _TEXT_MAX = 600
+_ASK_WHO_REFUSES = "it is tried again until whoever refuses it allows it"
 _REFUSED = "FailedCreate"
 """Reason of the event of a controller, or of the operator itself, that may not create an object."""
 _PULLING = (
@@ -75,7 +76,11 @@ def storage(scene: Scene, patient: bool) -> Say:
     if claim is None:
         refused = _newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
         if refused is not None:
-            return _over_quota(f"claim {name} cannot be made", shorten(str(refused.get("message")), _TEXT_MAX))
+            text = shorten(str(refused.get("message")), _TEXT_MAX)
+            what = f"claim {name} cannot be made"
+            if "exceeded quota" in text:
+                return _over_quota(what, text)
+            return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
         if scene.wanted.own_claim or patient:
             return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
         fix = "create it in the run's namespace, or correct storage.claimName"
@@ -224,12 +229,16 @@ def _refused(scene: Scene, role: Role) -> Say | None:
 
 
 def _kept_out(scene: Scene) -> Say | None:
-    """What a quota keeps the operator itself from making, beside pods and the claim."""
+    """What admission keeps the operator itself from making, beside pods and the claim."""
     for event in scene.events:
-        target, text = event.get("involvedObject") or {}, str(event.get("message"))
-        pods_or_their_makers = target.get("kind") in ("Pod", "ReplicaSet", "StatefulSet", "PersistentVolumeClaim")
-        if event.get("reason") == _REFUSED and "exceeded quota" in text and not pods_or_their_makers:
-            return _over_quota(f"{target.get('kind')} {target.get('name')} cannot be made", shorten(text, _TEXT_MAX))
+        target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), _TEXT_MAX)
+        if event.get("reason") != _REFUSED or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim"):
+            continue
+        what = f"{target.get('kind')} {target.get('name')} cannot be made"
+        if "exceeded quota" not in text:
+            return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
+        if target.get("kind") != "StatefulSet":  # of one that exists it is about its pods
+            return _over_quota(what, text)
     return None
 
 

@@ -32,6 +32,8 @@ class Health:
     """Greatest delay of the event loop in the last minute, in seconds."""
     dead: Callable[[], list[str]] = list
     """Watches that are not coming back."""
+    stands_by: Callable[[], str | None] = lambda: None
+    """The process that leads in place of this one."""
     not_ready: Callable[[], list[str]] = lambda: ["starting"]
     """What is missing until the store is a true picture of the cluster."""
     before_scrape: list[Callable[[], None]] = field(default_factory=list)
@@ -57,14 +59,15 @@ async def serve(health: Health, registry: CollectorRegistry, port: int) -> Site:
         OSError: the port is taken.
     """
 
-    def verdict(problems: list[str]) -> web.Response:
-        return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
+    def verdict(problems: list[str], well: str = "ok") -> web.Response:
+        return web.Response(status=503 if problems else 200, text="\n".join(problems or [well]) + "\n")
 
     async def livez(_: web.Request) -> web.Response:
         return verdict(health.sick())
 
     async def readyz(_: web.Request) -> web.Response:
-        return verdict(health.not_ready() + health.sick())
+        leader = health.stands_by()
+        return verdict(health.not_ready() + health.sick(), f"ok, standing by: {leader} leads" if leader else "ok")
 
     async def metrics(_: web.Request) -> web.Response:
         for refresh in health.before_scrape:

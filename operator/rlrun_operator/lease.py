@@ -23,7 +23,6 @@ DURATION_SECONDS = 15
 RENEW_SECONDS = 10.0
 RETRY_SECONDS = 2.0
 REQUEST_SECONDS = 4.0
-NAME = MANAGER
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +48,7 @@ class Leader:
 
     Args:
         namespace: of the Lease.
+        name: of the Lease. Operators of one release share it; two releases in one namespace must not.
         identity: of this process, unique.
         on_start: called each time that this process begins to act, or begins again after an outage.
         on_pause: called when it cannot renew and must not act.
@@ -60,6 +60,7 @@ class Leader:
         namespace: str,
         identity: str,
         *,
+        name: str = MANAGER,
         on_start: Callable[[], Awaitable[None]],
         on_pause: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
@@ -67,6 +68,7 @@ class Leader:
         self._client = client
         self._namespace = namespace
         self._identity = identity
+        self._name = name
         self._on_start = on_start
         self._on_pause = on_pause
         self._clock = clock
@@ -74,6 +76,12 @@ class Leader:
         self._renewed_at: float | None = None
         self._acting = False
         self._led_before = False
+        self._told: str | None = None
+
+    @property
+    def stands_by(self) -> str | None:
+        """The process that leads in place of this one; None: nobody that this one has seen."""
+        return self._told
 
     def is_leading(self) -> bool:
         """Whether this process may act now; false in time even if the event loop stood still or the process was frozen."""
@@ -108,8 +116,12 @@ class Leader:
             log.debug("leader Lease: %s", error)
             holds = None
         except ApiError as error:
-            log.warning("leader Lease %s/%s cannot be written: %s", self._namespace, NAME, error)
+            log.warning("leader Lease %s/%s cannot be written: %s", self._namespace, self._name, error)
             holds = None
+        if holds is False and self._told != self._holder():
+            log.info("standing by: %s leads (Lease %s/%s)", self._holder(), self._namespace, self._name)
+        if holds is not None:
+            self._told = None if holds else self._holder()
         if holds:
             self._renewed_at = asked_at  # the time before the request: never later than what the API server noted
             if not self._acting:
@@ -147,7 +159,7 @@ class Leader:
 
     async def _acquire_or_renew(self) -> bool:
         """Whether this process holds the Lease now."""
-        record = await self._client.get(LEASE, self._namespace, NAME)
+        record = await self._client.get(LEASE, self._namespace, self._name)
         if record is None:
             created = await self._client.request(
                 "POST", "create", LEASE.plural, LEASE.path(self._namespace), body=self._manifest()
@@ -184,7 +196,7 @@ class Leader:
             "PATCH",
             "patch",
             LEASE.plural,
-            LEASE.path(self._namespace, NAME),
+            LEASE.path(self._namespace, self._name),
             body={"metadata": {"resourceVersion": version}, "spec": spec},
             content="application/merge-patch+json",
         )
@@ -205,7 +217,7 @@ class Leader:
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
             "metadata": {
-                "name": NAME,
+                "name": self._name,
                 "namespace": self._namespace,
                 "labels": {"app.kubernetes.io/name": "rlrun", "app.kubernetes.io/managed-by": MANAGER},
             },

@@ -59,6 +59,7 @@ class Operator:
             self._client,
             settings.pod_namespace,
             settings.pod_name,
+            name=settings.lease_name,
             on_start=self._begin,
             on_pause=self._pause,
         )
@@ -312,6 +313,7 @@ class Operator:
             longest_work=self._workers.longest_work,
             lag=lambda: max(self._lags, default=0.0),
             dead=self._dead,
+            stands_by=lambda: self._leader.stands_by,
             not_ready=self._not_ready,
             before_scrape=[lambda: self._metrics.observe_objects(self._store.count())],
         )

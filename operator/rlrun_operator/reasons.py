@@ -72,6 +72,7 @@ SCHEDULING = "Scheduling"
 UNSCHEDULABLE = "Unschedulable"
 QUOTA_EXCEEDED = "QuotaExceeded"
 PODS_REFUSED = "PodsRefused"
+ADMISSION_REFUSED = "AdmissionRefused"
 PREVIOUS_RUN_ENDING = "PreviousRunEnding"
 NAME_TAKEN = "NameTaken"
 ALL_READY = "AllReady"
@@ -138,6 +139,7 @@ CONDITION_REASONS = {
     UNSCHEDULABLE: "No node can take a pod; the message says what it needs.",
     QUOTA_EXCEEDED: "The namespace's quota does not allow the pods.",
     PODS_REFUSED: "The API server refuses the pods, for example by Pod Security.",
+    ADMISSION_REFUSED: "A webhook, a policy or another admission does not let in an object of the run, which is tried again until it does.",
     NAME_TAKEN: "An object that the run needs has the name of one that is not its own; that one is left alone.",
     PREVIOUS_RUN_ENDING: "Objects of a deleted run of the same name are still being removed.",
     ALL_READY: "Every pod of the trainer and the orchestrator is ready.",
@@ -197,6 +199,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         STORAGE_SLOW,
         UNSCHEDULABLE,
         QUOTA_EXCEEDED,
+        ADMISSION_REFUSED,
         NAME_TAKEN,
         PODS_REFUSED,
         IMAGE_PULL_FAILED,

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from rlrun_operator import reasons
-from rlrun_operator.apply import Applier, NameTakenError, OverQuotaError, RejectedError, StaleViewError
+from rlrun_operator.apply import Applier, KeptOutError, NameTakenError, RejectedError, StaleViewError
 from rlrun_operator.attempts import TAKEN_SECONDS
 from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
@@ -22,16 +22,16 @@ from rlrun_operator.names import Names
 from rlrun_operator.observe import LookUps, observe
 from rlrun_operator.resources import RLRUN
 from rlrun_operator.settings import NetworkSettings, RenderSettings
-from rlrun_operator.state import PROGRESS_SECONDS, SOON_SECONDS, Decision, EventRecord, Manifest, Observed, Urgency
+from rlrun_operator.state import SOON_SECONDS, Decision, EventRecord, Manifest, Observed, progress_seconds
 from rlrun_operator.store import Key, Store
+from rlrun_operator.times import seconds_of
 
 ROUNDS = 4
 """Decisions in one pass, when the first ones turn out to rest on an old state."""
-QUOTA_SECONDS = 10.0
-"""Try again after this long when a quota leaves no room."""
+KEPT_OUT_SECONDS, LONGEST_KEPT_OUT_SECONDS = 10.0, 60.0
+"""Seconds until the next try when admission keeps an object out; always the first where it is a quota, else doubled each time."""
 SETTLE_SECONDS = 0.2
 """Look at the result of own writes, and at a burst of events of other controllers, after this long."""
-_PATIENCE: dict[Urgency, float] = {"now": 0.0, "soon": SOON_SECONDS, "progress": PROGRESS_SECONDS}
 _OF_LIFE = (reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,10 @@ class _Memory:
     """UID of the run, the object that has a child's name, and until when that is believed (steady clock)."""
     written_at: float = float("-inf")
     """When the status was written last (steady clock)."""
-    over_quota: list[Manifest] = field(default_factory=list)
-    """Events about objects that a quota keeps out."""
+    kept_out: list[Manifest] = field(default_factory=list)
+    """Events about objects that admission keeps out."""
+    tries: int = 0
+    """In a row in which something else than a quota kept an object out."""
     access: str | None = None
     """See `Observed`."""
     sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
@@ -148,17 +150,18 @@ class Reconciler:
             except NameTakenError as error:
                 memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS
                 continue
-            except OverQuotaError as error:
-                if not memory.over_quota:
-                    memory.over_quota = [_quota_event(error)]
+            except KeptOutError as error:
+                if not memory.kept_out:
+                    memory.kept_out = [_kept_out_event(error)]
                     continue  # decide once more, to tell the user
                 decision = _waiting(decision, observed.run, rest_done=error.rest_done)
-                self._again(key, QUOTA_SECONDS)
+                memory.tries = 0 if error.quota else memory.tries + 1
+                self._again(key, min(KEPT_OUT_SECONDS * 2.0 ** max(0, memory.tries - 1), LONGEST_KEPT_OUT_SECONDS))
             except StaleViewError as error:
                 log.debug("run %s/%s: %s; deciding again", *key, error)
                 continue
             else:
-                memory.over_quota = []
+                memory.kept_out, memory.tries = [], 0
             await self._report(key, observed.run, decision, memory)
             if decision.wake_in is not None:
                 self._again(key, decision.wake_in)
@@ -190,8 +193,8 @@ class Reconciler:
             return self._decide(given, now, settings=self._settings, fresh_key=fresh_key, random=random)
 
         decision = ask(observed)
-        if decision.look_up or memory.over_quota:
-            observed = await self._look_ups.complete(observed, decision.look_up, memory.over_quota)
+        if decision.look_up or memory.kept_out:
+            observed = await self._look_ups.complete(observed, decision.look_up, memory.kept_out)
             if observed.events or observed.nodes is not None:
                 decision = ask(observed)
         return decision
@@ -201,7 +204,7 @@ class Reconciler:
         if old == decision.status or memory.sent == (decision.status, old):
             await self._post(run, decision.events)
             return
-        wait = memory.written_at + _PATIENCE[decision.urgency] - self._clock()
+        wait = memory.written_at + self._patience(run, decision) - self._clock()
         if wait > 0:
             self._again(key, wait)
             return
@@ -226,6 +229,13 @@ class Reconciler:
         self._wake_others(key, self._store.put({**written, "kind": RLRUN.kind}, self._now()))
         self._metrics.status_written(key, old, decision.status, self._clock())
         await self._post(run, decision.events)
+
+    def _patience(self, run: Manifest, decision: Decision) -> float:
+        """Seconds from one write of a status to this next one."""
+        if decision.urgency != "progress":
+            return 0.0 if decision.urgency == "now" else SOON_SECONDS
+        born = seconds_of(run["metadata"].get("creationTimestamp"))
+        return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
     async def _refresh(self, key: Key) -> None:
         """Somebody changed the run while this pass was under way; read it rather than wait for the watch."""
@@ -255,7 +265,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     return patch
 
 
-def _quota_event(error: OverQuotaError) -> Manifest:
+def _kept_out_event(error: KeptOutError) -> Manifest:
     metadata = error.manifest["metadata"]
     return {
         "apiVersion": "v1",
@@ -272,7 +282,7 @@ def _quota_event(error: OverQuotaError) -> Manifest:
 
 
 def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
-    """Only the report of a decision that waits for a quota. It must not record as done what was not done."""
+    """Only the report of a decision that waits for admission. It must not record as done what was not done."""
     status = decision.status
     if not rest_done:
         before: Mapping[str, Any] = run.get("status") or {}

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from rlrun_operator.names import Role
+from rlrun_operator.names import MANAGER, Role
 from rlrun_operator.restrictions import Installation, RunPolicy
 
 HTTP_PORT = 8080
@@ -110,6 +110,8 @@ class OperatorSettings:
     """Holder of the leader Lease (`POD_NAME`); unique among running operators."""
     pod_namespace: str = "default"
     """Where the leader Lease lives (`POD_NAMESPACE`)."""
+    lease_name: str = MANAGER
+    """Its name (`RLRUN_LEASE_NAME`): one for each release in a namespace."""
 
 
 def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
@@ -155,6 +157,9 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     name = environ.get("RLRUN_OPERATOR_NAME", "")
     if name and not _NAMESPACE.fullmatch(name):
         wrong("RLRUN_OPERATOR_NAME", "set a name of lower-case letters, digits and '-', of at most 63 characters")
+    lease = environ.get("RLRUN_LEASE_NAME") or MANAGER
+    if not _NAMESPACE.fullmatch(lease):
+        wrong("RLRUN_LEASE_NAME", "set a name of lower-case letters, digits and '-', of at most 63 characters")
     installation = _installation(environ, problems)
     network = _network(environ, problems)
     if problems:
@@ -171,6 +176,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         http_port=int(port),
         pod_name=environ.get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         pod_namespace=installation.namespace,
+        lease_name=lease,
     )
 
 

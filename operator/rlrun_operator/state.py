@@ -90,9 +90,23 @@ class EventRecord:
 
 
 Urgency = Literal["now", "soon", "progress"]
-"""How long a status may wait to be written together with later changes: not at all, SOON_SECONDS, PROGRESS_SECONDS."""
+"""How long a status may wait to be written together with later changes: not at all, SOON_SECONDS, `progress_seconds`."""
 SOON_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
+LONGEST_PROGRESS_SECONDS = 60.0
+FEW_RUNS = 50
+YOUNG_SECONDS = 300.0
+
+
+def progress_seconds(age: float, runs: int) -> float:
+    """Time between two statuses of a run that tell of progress alone: 15 s, in proportion more of an old run or one of many, 60 at most.
+
+    Args:
+        age: of the run, in seconds.
+        runs: that this operator looks after.
+    """
+    share = max(1.0, age / YOUNG_SECONDS, runs / FEW_RUNS)
+    return min(PROGRESS_SECONDS * share, LONGEST_PROGRESS_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[Ident, Manifest] = {}
+        self._runs: dict[Key, Manifest] = {}
         self._of_run: dict[Key, set[Ident]] = {}
         self._users: dict[Ident, set[Key]] = {}
         self._guests: dict[Key, set[Key]] = {}
@@ -63,6 +64,8 @@ class Store:
         if ident[0] == LEASE.kind:
             self._pulses[ident] = beat(self._pulses.get(ident), known, slim, now)
         self._objects[ident] = slim
+        if ident[0] == RLRUN.kind:
+            self._runs[ident[1], ident[2]] = slim
         shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
             if known is not None and known["metadata"]["uid"] != metadata["uid"]:
@@ -95,6 +98,8 @@ class Store:
         if known is None or (uid is not None and known["metadata"]["uid"] != uid):
             return set()
         del self._objects[ident]
+        if kind == RLRUN.kind:
+            self._runs.pop((namespace, name), None)
         self._pulses.pop(ident, None)
         keys = self._keys(ident, known)
         if kind == RLRUN.kind:
@@ -132,7 +137,11 @@ class Store:
 
     def runs(self) -> list[Manifest]:
         """All runs."""
-        return [found for ident, found in self._objects.items() if ident[0] == RLRUN.kind]
+        return list(self._runs.values())
+
+    def run_count(self) -> int:
+        """Number of runs."""
+        return len(self._runs)
 
     def children(self, key: Key) -> list[Manifest]:
         """Everything that carries the run's label, pods included, sorted by kind and name."""

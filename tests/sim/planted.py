@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from rlrun_operator import attempts, case, decide, follow, hindsight, pods, policy, store
-from rlrun_operator.apply import Applier, OverQuotaError, StaleViewError
+from rlrun_operator.apply import Applier, KeptOutError, StaleViewError
 from rlrun_operator.client import Client
 from rlrun_operator.deletion import asked_at
 from rlrun_operator.pods import Pod
@@ -85,7 +85,7 @@ def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> No
 
     async def first(self: Reconciler, key: Any, run: Any, decision: Decision, memory: Any) -> None:
         await report(self, key, run, decision, memory)
-        with contextlib.suppress(OverQuotaError, StaleViewError):
+        with contextlib.suppress(KeptOutError, StaleViewError):
             await act(self._applier, key[0], decision)
 
     _put(stack, Applier, "act", nothing)

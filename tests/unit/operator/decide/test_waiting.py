@@ -400,6 +400,26 @@ def test_what_a_quota_keeps_the_operator_itself_from_making(kind: str, name: str
     assert "exceeded quota: team-a" in told["message"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "condition", "words"),
+    [
+        ("PersistentVolumeClaim", "run-data", "StorageReady", "claim run-data cannot be made"),
+        ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be made"),
+    ],
+)
+def test_what_a_policy_keeps_the_operator_from_making(kind: str, name: str, condition: str, words: str) -> None:
+    kube = Kube()
+    kube.bind_claims = kind != "PersistentVolumeClaim"
+    kube.run["status"] = {"phase": "Starting", "conditions": list(kube.decide().status["conditions"])}
+    kube.now += 10
+    kube.events = [event(kind, name, "FailedCreate", 'admission webhook "guard" denied the request: no owner')]
+    told = {c["type"]: c for c in kube.decide().status["conditions"]}[condition]
+    assert (told["status"], told["reason"]) == ("False", "AdmissionRefused")
+    assert words in told["message"]
+    assert 'admission webhook "guard" denied the request: no owner' in told["message"]
+    assert "tried again" in told["message"]
+
+
 def test_a_volume_that_cannot_be_mounted() -> None:
     kube = Kube()
     kube.make_ready = False

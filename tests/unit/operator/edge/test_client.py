@@ -23,8 +23,15 @@ def pod(name: str = "p") -> dict[str, object]:
     ("status", "message", "verdict"),
     [
         (403, RBAC, "lacks_permission"),
-        (403, QUOTA, "over_quota"),
-        (403, SECURITY, "refused"),
+        (403, QUOTA, "kept_out"),
+        (403, SECURITY, "kept_out"),
+        (403, 'pods "p" is forbidden: no PriorityClass with name high was found', "kept_out"),
+        (400, 'admission webhook "guard.example.com" denied the request: no', "kept_out"),
+        (
+            422,
+            "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'team' with binding 'team' denied request: no",
+            "kept_out",
+        ),
         (422, "spec.containers[0].image: Required value", "refused"),
         (400, "json: unknown field", "refused"),
         (500, "failed to create typed patch object (ns/p): .spec.nodeSelectr: field not declared in schema", "refused"),
@@ -41,7 +48,7 @@ async def test_what_a_refusal_means(status: int, message: str, verdict: str) -> 
         with pytest.raises(ApiError) as caught:
             await client.apply(pod())
     error = caught.value
-    assert [n for n in ("lacks_permission", "over_quota", "refused") if getattr(error, n)] == (
+    assert [n for n in ("lacks_permission", "kept_out", "refused") if getattr(error, n)] == (
         [verdict] if verdict else []
     )
     assert message in str(error)

@@ -53,6 +53,40 @@ async def test_the_first_leads_and_the_second_waits_until_the_lease_expires() ->
         assert api.objects[LEASE]["spec"]["leaseTransitions"] == 1
 
 
+async def test_who_stands_by_says_for_whom_once_and_stops_saying_it_when_it_leads(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
+        with caplog.at_level("INFO", "rlrun_operator.lease"):
+            for _ in range(5):
+                await first.step()
+                await second.step()
+                clock[0] += 2.0
+            assert (first.leader.stands_by, second.leader.stands_by) == (None, "first")
+            told = [record.getMessage() for record in caplog.records if "standing by" in record.getMessage()]
+            assert told == ["standing by: first leads (Lease ns/rlrun-operator)"]
+        await first.leader.release()
+        await second.step()
+        assert second.leader.stands_by is None
+
+
+async def test_two_releases_in_one_namespace_lead_by_leases_of_their_own() -> None:
+    api = FakeApi()
+
+    async def nothing() -> None:
+        return None
+
+    async with serving(api) as client:
+        names = ("a-rlrun-operator", "b-rlrun-operator")
+        both = [Leader(client, "ns", n, name=n, on_start=nothing, on_pause=nothing) for n in names]
+        for leader in both:
+            await leader.step()
+        assert [leader.is_leading() for leader in both] == [True, True]
+    assert {path.rsplit("/", 1)[1] for path in api.objects} == set(names)
+
+
 async def test_a_released_lease_is_taken_at_once() -> None:
     api, clock = FakeApi(), [0.0]
     async with serving(api) as client:

@@ -31,6 +31,7 @@ GOOD = {
     "RLRUN_READ_NODES": "true",
     "RLRUN_LOG_LEVEL": "warning",
     "RLRUN_LOG_FORMAT": "json",
+    "RLRUN_LEASE_NAME": "team-b-rlrun-operator",
     "RLRUN_HTTP_PORT": "9000",
     "POD_NAME": "op-0",
     "POD_NAMESPACE": "rl-system",
@@ -49,6 +50,7 @@ def test_every_variable_is_read() -> None:
         9000,
     )
     assert (settings.pod_name, settings.pod_namespace) == ("op-0", "rl-system")
+    assert settings.lease_name == "team-b-rlrun-operator"
 
 
 def test_an_empty_environment_is_a_good_one() -> None:
@@ -70,6 +72,7 @@ def test_an_empty_environment_is_a_good_one() -> None:
         ("RLRUN_READ_NODES", "yes", "true, false"),
         ("RLRUN_LOG_LEVEL", "loud", "debug, info, warning, error"),
         ("RLRUN_LOG_FORMAT", "xml", "plain, json"),
+        ("RLRUN_LEASE_NAME", "Team B", "lower-case letters"),
         ("RLRUN_HTTP_PORT", "80800", "1 to 65535"),
     ],
 )
@@ -144,18 +147,21 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_health_tells_what_is_wrong(unused_port: int) -> None:
-    state: dict[str, Any] = {"age": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": []}
+    state: dict[str, Any] = {"age": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": [], "leader": None}
     answers = health.Health(
         queue_age=lambda: state["age"],
         longest_work=lambda: state["work"],
         lag=lambda: state["lag"],
         dead=lambda: state["dead"],
+        stands_by=lambda: state["leader"],
         not_ready=lambda: state["missing"],
     )
     site = await health.serve(answers, CollectorRegistry(), unused_port)
     try:
         assert await get(unused_port, "/livez") == (200, "ok\n")
         assert await get(unused_port, "/readyz") == (200, "ok\n")
+        state["leader"] = "operator-7"
+        assert await get(unused_port, "/readyz") == (200, "ok, standing by: operator-7 leads\n")
         state["missing"] = ["the store is not filled yet: pods in team-a"]
         assert (await get(unused_port, "/livez"))[0] == 200, "a restart would not fill the store"
         assert await get(unused_port, "/readyz") == (503, "the store is not filled yet: pods in team-a\n")

@@ -16,7 +16,7 @@ from rlrun_operator.names import Ref
 from rlrun_operator.observe import LookUps
 from rlrun_operator.reconcile import Reconciler, merge_patch
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Observed, Scale
+from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Observed, Scale, progress_seconds
 from rlrun_operator.store import Key, Store
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
@@ -210,6 +210,12 @@ async def test_statuses_of_little_urgency_are_written_together(urgency: Any, pat
     assert any("S4" in str(o) for o in api.objects.values())
 
 
+def test_progress_alone_is_told_less_often_of_an_old_run_and_of_one_among_many() -> None:
+    assert progress_seconds(age=0.0, runs=1) == progress_seconds(age=299.0, runs=50) == 15.0
+    assert progress_seconds(age=600.0, runs=1) == progress_seconds(age=0.0, runs=100) == 30.0
+    assert progress_seconds(age=86400.0, runs=1) == progress_seconds(age=0.0, runs=1000) == 60.0
+
+
 async def test_a_child_taken_for_absent_is_looked_for_first_and_left_alone_when_it_exists() -> None:
     api = FakeApi()
 
@@ -379,6 +385,29 @@ async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as
     assert bench.status["phase"] == "Starting"
     assert "attempt" not in bench.status, "the attempt has not begun: the next pass must do all of it"
     assert STS not in api.objects
+
+
+async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_pauses_and_nothing_is_made() -> None:
+    api = FakeApi()
+    denied = 'admission webhook "guard.example.com" denied the request: no such team'
+    api.hook = lambda verb, path, body: (400, "BadRequest", denied) if verb == "dry-run" else None
+
+    def brain(observed: Observed) -> Decision:
+        told = " ".join(event["message"] for event in observed.events)
+        return Decision(status={"phase": "Starting", "message": told}, dry_run=(child(),), apply=(Apply(child()),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        for _ in range(5):
+            await bench.go()
+        assert "no such team" in bench.status["message"]
+        assert STS not in api.objects
+        assert bench.again == [10.0, 20.0, 40.0, 60.0, 60.0]
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+        await bench.go()
+    assert STS in api.objects
+    assert bench.status["message"] == ""
 
 
 async def test_missing_rights_are_retried_not_blamed_on_the_run() -> None:
