@@ -201,7 +201,8 @@ class Client:
             "patch",
             resource.plural + (f"/{subresource}" if subresource else ""),
             resource.path(namespace, name, subresource),
-            query={"fieldManager": MANAGER},
+            # Else the API server reads the whole object once more, to warn of fields that it drops.
+            query={"fieldManager": MANAGER, "fieldValidation": "Ignore"},
             body=patch,
             content=_MERGE,
             write=True,

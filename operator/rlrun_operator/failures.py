@@ -100,7 +100,7 @@ def first_cause(
     if settled_at is not None:
         there = {*lost, *(pod.name for pod in trainer)}
         causes += [_missing("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there]
-    causes += _engines_that_can_never_work(pods)
+    causes += _engines_that_can_never_work(pods, orchestrator.created_at if orchestrator is not None else 0.0)
     return min(causes, key=lambda cause: _order(cause, now), default=None)
 
 
@@ -183,10 +183,17 @@ def _means_the_number(pod: Pod, end: Exit) -> bool:
     return pod.role == "orchestrator" or (pod.role == "trainer" and next_number(end.message) is not None)
 
 
-def _engines_that_can_never_work(pods: Iterable[Pod]) -> Iterator[Cause]:
+def _engines_that_can_never_work(pods: Iterable[Pod], began: float) -> Iterator[Cause]:
+    """Ends of engines that the attempt has seen: an engine outlives attempts, and with it what is told of its last end.
+
+    Args:
+        began: creation of the attempt's orchestrator, in seconds since the epoch. An earlier end was acted on, by a rule for one.
+    """
     for pod in pods:
         end = pod.exit
-        if pod.role == "inference" and pod.deleted_at is None and end is not None and end.code in PERMANENT:
+        if pod.role != "inference" or pod.deleted_at is not None or end is None or end.code not in PERMANENT:
+            continue
+        if end.at is None or end.at >= began:
             yield _exit_cause(pod, end)
 
 

@@ -9,7 +9,7 @@ from random import Random
 
 from tests.sim.actions import ACTIONS
 from tests.sim.process import Process
-from tests.sim.world import World
+from tests.sim.world import ViolationError, World
 
 SECONDS = 24 * 3600
 RENEWAL_SECONDS = 15
@@ -30,9 +30,15 @@ FAULTS = (
     "node starts",
     "operator dies",
 )
+ENDING_CODES = list(range(64, 79))
+"""Exit codes that end a run for good, unless its failure policy has a rule about them."""
 NO_END = {
     "maxSteps": 10**6,
-    "failurePolicy": {"maxRestarts": 10_000, "backoff": {"initialSeconds": 4, "maxSeconds": 20}},
+    "failurePolicy": {
+        "maxRestarts": 10_000,
+        "backoff": {"initialSeconds": 4, "maxSeconds": 20},
+        "rules": [{"name": "go-on", "action": "Restart", "onExitCodes": ENDING_CODES}],
+    },
 }
 
 
@@ -72,7 +78,7 @@ def live_through(hours: int = 24, seed: int = 1, *, kinds: tuple[str, ...] = FAU
     """One run and its operator through a day.
 
     Raises:
-        ViolationError: an invariant broke on the way.
+        ViolationError: an invariant broke on the way, or the run did not live: a day of a dead run measures nothing.
     """
     random, day = Random(seed), Day()
     world = World(NO_END, seed)
@@ -116,7 +122,12 @@ def live_through(hours: int = 24, seed: int = 1, *, kinds: tuple[str, ...] = FAU
                     kilobytes,
                 )
             )
+            if world.status.get("phase") == "Failed" or steps == steps_before:
+                told = f"{world.status.get('phase')}: {world.status.get('message')}"
+                raise ViolationError(f"hour {second // 3600}: {steps - steps_before} steps, the run is {told}")
             passes, longest, steps_before, writes_before = 0, 0, steps, writes
     tracemalloc.stop()
     world.rest()
+    if world.status.get("phase") != "Running":
+        raise ViolationError(f"at its end the run is {world.status.get('phase')}: {world.status.get('message')}")
     return day

@@ -145,10 +145,10 @@ def test_an_explicit_null_stays_where_it_means_off() -> None:
     assert stored["trainer"]["optimizer"]["maxGradNorm"] is None
 
 
-def test_the_status_has_no_defaults_and_conditions_merge_by_type() -> None:
+def test_the_status_has_no_defaults_and_one_owner() -> None:
     schema = status_schema()
     assert [path for path, node in nodes(schema) if "default" in node] == []
-    assert at(schema, "conditions")["x-kubernetes-list-map-keys"] == ["type"]
+    assert schema["x-kubernetes-map-type"] == "atomic"
 
 
 def test_the_printer_columns_show_fields_that_exist() -> None:

@@ -130,10 +130,11 @@ def spec_schema(*, ruled: bool = False) -> Json:
 
 
 def status_schema() -> Json:
-    """The schema of `status`. Without defaults: what the operator did not write is unknown."""
-    schema = _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__))
-    schema["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    return schema
+    """The schema of `status`. Without defaults: what the operator did not write is unknown.
+
+    Atomic: it has one writer, and an owner of each of its fields would be a quarter of the object and of the cost of each write.
+    """
+    return _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__)) | {"x-kubernetes-map-type": "atomic"}
 
 
 class _Writer:

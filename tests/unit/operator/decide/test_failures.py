@@ -320,6 +320,23 @@ def test_an_engine_that_crashes_is_reported_and_the_run_goes_on() -> None:
     assert "CUDA out of memory" in condition["message"]
 
 
+def test_an_engines_end_that_a_rule_lets_pass_costs_one_restart() -> None:
+    rule = {"name": "go-on", "action": "Restart", "onExitCodes": [65]}
+    kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 3, "rules": [rule]}}).start()
+    kube.exit("inference", 65)
+    kube.now += 2
+    for _ in range(40):
+        kube.tick(10)
+    assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (2, 1), (
+        "its pod still tells of that end"
+    )
+    kube.exit("inference", 65)
+    kube.now += 2
+    for _ in range(40):
+        kube.tick(10)
+    assert (kube.status["attempt"], kube.status["restartsCountedTowardsMax"]) == (3, 2), "it has ended once more"
+
+
 def exits_in_order(
     first: tuple[str, int, int], then: tuple[str, int, int], apart: float, said: str = ""
 ) -> Callable[[Kube], None]:
