@@ -78,6 +78,9 @@ def test_what_kubectl_shows(cluster: Cluster, namespace: str, run: str) -> None:
     head, line = cluster.kubectl("get", "rlr", "-n", namespace).splitlines()
     assert head.split() == ["NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE"]
     assert line.split()[:-1] == ["frozen", "Running", "412/1000", "0.7123", "2/2", "4/4", "1", "400"]
+    for phase, names in (("Running", ["rlrun.rlrun.io/frozen"]), ("Failed", [])):
+        found = cluster.kubectl("get", "rlr", "-n", namespace, "-o", "name", f"--field-selector=status.phase={phase}")
+        assert found.split() == names
     head, line = cluster.kubectl("get", "rl", "-n", namespace, "-o", "wide").splitlines()
     assert head.split()[9:] == ["REASON", "ATTEMPT", "VERSION", "STALENESS", "TOK/S"]
     assert line.split()[9:] == ["Stepping", "2", "411", "1.5", "51200"]

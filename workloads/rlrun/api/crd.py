@@ -55,6 +55,8 @@ _BOUNDS = {
     "list": {"min_length": "minItems", "max_length": "maxItems"},
     "mapping": {"min_length": "minProperties", "max_length": "maxProperties"},
 }
+_SELECTABLE = (".status.phase",)
+"""Fields that `kubectl get rlr --field-selector` takes (Kubernetes 1.31 and newer)."""
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Step", "string", ".status.steps", 0),
@@ -95,6 +97,7 @@ def crd() -> Json:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
+                    "selectableFields": [{"jsonPath": path} for path in _SELECTABLE],
                     "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
                     "schema": {"openAPIV3Schema": _root()},
                 }

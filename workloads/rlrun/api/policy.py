@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rlrun.api.crd import GROUP, ITEMS_MAX, PLURAL, RULES_KEY, VERSION, spec_schema
+from rlrun.api.crd import GROUP, PLURAL, RULES_KEY, VERSION, spec_schema
 from rlrun.api.resource import RLRun
 from rlrun.api.rule import Rule, compact, quoted
 from rlrun.api.rules import ROOT_RULES, TRANSITION_RULES
@@ -74,7 +74,7 @@ def validating_policy() -> list[Json]:
 def _variables() -> list[tuple[str, str]]:
     """Name and CEL expression of each variable: lists of messages, and the sum of them all."""
     schema = spec_schema(ruled=True)
-    found = [("indices", f"[{','.join(str(i) for i in range(ITEMS_MAX))}]"), ("deep", _deep())]
+    found = [("indices", f"[{','.join(str(i) for i in range(_longest(schema)))}]"), ("deep", _deep())]
     parts = [("ofName", f"[object].map(self,{_messages(ROOT_RULES[RLRun], _ROOT)})[0]")]
     parts.append(("ofSpec", f"[{_SPEC}].map(self,{_messages(schema[RULES_KEY], quoted('spec'))})[0]"))
     for name, inner in schema["properties"].items():
@@ -86,6 +86,12 @@ def _variables() -> list[tuple[str, str]]:
     )
     every = "+".join(f"variables.{name}" for name, _ in [("deep", ""), *parts])
     return [*found, *parts, ("problems", every)]
+
+
+def _longest(schema: Json) -> int:
+    """Most items that a list inside may have."""
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    return max([int(schema.get("maxItems", 0)), *(_longest(each) for each in inner if isinstance(each, dict))])
 
 
 def _below(schema: Json, path: str, lists: int) -> str:
