@@ -116,7 +116,13 @@ class World:
         self._set_status(pod, {}, {**held, "state": {"running": {"startedAt": now}}})
 
     def _set_status(self, pod: str, status: Json, container: Json) -> None:
-        found = self.kube("GET", self.path(CORE, "pods", pod))["status"]
+        found = wait_for(
+            lambda: self.kube("GET", self.path(CORE, "pods", pod))["status"],
+            lambda status: bool(
+                status.get("containerStatuses")
+            ),  # a pod that kwok has not started yet ends as little as a real one
+            f"pod {pod} runs",
+        )
         containers = [{**found["containerStatuses"][0], **container}, *found["containerStatuses"][1:]]
         conditions = [
             {**c, "status": "False"} if c["type"] in ("Ready", "ContainersReady") else c for c in found["conditions"]
