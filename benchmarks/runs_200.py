@@ -55,6 +55,7 @@ PURPOSE = {
     ("apply", "configmaps"): "the resolved configuration",
     ("apply", "services"): "names of the trainer's pods and of the engines",
     ("apply", "networkpolicies"): "what the pods may talk to",
+    ("apply", "poddisruptionbudgets"): "how many engines a drain may take at once",
     ("apply", "statefulsets"): "the trainer",
     ("apply", "deployments"): "the engines",
     ("apply", "pods"): "the orchestrator",
