@@ -115,7 +115,7 @@ class Fleet:
 
 @dataclass
 class Bare:
-    """What the pods alone cost."""
+    """Cost of the pods alone."""
 
     ready: float
     """Seconds from the first request until all are ready."""

@@ -146,7 +146,11 @@ class Client:
                 query=query,
             )
             for item in page.get("items") or ():
-                yield {**item, "apiVersion": resource.api_version, "kind": resource.kind}
+                yield {
+                    **(item if isinstance(item, dict) else {}),
+                    "apiVersion": resource.api_version,
+                    "kind": resource.kind,
+                }
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return

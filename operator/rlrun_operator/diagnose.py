@@ -229,7 +229,7 @@ def _refused(scene: Scene, role: Role) -> Say | None:
 
 
 def _kept_out(scene: Scene) -> Say | None:
-    """What admission keeps the operator itself from making, beside pods and the claim."""
+    """Objects that admission keeps the operator itself from making, beside pods and the claim."""
     for event in scene.events:
         target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), _TEXT_MAX)
         if event.get("reason") != _REFUSED or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim"):

@@ -12,6 +12,7 @@ from rlrun_operator.logs import where
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.reconcile import SETTLE_SECONDS
 from rlrun_operator.resources import CLAIM, LEASE, RLRUN
+from rlrun_operator.slim import identified
 from rlrun_operator.store import Key, Store
 from rlrun_operator.watches import Stream
 
@@ -60,7 +61,11 @@ class Feed:
         before = self._store.idents(kind, namespace)
         listed = set()
         async for found in self._client.list(stream.resource, namespace, labels=selector):
-            metadata = found["metadata"]
+            try:
+                metadata = identified(found)["metadata"]
+            except (LookupError, TypeError, AttributeError) as error:
+                log.error("one of %s was left out: %s: %s", stream, type(error).__name__, error)
+                continue
             listed.add((kind, metadata["namespace"], metadata["name"]))
             self.on_object(None, found)
         self._queue(kind, self._store.prune(kind, namespace, before, listed))

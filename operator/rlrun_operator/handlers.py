@@ -72,7 +72,7 @@ class Watcher:
         self._thread.start()
 
     def has_ended(self) -> bool:
-        """Whether it was started and does not watch any more."""
+        """True once the thread was started and has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
     def stop(self) -> None:
@@ -85,9 +85,8 @@ class Watcher:
         while not self._stopping.is_set():
             try:
                 asyncio.run(self._kopf(hand_over))
-            except (
-                BaseException
-            ) as error:  # a cancelled or exhausted kopf, too: the thread must not end while the process works
+            # Cancelled tasks and exhausted recursion, too: the thread must not end while the process works.
+            except BaseException as error:
                 log.error("the watches ended and are started anew: %s", getattr(error, "message", None) or where(error))
             self._stopping.wait(RESTART_SECONDS)
 

@@ -13,7 +13,7 @@ from tests.controlplane.harness import OperatorProcess
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "malformed" / "batch-not-divisible.yaml"
-"""What the policy refuses."""
+"""A manifest that the policy refuses."""
 
 
 def install_crds(cluster: Cluster) -> None:

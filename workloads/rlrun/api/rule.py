@@ -10,7 +10,7 @@ _SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold in a block, and what is said where it does not."""
+    """A condition on a block, and the message where it does not hold."""
 
     holds: str
     """CEL expression over `self`, true for a valid object."""

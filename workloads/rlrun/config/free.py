@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, JsonValue
 LEVELS_MAX = 32
 """Lists and mappings inside each other. A pod's deepest field has twelve."""
 CHARACTERS_MAX = 131_072
-"""Of the value as JSON: the configuration travels in a ConfigMap, which holds a mebibyte."""
+"""Length of the value as JSON: the configuration travels in a ConfigMap, which holds a mebibyte."""
 
 
 def levels(value: Any) -> int:

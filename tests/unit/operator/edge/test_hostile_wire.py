@@ -179,6 +179,13 @@ async def test_lists_and_answers_of_the_client_bear_depth() -> None:
     assert names == ["hostile", "healthy"]
 
 
+async def test_items_of_nonsense_keep_no_list_from_being_compared() -> None:
+    wire = Wire([b'{"metadata":5}', b"null", b"7", run("healthy", 3), b'{"spec":{}}', b'{"metadata":{"name":["x"]}}'])
+    async with watching(wire) as seen:
+        await seen.feed.compare(Stream(RLRUN, NAMESPACE))
+        assert seen.store.idents(RLRUN.kind, None) == {(RLRUN.kind, NAMESPACE, "healthy")}
+
+
 async def test_nonsense_on_the_wire_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     wire = Wire([b'{"metadata":5}', b"null", run("healthy", 3), b'{"spec":{}}'])
     random = Random(11)
