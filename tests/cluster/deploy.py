@@ -11,6 +11,7 @@ CHARTS = Path(__file__).resolve().parents[2] / "charts"
 SYSTEM = "rlrun-system"
 RELEASE = "rlrun-operator"
 INSTALL_SECONDS = 120.0
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 def install(
@@ -20,7 +21,7 @@ def install(
     watch: Sequence[str] = ("default",),
     values: Mapping[str, str] | None = None,
 ) -> None:
-    """Install, or upgrade to, the CRD and the operator, and wait until it is ready.
+    """Install, or upgrade to, the CRD and the operator, and wait until it is ready; the runs' namespaces are Pod Security `restricted`.
 
     Args:
         cluster: where.
@@ -28,6 +29,10 @@ def install(
         watch: namespaces whose runs the operator serves.
         values: more `--set` of the operator's chart.
     """
+    for namespace in watch:
+        if not cluster.kubectl("get", "namespace", namespace, "--ignore-not-found"):
+            cluster.kubectl("create", "namespace", namespace)
+        cluster.kubectl("label", "namespace", namespace, RESTRICTED, "--overwrite")
     cluster.helm("upgrade", "--install", "rlrun-crds", str(CHARTS / "rlrun-crds"), "--wait", timeout=INSTALL_SECONDS)
     settings = {
         "image": images["operator"],

@@ -50,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began, loads = time.monotonic(), [os.getloadavg()[0]]
     try:
         cluster.load_image(*(image.archive for image in images.values()))
-        if not cluster.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found"):
-            cluster.kubectl("create", "namespace", NAMESPACE)
         references = {"trainer": stub, "inference": stub, "operator": images["operator"].reference}
         deploy.install(cluster, references, watch=[NAMESPACE])
         results = list(_play(cluster, stub, [c for c in wanted if not c.alone], options.at_a_time, loads))

@@ -41,7 +41,7 @@ def references(images: Mapping[str, BuiltImage]) -> Mapping[str, str]:
 
 @pytest.fixture(scope="session")
 def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> Iterator[api.Cluster]:
-    """The cluster; the namespace of the runs enforces the restricted Pod Security Standard."""
+    """The cluster, with the product installed."""
     given = os.environ.get(USE)
     archives = [image.archive for image in images.values()]
     if given:
@@ -53,9 +53,6 @@ def cluster(images: Mapping[str, BuiltImage], references: Mapping[str, str]) -> 
             NAME if api.find(NAME) is None else f"{NAME}-{os.getpid()}", nodes=2, images=archives, tie=True
         )
     try:
-        if not cluster.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found"):
-            cluster.kubectl("create", "namespace", NAMESPACE)
-        cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
         deploy.install(cluster, references, watch=[NAMESPACE])
         yield cluster
         log = cluster.kubectl("logs", "-n", deploy.SYSTEM, f"deploy/{deploy.RELEASE}", "--tail=-1", check=False)
