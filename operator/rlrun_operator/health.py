@@ -11,8 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from rlrun.protocol.site import Site
 
-AGE_SECONDS = 60.0
-"""A run that waits longer for a worker means that the workers hang."""
+STANDSTILL_SECONDS = 60.0
+"""Workers that take none of the waiting runs for so long hang. How long a run waits says nothing: a thousand that come at once wait."""
 WORK_SECONDS = 180.0
 """So does a piece of work that takes longer: each of its requests has a deadline of seconds."""
 LAG_SECONDS = 5.0
@@ -24,8 +24,8 @@ answer at all, which is red to the kubelet, too."""
 class Health:
     """Inputs of the answers; the process fills them in."""
 
-    queue_age: Callable[[], float] = lambda: 0.0
-    """Seconds that the oldest ready run waits."""
+    standstill: Callable[[], float] = lambda: 0.0
+    """Seconds for which runs have waited and no worker has taken one."""
     longest_work: Callable[[], float] = lambda: 0.0
     """Seconds that the oldest piece of work is under way."""
     lag: Callable[[], float] = lambda: 0.0
@@ -41,9 +41,9 @@ class Health:
     def sick(self) -> list[str]:
         """Reason to restart the process; empty: there is none."""
         problems = []
-        if self.queue_age() > AGE_SECONDS:
+        if self.standstill() > STANDSTILL_SECONDS:
             problems.append(
-                f"the oldest run waits for a worker for {self.queue_age():.0f} s (limit {AGE_SECONDS:.0f} s)"
+                f"runs wait and no worker has taken one for {self.standstill():.0f} s (limit {STANDSTILL_SECONDS:.0f} s)"
             )
         if self.longest_work() > WORK_SECONDS:
             problems.append(f"work on a run takes {self.longest_work():.0f} s (limit {WORK_SECONDS:.0f} s)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,9 +22,8 @@ MESSAGE_MAX = 2000
 """Characters of a message in the status."""
 
 
-REMEMBERED = 256
-"""Specifications whose judgement is kept: that of a running run is asked for again at every event."""
-_remembered: OrderedDict[str, tuple[Manifest, Judgement]] = OrderedDict()
+_remembered: dict[tuple[str, str], tuple[Manifest, Judgement]] = {}
+"""Judgements by namespace and name, until `forget`: a run is judged again at every event, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,22 @@ class Judgement:
 def judge(run: Manifest) -> Judgement:
     """Read the specification of an RLRun.
 
-    The last answers are kept, each with the very document that it was for, so that the result is always that of a fresh reading.
+    The last answer for each run is kept with the very document that it was for, so that the result is always that of a fresh reading.
     """
     document = {key: run[key] for key in ("apiVersion", "kind", "spec") if key in run}
     document["metadata"] = {key: run["metadata"].get(key) for key in ("name", "uid", "generation")}
-    uid = str(run["metadata"].get("uid"))
-    known = _remembered.pop(uid, None)
-    result = known[1] if known is not None and known[0] == document else _read(document)
-    _remembered[uid] = (document, result)
-    if len(_remembered) > REMEMBERED:
-        _remembered.popitem(last=False)
+    key = (str(run["metadata"].get("namespace")), str(run["metadata"].get("name")))
+    known = _remembered.get(key)
+    if known is not None and known[0] == document:
+        return known[1]
+    result = _read(document)
+    _remembered[key] = (document, result)
     return result
+
+
+def forget(namespace: str, name: str) -> None:
+    """Drop what is kept of a run that is gone."""
+    _remembered.pop((namespace, name), None)
 
 
 def _read(document: Manifest) -> Judgement:

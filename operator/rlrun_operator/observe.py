@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 from rlrun_operator.client import ApiError, Client
 from rlrun_operator.names import KIND, Names, Ref
@@ -17,10 +19,13 @@ from rlrun_operator.store import Key, Store, claim_name
 
 LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""
+LOOK_UP_SHARE = 0.05
+"""Of the time, at most, that is spent on such a request: thousands of nodes are asked for less often than ten."""
 FORBIDDEN_SECONDS = 300.0
 """How long a refusal is taken for the answer."""
 
 Fact = Literal["events", "nodes"]
+T = TypeVar("T")
 _CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
 log = logging.getLogger(__name__)
 
@@ -75,8 +80,8 @@ class LookUps:
         self._client = client
         self._read_nodes = read_nodes
         self._clock = clock
-        self._events: dict[str, tuple[float, list[Manifest]]] = {}
-        self._nodes: tuple[float, tuple[Manifest, ...] | None] = (float("-inf"), None)
+        self._warnings: dict[str, _Shared[list[Manifest]]] = {}
+        self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_nodes, clock)
 
     async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
         """`observed` with the facts that a decision asked for.
@@ -88,15 +93,18 @@ class LookUps:
         if "events" in facts:
             metadata = observed.run["metadata"]
             mine = _names(observed)
-            found = await self._warnings(metadata["namespace"])
+            found = await self._warnings_of(metadata["namespace"])
             events += [event for event in found if _about(event, mine, metadata["name"])]
-        nodes = await self._all_nodes() if "nodes" in facts and self._read_nodes else None
+        nodes = await self._nodes.get() if "nodes" in facts and self._read_nodes else None
         return replace(observed, events=tuple(events), nodes=nodes)
 
-    async def _warnings(self, namespace: str) -> list[Manifest]:
-        asked, known = self._events.get(namespace, (float("-inf"), []))
-        if self._clock() - asked < LOOK_UP_SECONDS:
-            return known
+    async def _warnings_of(self, namespace: str) -> list[Manifest]:
+        if namespace not in self._warnings:
+            self._warnings = {name: kept for name, kept in self._warnings.items() if kept.is_current()}
+            self._warnings[namespace] = _Shared(partial(self._all_warnings, namespace), self._clock)
+        return await self._warnings[namespace].get()
+
+    async def _all_warnings(self, namespace: str) -> tuple[list[Manifest], float]:
         found: list[Manifest] = []
         try:
             async for event in self._client.list(EVENT, namespace, fields="type=Warning"):
@@ -104,23 +112,42 @@ class LookUps:
                 found.append(event)
         except ApiError as error:
             log.warning("events of namespace %s cannot be read; messages explain less: %s", namespace, error)
-            self._events[namespace] = (self._clock() + FORBIDDEN_SECONDS, [])
-            return []
-        self._events = {k: v for k, v in self._events.items() if self._clock() - v[0] < LOOK_UP_SECONDS}
-        self._events[namespace] = (self._clock(), found)
-        return found
+            return [], FORBIDDEN_SECONDS
+        return found, LOOK_UP_SECONDS
 
-    async def _all_nodes(self) -> tuple[Manifest, ...] | None:
-        asked, known = self._nodes
-        if self._clock() - asked < LOOK_UP_SECONDS:
-            return known
+    async def _all_nodes(self) -> tuple[tuple[Manifest, ...] | None, float]:
         try:
-            found = tuple([_slim_node(node) async for node in self._client.list(NODE, None)])
-            self._nodes = (self._clock(), found)
+            return tuple([_slim_node(node) async for node in self._client.list(NODE, None)]), LOOK_UP_SECONDS
         except ApiError as error:
             log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops asking): %s", error)
-            self._nodes = (self._clock() + FORBIDDEN_SECONDS, None)
-        return self._nodes[1]
+            return None, FORBIDDEN_SECONDS
+
+
+class _Shared(Generic[T]):
+    """An answer that many ask for: one request at a time, and the longer it takes, the longer its answer is believed.
+
+    Args:
+        ask: the request; returns the answer, and for how many seconds at least it is believed.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[tuple[T, float]]], clock: Callable[[], float]) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._kept: tuple[T, float] | None = None
+
+    def is_current(self) -> bool:
+        """Whether nothing has to be asked."""
+        return self._lock.locked() or (self._kept is not None and self._clock() < self._kept[1])
+
+    async def get(self) -> T:
+        """The answer."""
+        async with self._lock:
+            if self._kept is None or self._clock() >= self._kept[1]:
+                began = self._clock()
+                answer, least = await self._ask()
+                self._kept = answer, began + max(least, (self._clock() - began) / LOOK_UP_SHARE)
+            return self._kept[0]
 
 
 def _slim_node(node: Mapping[str, Any]) -> Manifest:

@@ -309,7 +309,7 @@ class Operator:
         for stream in self._streams:
             self._metrics.observe_watch(stream.resource.plural, stream.namespace, partial(self._watches.age, stream))
         return health.Health(
-            queue_age=self._workers.age,
+            standstill=self._workers.standstill,
             longest_work=self._workers.longest_work,
             lag=lambda: max(self._lags, default=0.0),
             dead=self._dead,

@@ -37,6 +37,7 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
+        self._taken_at = float("-inf")
 
     def add(self, key: K, now: float, delay: float = 0.0) -> None:
         """Let `key` come out after `delay` seconds; of several delays the shortest holds."""
@@ -59,7 +60,7 @@ class WorkQueue(Generic[K]):
         if not self._ready:
             return None
         key, _ = self._ready.popitem(last=False)
-        self._active[key] = now
+        self._active[key] = self._taken_at = now
         return key
 
     def done(self, key: K, now: float) -> None:
@@ -80,8 +81,9 @@ class WorkQueue(Generic[K]):
         self.add(key, now)
         return pause
 
-    def forget_failures(self, now: float) -> None:
-        """End all pauses: what made the keys fail (the API server was away) is over."""
+    def reopen(self, now: float) -> None:
+        """End all pauses: what made the keys fail (the API server was away) is over. What waited until now could not come out."""
+        self._taken_at = now
         waiting = list(self._not_before)
         self._failures.clear()
         self._not_before.clear()
@@ -103,6 +105,10 @@ class WorkQueue(Generic[K]):
         """Seconds since the oldest ready key became ready."""
         self._promote(now)
         return now - next(iter(self._ready.values())) if self._ready else 0.0
+
+    def standstill(self, now: float) -> float:
+        """Seconds for which keys have been ready and none has come out."""
+        return min(self.age(now), now - self._taken_at)
 
     def longest_work(self, now: float) -> float:
         """Seconds since the oldest key in work came out."""
@@ -156,7 +162,7 @@ class Workers(Generic[K]):
 
     def open(self) -> None:
         """Work from now on, without pauses that earlier failures left."""
-        self.queue.forget_failures(self._clock())
+        self.queue.reopen(self._clock())
         self._open = True
         self._wake.set()
 
@@ -181,6 +187,10 @@ class Workers(Generic[K]):
     def age(self) -> float:
         """Seconds that the oldest ready key waits; 0 while work is not allowed, when waiting is right."""
         return self.queue.age(self._clock()) if self._open else 0.0
+
+    def standstill(self) -> float:
+        """Seconds for which keys have been ready and no worker has taken one; 0 while work is not allowed."""
+        return self.queue.standstill(self._clock()) if self._open else 0.0
 
     def longest_work(self) -> float:
         """Seconds that the oldest piece of work is under way."""

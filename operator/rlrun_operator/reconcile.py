@@ -17,6 +17,7 @@ from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.conditions import phase, raw_conditions
 from rlrun_operator.events import Poster
+from rlrun_operator.judge import forget
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.names import Names
 from rlrun_operator.observe import LookUps, observe
@@ -129,6 +130,7 @@ class Reconciler:
             observed = self._observe(key, memory)
             if observed is None:
                 self._memories.pop(key, None)
+                forget(*key)
                 self._metrics.forget(key)
                 return
             if "deletionTimestamp" in observed.run["metadata"]:

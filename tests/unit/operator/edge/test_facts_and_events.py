@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from rlrun_operator.observe import _Shared
 from rlrun_operator.state import Decision, EventRecord, Manifest, Observed
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import Bench, child
@@ -38,6 +41,27 @@ async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> No
         bench.time += 6
         await bench.go()
         assert [verb for verb, _ in api.requests].count("list") == 4
+
+
+async def test_many_that_ask_at_once_share_one_request_and_a_slow_one_is_believed_longer() -> None:
+    time, slow, asked = 100.0, 30.0, 0
+
+    async def ask() -> tuple[int, float]:
+        nonlocal time, asked
+        asked += 1
+        await asyncio.sleep(0.01)
+        time += slow
+        return asked, 5.0
+
+    shared = _Shared(ask, lambda: time)
+    assert await asyncio.gather(*(shared.get() for _ in range(8))) == [1] * 8
+    time += 500.0
+    assert await shared.get() == 1, "a request of 30 s is one in ten minutes"
+    time += 71.0
+    slow = 0.0
+    assert await shared.get() == 2
+    time += 5.0
+    assert await shared.get() == 3
 
 
 async def test_facts_that_may_not_be_read_are_done_without() -> None:

@@ -147,9 +147,9 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_health_tells_what_is_wrong(unused_port: int) -> None:
-    state: dict[str, Any] = {"age": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": [], "leader": None}
+    state: dict[str, Any] = {"still": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": [], "leader": None}
     answers = health.Health(
-        queue_age=lambda: state["age"],
+        standstill=lambda: state["still"],
         longest_work=lambda: state["work"],
         lag=lambda: state["lag"],
         dead=lambda: state["dead"],
@@ -167,7 +167,7 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         assert await get(unused_port, "/readyz") == (503, "the store is not filled yet: pods in team-a\n")
         dead = ["the watch of pods in team-a brings nothing"]
         for name, value, word in (
-            ("age", 61.0, "waits"),
+            ("still", 61.0, "no worker"),
             ("work", 181.0, "work"),
             ("lag", 6.0, "event loop"),
             ("dead", dead, "pods in team-a"),

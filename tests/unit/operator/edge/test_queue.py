@@ -75,7 +75,7 @@ def test_pauses_end_when_their_cause_is_over() -> None:
         queue.add(key, 0.0)
         queue.pop(0.0)
         queue.failed(key, 0.0)
-    queue.forget_failures(0.1)
+    queue.reopen(0.1)
     assert [queue.pop(0.1), queue.pop(0.1)] == ["a", "b"]
 
 
@@ -88,6 +88,26 @@ def test_age_and_depth_tell_how_long_ready_keys_wait() -> None:
     queue.pop(25.0)
     assert queue.age(25.0) == 15.0, "the delayed one is ready since 10"
     assert queue.longest_work(40.0) == 15.0
+
+
+def test_a_long_queue_that_moves_does_not_stand_still() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for number in range(10):
+        queue.add(str(number), 0.0)
+    queue.reopen(50.0)
+    assert queue.standstill(70.0) == 20.0, "before that nobody was allowed to take any"
+    for now in (100.0, 150.0, 200.0):
+        key = queue.pop(now)
+        assert key is not None
+        queue.done(key, now)
+    assert queue.age(210.0) == 210.0
+    assert queue.standstill(210.0) == 10.0
+    queue.add("later", 300.0)
+    while (key := queue.pop(300.0)) is not None:
+        queue.done(key, 300.0)
+    assert queue.standstill(900.0) == 0.0, "nothing waits"
+    queue.add("new", 900.0)
+    assert queue.standstill(905.0) == 5.0
 
 
 class Bench:
@@ -145,6 +165,7 @@ async def test_closing_stops_work_and_opening_repeats_what_was_cut_off() -> None
     await bench.workers.close()
     assert bench.running == []
     assert bench.workers.age() == 0.0, "a closed queue that waits is not a sick one"
+    assert bench.workers.standstill() == 0.0
     bench.gate.set()
     bench.workers.open()
     await bench.until("repeated", finished=["a"])

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from rlrun_operator import judge as judging
 from rlrun_operator.attempts import TAKEN_SECONDS
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.events import Poster
+from rlrun_operator.judge import judge
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.names import Ref
 from rlrun_operator.observe import LookUps
@@ -424,11 +426,13 @@ async def test_missing_rights_are_retried_not_blamed_on_the_run() -> None:
 async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}))
+        bench = Bench(api, client, lambda observed: Decision(status={"valid": bool(judge(observed.run).spec)}))
         del api.objects[RUN]  # deleted; the watch has not told yet
         await bench.go()
+        assert KEY in judging._remembered
         await bench.go()
     assert bench.store.runs() == []
+    assert KEY not in judging._remembered
     assert len(bench.seen) == 1
 
 

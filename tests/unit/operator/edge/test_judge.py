@@ -1,0 +1,58 @@
+"""Judgements of specifications: kept while the run is there, and never another one's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun_operator import judge as judging
+from rlrun_operator.judge import Judgement, forget, judge
+from rlrun_operator.state import Manifest
+
+RUNS = 1000
+
+
+def run(number: int, **spec: Any) -> Manifest:
+    metadata = {"namespace": "team", "name": f"run-{number}", "uid": f"uid-{number}", "generation": 1}
+    return {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": metadata, "spec": {"maxSteps": 0, **spec}}
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the runs that were read, in order."""
+    found: list[str] = []
+    read = judging._read
+
+    def counted(document: Manifest) -> Judgement:
+        found.append(document["metadata"]["name"])
+        return read(document)
+
+    monkeypatch.setattr(judging, "_read", counted)
+    monkeypatch.setattr(judging, "_remembered", {})
+    return found
+
+
+def test_a_thousand_runs_are_read_once_each_however_often_they_are_looked_at(readings: list[str]) -> None:
+    for _ in range(3):
+        for number in range(RUNS):
+            judge(run(number))
+    assert len(readings) == RUNS
+
+
+def test_an_edit_and_a_successor_of_the_name_are_read_anew(readings: list[str]) -> None:
+    first = judge(run(1))
+    edited = judge(run(1, maxSteps=-1))
+    assert edited.problems != first.problems
+    successor = run(1)
+    successor["metadata"]["uid"] = "another"
+    judge(successor)
+    assert readings == ["run-1"] * 3
+
+
+def test_nothing_is_kept_of_a_run_that_is_gone(readings: list[str]) -> None:
+    judge(run(1))
+    forget("team", "run-1")
+    assert judging._remembered == {}
+    judge(run(1))
+    assert len(readings) == 2
