@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlrun_operator.client import ApiError, Client, address
+from rlrun_operator.client import ABSENT, ApiError, Client, address
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.resources import BY_KIND, POD, SECRET, WATCHED
 from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
@@ -104,14 +104,25 @@ class Applier:
             self._learn(await self._find_own(manifest))
 
     async def _apply(self, item: Apply) -> None:
-        # First of all: an apply with force takes over what is there, and deletes it with the run.
+        # Never over what was not looked at: an apply with force takes over what is there, and deletes it with the run.
+        expected = item.replaces or (ABSENT if item.expect_absent else None)
+        version = expected or (ABSENT if item.is_first else None)
+        if version is not None and await self._applied_over(item.manifest, version):
+            return
         found = await self._find_own(item.manifest)
-        expected = item.expect_absent or item.replaces is not None
-        if expected and found is not None and found["metadata"].get("resourceVersion") != item.replaces:
+        if found is None:
+            if not await self._applied_over(item.manifest, ABSENT):
+                raise StaleViewError(f"{_what(item.manifest)} has appeared")
+        elif expected is not None:
             self._learn(found)
-            what = f"{found['kind']} {found['metadata']['name']}"
-            raise StaleViewError(f"{what} {'has changed' if item.replaces else 'exists already'}")
-        self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)))
+            raise StaleViewError(f"{_what(item.manifest)} {'has changed' if item.replaces else 'exists already'}")
+        else:
+            self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)))
+
+    async def _applied_over(self, manifest: Manifest, version: str) -> bool:
+        made = await self._judged(manifest, self._client.apply_over(manifest, version))
+        self._learn(made)
+        return made is not None
 
     async def _find_own(self, manifest: Manifest) -> Manifest | None:
         """The object of a child's name, if there is one.
@@ -165,13 +176,17 @@ class Applier:
             if error.kept_out:
                 raise KeptOutError(error.message, manifest, quota=error.over_quota) from error
             if error.refused:
-                raise RejectedError(f"{manifest['kind']} {manifest['metadata']['name']}: {error.message}") from error
+                raise RejectedError(f"{_what(manifest)}: {error.message}") from error
             raise
         return answer
 
     def _learn(self, manifest: Mapping[str, Any] | None) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
             self._store.put(manifest, self._now())
+
+
+def _what(manifest: Manifest) -> str:
+    return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 
 def _without_account(manifest: Manifest) -> Manifest:

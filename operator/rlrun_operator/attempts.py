@@ -21,7 +21,7 @@ from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import configuration, finish, follow, of_inference, storage_status
 from rlrun_operator.life import restart_request
-from rlrun_operator.names import attempt_of
+from rlrun_operator.names import Role, attempt_of
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.times import rfc3339, seconds_of
@@ -104,9 +104,15 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         attempt,
         updates=updates,
         create=create,
-        apply=[*(Apply(child) for child in needs.apply), *applies],
-        dry_run=made if not there and case.past.spec_hash != case.spec_hash else (),
+        apply=[*(Apply(child, is_first=not case.past.launched_attempt) for child in needs.apply), *applies],
+        dry_run=_untried(spec, made) if not there and case.past.spec_hash != case.spec_hash else (),
     )
+
+
+def _untried(spec: RLRunSpec, made: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """Workloads that hold fields which the manifest's own validation does not know."""
+    roles: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
+    return tuple(child for child in made if placement.block(spec, roles[child["kind"]]).pod_template)
 
 
 def record(case: Case, cause: Cause) -> Decision:

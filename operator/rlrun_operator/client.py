@@ -20,6 +20,9 @@ REQUEST_SECONDS = 10.0
 PAGE = 250
 """Objects per page of a list."""
 
+ABSENT = "1"
+"""A resourceVersion that no object of a run has: etcd's first revision is older than any. An apply with it makes an object or nothing."""
+
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _RBAC = re.compile(r'User "[^"]*" cannot \w+ resource')
@@ -170,6 +173,23 @@ class Client:
             content=_APPLY,
             write=not dry_run,
         )
+
+    async def apply_over(self, manifest: Manifest, version: str) -> Json | None:
+        """Server-side apply of a whole object, over this very state of it.
+
+        Args:
+            manifest: the object.
+            version: its resourceVersion before; `ABSENT`: it does not exist.
+
+        Returns:
+            None when its state is another one, which is left as it is. An object that does not exist is made, whatever `version` is.
+        """
+        try:
+            return await self.apply({**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}})
+        except ApiError as error:
+            if error.status == 409:
+                return None
+            raise
 
     async def create(self, manifest: Manifest) -> Json | None:
         """Create an object; None when one of this name exists, which is left as it is."""

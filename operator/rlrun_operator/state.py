@@ -54,9 +54,11 @@ class Apply:
 
     manifest: Manifest
     expect_absent: bool = False
-    """The cache says that it does not exist; confirm with a live GET first and leave an existing one alone: the cache may lag."""
+    """The cache says that it does not exist; one that exists is left alone: the cache may lag."""
     replaces: str | None = None
     """resourceVersion of the one that the cache knows; any other is left alone, likewise."""
+    is_first: bool = False
+    """No attempt has needed it before: it hardly exists. Saves a look, and no more: a run's own is applied over."""
 
 
 @dataclass(frozen=True)

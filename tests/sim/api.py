@@ -160,6 +160,8 @@ class Api:
         found = self.get(kind, name)
         if found is None:
             return self.add(body)
+        if body["metadata"].get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
+            raise RefusedError(409, "Conflict", "the object has been modified")
         if kind == "Pod" and any(found["spec"].get(k) != v for k, v in body["spec"].items()):
             raise RefusedError(
                 422, "Invalid", f'Pod "{name}" is invalid: spec: Forbidden: pod updates may not change fields'

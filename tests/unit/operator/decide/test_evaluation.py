@@ -36,7 +36,7 @@ def measured(kube: Kube) -> None:
 def test_from_creation_to_complete_without_a_trainer() -> None:
     kube = Kube(EVAL)
     first = kube.decide()
-    assert [child["kind"] for child in first.dry_run] == ["Deployment", "Pod"]
+    assert [a.manifest["kind"] for a in first.apply][-2:] == ["Deployment", "Pod"]
     assert [a.manifest["metadata"]["name"] for a in first.apply if a.manifest["kind"] == "Service"] == ["run-inference"]
     kube.settle()
     for _ in range(3):
@@ -129,7 +129,9 @@ def test_one_that_hangs_is_restarted() -> None:
 def test_a_volume_of_one_node_is_where_the_engines_are() -> None:
     one_node = {"storage": {"claimTemplate": {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}}}
     kube = Kube(EVAL | one_node)
-    for child in kube.decide().dry_run:
+    workloads = [a.manifest for a in kube.decide().apply if a.manifest["kind"] in ("Deployment", "Pod")]
+    assert len(workloads) == 2
+    for child in workloads:
         spec = child["spec"]["template"]["spec"] if child["kind"] == "Deployment" else child["spec"]
         (term,) = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert term["labelSelector"]["matchLabels"]["rlrun.io/role"] == "inference"
@@ -137,7 +139,7 @@ def test_a_volume_of_one_node_is_where_the_engines_are() -> None:
 
 def test_the_orchestrator_makes_the_tiny_model_and_that_it_cannot_is_told() -> None:
     kube = Kube(EVAL | {"model": {"tiny": {}}})
-    pod = next(child for child in kube.decide().dry_run if child["kind"] == "Pod")
+    pod = next(a.manifest for a in kube.decide().apply if a.manifest["kind"] == "Pod")
     assert [c["name"] for c in pod["spec"]["initContainers"]] == ["folder", "model"]
     kube.make_ready = False
     kube.settle()

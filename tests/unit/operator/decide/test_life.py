@@ -16,9 +16,18 @@ STATEFULSET, DEPLOYMENT = Ref("StatefulSet", "run-trainer"), Ref("Deployment", "
 BUDGET = Ref("PodDisruptionBudget", "run-inference")
 
 
-def test_the_first_pass_dry_runs_and_makes_everything_at_once() -> None:
+@pytest.mark.parametrize(
+    ("role", "kind"), [("trainer", "StatefulSet"), ("inference", "Deployment"), ("orchestrator", "Pod")]
+)
+def test_only_what_holds_a_template_of_the_users_is_dry_run(role: str, kind: str) -> None:
+    template = {"podTemplate": {"spec": {"nodeSelector": {"zone": "a"}}}}
+    first = Kube({**SPEC, role: {**SPEC.get(role, {}), **template}}).decide()
+    assert [child["kind"] for child in first.dry_run] == [kind]
+
+
+def test_the_first_pass_makes_everything_at_once() -> None:
     first = Kube(SPEC).decide()
-    assert [child["kind"] for child in first.dry_run] == ["StatefulSet", "Deployment", "Pod"]
+    assert first.dry_run == ()
     assert {child["kind"] for child in first.create} == {"PersistentVolumeClaim", "Lease", "Secret"}
     assert [(a.manifest["kind"], a.expect_absent) for a in first.apply][-3:] == [
         ("StatefulSet", True),

@@ -20,7 +20,7 @@ def kinds(kube: Kube) -> set[str]:
 def test_from_creation_to_complete_without_engines() -> None:
     kube = Kube(SFT)
     first = kube.decide()
-    assert [child["kind"] for child in first.dry_run] == ["StatefulSet", "Pod"]
+    assert [a.manifest["kind"] for a in first.apply][-2:] == ["StatefulSet", "Pod"]
     assert [a.manifest["metadata"]["name"] for a in first.apply if a.manifest["kind"] == "Service"] == ["run-trainer"]
     kube.start()
     assert kube.told == [("Normal", "AttemptStarted"), ("Normal", "Training")]

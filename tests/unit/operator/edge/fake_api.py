@@ -88,6 +88,8 @@ class FakeApi:
         if request.content_type == "application/apply-patch+yaml":
             if found is None:
                 return web.json_response(self.seed(main, body), status=201)
+            if body["metadata"].get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
+                return self._refuse(409, "Conflict", "the object has been modified")
             body["metadata"] = found["metadata"] | body["metadata"]
             return web.json_response(self._store(main, found | body))
         if found is None:

@@ -218,7 +218,7 @@ def test_progress_alone_is_told_less_often_of_an_old_run_and_of_one_among_many()
     assert progress_seconds(age=86400.0, runs=1) == progress_seconds(age=0.0, runs=1000) == 60.0
 
 
-async def test_a_child_taken_for_absent_is_looked_for_first_and_left_alone_when_it_exists() -> None:
+async def test_a_child_taken_for_absent_is_left_alone_when_it_exists() -> None:
     api = FakeApi()
 
     def brain(observed: Observed) -> Decision:
@@ -232,7 +232,45 @@ async def test_a_child_taken_for_absent_is_looked_for_first_and_left_alone_when_
         await bench.go()
     assert api.objects[STS]["spec"] == {"replicas": 2}
     assert bench.status == {"phase": "Running"}
-    assert [path for verb, path in api.writes()] == [f"{RUN}/status"]
+    assert [path for verb, path in api.writes()] == [STS, f"{RUN}/status"], (
+        "the first one was refused by its precondition"
+    )
+
+
+async def test_one_of_somebody_else_that_comes_between_look_and_apply_is_left_alone() -> None:
+    api = FakeApi()
+    foreign = {"kind": "StatefulSet", "metadata": {"name": "a-trainer"}, "spec": {"replicas": 9}}
+
+    def appear(verb: str, path: str, body: dict[str, Any]) -> tuple[int, str, str] | None:
+        if (verb, path) == ("get", STS) and STS not in api.objects:
+            api.hook = lambda verb, path, body: None
+            api.seed(STS, foreign)
+            return 404, "NotFound", "not found"
+        return None
+
+    api.hook = appear
+    async with serving(api) as client:
+        bench = Bench(
+            api,
+            client,
+            lambda observed: Decision(
+                status={"taken": observed.taken}, apply=() if observed.taken else (Apply(child()),)
+            ),
+        )
+        await bench.go()
+    assert api.objects[STS]["spec"] == {"replicas": 9}
+    assert bench.status == {"taken": "StatefulSet a-trainer"}
+
+
+async def test_a_child_that_no_attempt_has_needed_is_made_without_a_look_and_a_runs_own_is_applied_over() -> None:
+    api = FakeApi()
+    first = Decision(status={}, apply=(Apply(child(spec={"replicas": 1}), is_first=True),))
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: first)
+        await bench.go()
+        assert [verb for verb, _ in api.requests] == ["patch"]
+        await bench.go()
+    assert [verb for verb, _ in api.requests] == ["patch", "patch", "get", "patch"]
 
 
 async def test_a_child_that_is_absent_is_made() -> None:
@@ -241,7 +279,7 @@ async def test_a_child_that_is_absent_is_made() -> None:
         bench = Bench(api, client, lambda observed: Decision(status={}, apply=(Apply(child(), expect_absent=True),)))
         await bench.go()
     assert STS in api.objects
-    assert [verb for verb, _ in api.requests] == ["get", "patch"]
+    assert [verb for verb, _ in api.requests] == ["patch"]
 
 
 async def test_a_workload_of_the_same_name_that_somebody_made_anew_is_not_scaled() -> None:
