@@ -16,6 +16,8 @@ MANAGER = "rlrun-operator"
 Role = Literal["trainer", "inference", "orchestrator"]
 ROLES: tuple[Role, ...] = ("trainer", "inference", "orchestrator")
 
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+"""The run's name, as Kubernetes recommends. Argo CD's label tracking takes it for the name of an Application."""
 RUN_LABEL = f"{GROUP}/run"
 """On every child; the operator's watches select by it."""
 ROLE_LABEL = f"{GROUP}/role"
@@ -116,7 +118,7 @@ def labels(run: str, role: Role | None = None, attempt: int | None = None) -> di
     """Labels of a child."""
     result = {
         "app.kubernetes.io/name": "rlrun",
-        "app.kubernetes.io/instance": run,
+        INSTANCE_LABEL: run,
         "app.kubernetes.io/managed-by": MANAGER,
         RUN_LABEL: run,
     }

@@ -111,6 +111,7 @@ TOOLS = {
             releases={"helm": Release(_HELM, _HELM + ".sha256sum", f"linux-{ARCH}/helm")},
         ),
         Tool("pause", commands=("pause",)),
+        Tool("gitops", "github.com/argoproj/argo-cd/v3", commands=("gitops",)),
     )
 }
 

@@ -1,4 +1,4 @@
-"""The installed resource: what kubectl shows and explains, what is filled in, and what may change once a run has begun."""
+"""The installed resource: what kubectl shows and explains, what is stored, and what may change once a run has begun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.resource import RLRunSpec
 from tests.cluster import Cluster, ClusterError
 from tests.controlplane.installation import fresh_namespace
 
@@ -65,12 +64,9 @@ def begin(cluster: Cluster, namespace: str, run: str) -> None:
     patch(cluster, namespace, run, {"status": {"attempt": 1}}, "--subresource=status")
 
 
-def test_the_stored_object_says_what_runs(cluster: Cluster, namespace: str, run: str) -> None:
+def test_the_stored_object_is_what_its_author_wrote(cluster: Cluster, namespace: str, run: str) -> None:
     spec = json.loads(cluster.kubectl("get", "rlr", run, "-n", namespace, "-o", "json"))["spec"]
-    assert (spec["maxSteps"], spec["trainer"]["optimizer"]["lr"], spec["inference"]["replicas"]) == (100, 1e-6, 1)
-    assert RLRunSpec.model_validate(spec) == RLRunSpec(
-        model={"path": "/models/tiny"}, environments=[{"id": "reverse-text"}]
-    )
+    assert spec == {"model": {"path": "/models/tiny"}, "environments": [{"id": "reverse-text"}]}
 
 
 def test_what_kubectl_shows(cluster: Cluster, namespace: str, run: str) -> None:

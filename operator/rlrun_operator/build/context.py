@@ -15,7 +15,7 @@ from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
 from rlrun.config.schema import snake
 from rlrun.protocol import endpoints
-from rlrun_operator.names import GROUP, KIND, VERSION, Names, Role, labels
+from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, labels
 from rlrun_operator.settings import RenderSettings
 
 ALL_ADDRESSES = "0.0.0.0"
@@ -182,4 +182,7 @@ def metadata(
         # blockOwnerDeletion would need the right to update finalizers of runs, and nothing waits for it.
         owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": ctx.name, "uid": ctx.uid}
         result["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": False}]
+    else:
+        # Argo CD prunes what has the tracking label of an Application (of the run's own name, for example) and no owner.
+        del result["labels"][INSTANCE_LABEL]
     return result

@@ -11,12 +11,13 @@ import pytest
 from pydantic import BaseModel
 
 from rlrun.api.crd import RULES_KEY, spec_schema
-from rlrun.api.frozen import always_there
 from rlrun.api.manifest import parse_manifest
+from rlrun.api.pods import TrainerBlock
 from rlrun.api.policy import validating_policy
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, compact, quoted
 from rlrun.api.rules import ROOT_RULES, RULES, TRANSITION_RULES
+from rlrun.api.unset import reading_defaults
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import fields, walk
 from tests.controlplane.corpus import MALFORMED
@@ -67,7 +68,8 @@ def test_every_rule_stands_in_the_policy() -> None:
     policy, binding = validating_policy()
     every = [*ruled(spec_schema(ruled=True)), *ROOT_RULES[RLRun], *TRANSITION_RULES]
     text = " ".join(variable["expression"] for variable in policy["spec"]["variables"])
-    assert {rule for rules in RULES.values() for rule in rules} <= set(every)
+    written = {reading_defaults(rule, {"self": model}) for model, rules in RULES.items() for rule in rules}
+    assert written <= set(every)
     for rule in set(every):
         there = [f"({compact(rule.holds)})?''" in text, rule.said() in text]
         assert there == [True, True], rule
@@ -92,12 +94,11 @@ def test_a_message_becomes_an_expression_with_its_values() -> None:
     assert quoted("it's \\d") == r"'it\'s \\d'"
 
 
-def compared(holds: str) -> set[str]:
-    """The paths that a rule compares, as it is written."""
-    found = re.findall(
-        r"\[([\w',]+)\]\.all\(n,\[dyn\(self\.spec\.?(\w*)\)\[\?n\]\]==\[dyn\(oldSelf\.spec\.?\2\)\[\?n\]\]\)", holds
-    )
-    return {f"{block}.{name}".lstrip(".") for names, block in found for name in re.findall(r"\w+", names)}
+def compared(rule: Rule) -> set[str]:
+    """The paths that a rule compares, as its message tells them."""
+    found = re.findall(r"\[dyn\('([\w.]+)'\),dyn\(", rule.message)
+    assert [path for path in found if f"o.spec.?{path.replace('.', '.?')}" not in rule.holds] == []
+    return set(found)
 
 
 def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
@@ -106,20 +107,28 @@ def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> 
     while_suspended, fixed, growing = TRANSITION_RULES
     told = [rule.holds.partition("||")[0] for rule in TRANSITION_RULES]
     assert told == ["!(self.?status.?attempt.orValue(0)>0)"] * 3
-    covered = [compared(while_suspended.holds), compared(fixed.holds), set(LIVE_FIELDS)]
+    covered = [compared(while_suspended), compared(fixed), set(LIVE_FIELDS)]
     two_levels = {path for path in paths if path.count(".") < 2 and "[]" not in path}
     for path in two_levels:
         block = path.partition(".")[0]
         owners = [part for part in covered if path in part or block in part]
         inside = [part for part in covered if any(other.startswith(f"{path}.") for other in part)]
         assert len(owners) == 1 or (not owners and inside), path
-    assert "maxSteps>=" in growing.holds
+    assert "self.spec.?maxSteps.orValue(100)>=oldSelf.spec.?maxSteps.orValue(100)" in growing.holds
     assert ("Suspended" in while_suspended.holds, "Suspended" in fixed.holds) == (True, False)
     assert set(ROOT_RULES) == {RLRun}
 
 
-def test_a_block_that_a_frozen_rule_takes_for_there_is_always_there() -> None:
-    schema = spec_schema()
-    for name, info in RLRunSpec.model_fields.items():
-        if fields(RLRunSpec)[name].model is not None and always_there(info):
-            assert info.alias in schema["required"] or "default" in schema["properties"][info.alias]
+@pytest.mark.parametrize(
+    ("holds", "read"),
+    [
+        ("self.a.b", "self.a.b"),
+        ("!has(self.lora) || self.lora.slots == 1", "!has(self.lora) || self.?lora.?slots.orValue(1) == 1"),
+        ("has(self.parallelism.dpShard)", "self.?parallelism.?dpShard.hasValue()"),
+        ("self.parallelism.dpShard > 1", "self.?parallelism.?dpShard.value() > 1"),
+        ("self.attention.startsWith('self.replicas')", "self.?attention.orValue('auto').startsWith('self.replicas')"),
+        ("self.env.all(e, e.name != 'x')", "self.?env.orValue([]).all(e, e.name != 'x')"),
+    ],
+)
+def test_a_rule_reads_a_default_where_nothing_is_written(holds: str, read: str) -> None:
+    assert reading_defaults(Rule(holds, f"got {{{holds}}}"), {"self": TrainerBlock}) == Rule(read, f"got {{{read}}}")

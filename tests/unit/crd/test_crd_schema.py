@@ -1,29 +1,25 @@
-"""The CRD is structural, small, documented and bounded, and what it fills in is what the models mean by unset."""
+"""The CRD is structural, small, documented and bounded, and leaves an object as its author wrote it."""
 
 from __future__ import annotations
 
-import copy
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from rlrun.api.crd import RULES_KEY, crd, spec_schema, status_schema
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
+from rlrun.api.unset import default_of
 from rlrun.cli.crd import compact_size, crd_files
 from rlrun.config.schema import walk
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
-SMALLEST = {"model": {"path": "m"}, "environments": [{"id": "x"}]}
-PARTS = [
-    SMALLEST,
-    SMALLEST | {"storage": {"claimTemplate": {}}, "evaluation": {}, "placement": {"topology": {"required": "a/b"}}},
-    SMALLEST | {"trainer": {"optimizer": {"maxGradNorm": None}}, "failurePolicy": {"backoff": {"maxSeconds": 20}}},
-    *(yaml.safe_load(path.read_text())["spec"] for path in EXAMPLES),
-]
+DEFAULTS = Path(__file__).parent / "golden" / "defaults.json"
 _ANY = "x-kubernetes-preserve-unknown-fields"
 
 
@@ -38,23 +34,6 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 def at(schema: dict[str, Any], path: str) -> dict[str, Any]:
     return dict(nodes(schema))[path]
-
-
-def filled_in(value: Any, schema: dict[str, Any]) -> Any:
-    """What the API server makes of `value`: nulls of fields that may not be null dropped, then defaults."""
-    if isinstance(value, list):
-        return [filled_in(item, schema["items"]) for item in value]
-    if not isinstance(value, dict) or "properties" not in schema:
-        return value
-    result = dict(value)
-    for name, inner in schema["properties"].items():
-        if result.get(name, ...) is None and not inner.get("nullable"):
-            del result[name]
-        if name not in result and "default" in inner:
-            result[name] = copy.deepcopy(inner["default"])
-        if name in result:
-            result[name] = filled_in(result[name], inner)
-    return result
 
 
 @pytest.mark.parametrize("schema", [spec_schema(), status_schema()], ids=["spec", "status"])
@@ -107,9 +86,14 @@ def test_every_field_is_there_and_ours_are_documented() -> None:
         by_path = dict(nodes(schema))
         for path, info in walk(model, "camel"):
             node, words = by_path[".".join(path)], " ".join((info.description or "").split())
+            told = (
+                node.get("description", "").partition(" Default: ")[0]
+                if model is RLRunSpec
+                else node.get("description", "")
+            )
             # Described at `spec.algorithm` and `spec.sampling`.
             again = len(path) > {("environments[]", "algorithm"): 3, ("environments[]", "sampling"): 2}.get(path[:2], 9)
-            assert node.get("description", "") == ("" if again else words)
+            assert told == ("" if again else words.partition(" Default: ")[0])
 
 
 def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
@@ -125,29 +109,57 @@ def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
     assert schema["required"] == ["model"]
 
 
-@pytest.mark.parametrize("spec", PARTS, ids=range(len(PARTS)))
-def test_what_is_filled_in_changes_nothing(spec: dict[str, Any]) -> None:
-    stored = filled_in(spec, spec_schema())
-    assert RLRunSpec.model_validate(stored) == RLRunSpec.model_validate(spec)
-    assert stored["trainer"]["optimizer"]["lr"] > 0
+def test_nothing_is_written_into_an_object() -> None:
+    for half in (spec_schema(), status_schema()):
+        assert [path for path, node in nodes(half) if "default" in node] == []
 
 
-def test_unset_stays_visible_where_it_means_something_of_its_own() -> None:
-    stored = filled_in(SMALLEST, spec_schema())
-    assert not {"processesPerReplica", "microBatchTokens", "image", "resources", "affinity"} & stored["trainer"].keys()
-    assert "maxModelLen" not in stored["inference"]
-    assert "sampling" not in stored["environments"][0]
-    assert not {"storage", "evaluation"} & stored.keys()
+def test_a_description_ends_with_the_default() -> None:
+    schema = spec_schema()
+    assert at(schema, "trainer.optimizer.lr")["description"].endswith("Default: 1e-06.")
+    assert at(schema, "failurePolicy.backoff.maxSeconds")["description"].endswith("Default: 300.0.")
+    assert at(schema, "progress.action")["description"].endswith("Default: Restart.")
+    assert "Default: " not in at(schema, "model.name")["description"]
 
 
-def test_an_explicit_null_stays_where_it_means_off() -> None:
-    stored = filled_in(SMALLEST | {"trainer": {"optimizer": {"maxGradNorm": None}}}, spec_schema())
-    assert stored["trainer"]["optimizer"]["maxGradNorm"] is None
+def test_a_default_of_this_version_never_changes() -> None:
+    """A stored run that leaves the field out would otherwise train differently from its next attempt on."""
+    now = dict(defaults(RLRunSpec))
+    if os.environ.get("RLRUN_WRITE_GOLDEN"):
+        DEFAULTS.write_text(
+            json.dumps({**now, **json.loads(DEFAULTS.read_text() or "{}")}, indent=1, sort_keys=True) + "\n"
+        )
+    kept = json.loads(DEFAULTS.read_text())
+    assert {path: now.get(path, "this field is gone") for path in kept} == kept
+    assert now.keys() == kept.keys(), "new fields: RLRUN_WRITE_GOLDEN=1 notes their defaults"
 
 
-def test_the_status_has_no_defaults_and_one_owner() -> None:
+def defaults(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    """Path and default of each field that an author may leave out."""
+    for path, info in walk(model, "camel"):
+        value = default_of(info)
+        if not info.is_required():
+            yield ".".join(path), value
+
+
+def test_an_explicit_null_is_allowed_where_it_means_off() -> None:
+    assert at(spec_schema(), "trainer.optimizer.maxGradNorm")["nullable"] is True
+    nullable = {path for path, node in nodes(spec_schema()) if "nullable" in node}
+    assert nullable == {"trainer.optimizer.maxGradNorm", "algorithm.critic.valueClip"}
+
+
+def test_lists_of_named_items_can_have_several_managers() -> None:
+    lists = {path: node for path, node in nodes(spec_schema()) if node.get("type") == "array"}
+    shared = {path: node["x-kubernetes-list-type"] for path, node in lists.items() if "x-kubernetes-list-type" in node}
+    named = {f"{role}.{field}": "map" for role in ROLES for field in ("env", "imagePullSecrets")}
+    assert shared == named | {"trainer.guests": "set"}
+    for path in named:
+        assert lists[path]["x-kubernetes-list-map-keys"] == ["name"]
+        assert lists[path]["items"]["required"] == ["name"]
+
+
+def test_the_status_has_one_owner() -> None:
     schema = status_schema()
-    assert [path for path, node in nodes(schema) if "default" in node] == []
     assert schema["x-kubernetes-map-type"] == "atomic"
 
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation and defaults.
+"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, and without defaults.
 
 Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere and no `anyOf` but for int-or-string; so the models
 are walked here instead of translating pydantic's JSON schema. The rules between fields are in `policy`.
@@ -6,6 +6,7 @@ are walked here instead of translating pydantic's JSON schema. The rules between
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Iterable
@@ -14,16 +15,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from rlrun.api.frozen import always_there
 from rlrun.api.kubernetes import NodeAffinity, PodAffinity
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, quoted
 from rlrun.api.rules import RULES
 from rlrun.api.status import RLRunStatus
+from rlrun.api.unset import default_of, reading_defaults
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.formats import Format
+from rlrun.config.formats import Distinct, Format
 from rlrun.config.rollout import EnvironmentConfig
 from rlrun.config.schema import shape_of
 
@@ -170,15 +170,15 @@ class _Writer:
     def _field(self, owner: type[BaseModel], name: str) -> Json:
         info = owner.model_fields[name]
         described = self._described and owner.__module__ != _KUBERNETES
-        description = _words(info.description) if described else ""
+        description = _words(f"{info.description} {_shown_default(info) if self._spec else ''}") if described else ""
         here = self._described and (owner, name) not in _DESCRIBED_ELSEWHERE
         inside = _Writer(spec=self._spec, described=here, ruled=self._ruled)
         schema = dict(_ANY) if owner in _FREE else inside._type(info.annotation, info.metadata)
         inner = schema.pop("description", "")
         if description or inner:
             schema = {"description": description or inner} | schema
-        if self._spec:
-            schema |= _default(info, schema)
+        if self._spec and default_of(info) is not None and type(None) in typing.get_args(info.annotation):
+            schema["nullable"] = True
         return schema
 
     def _type(self, annotation: Any, metadata: Iterable[Any] = ()) -> Json:
@@ -203,7 +203,7 @@ class _Writer:
                 return self._string(bounds, metadata)
             case "list":
                 schema: Json = {"type": "array", "items": self._type(args[0])}
-                return schema | self._sizes("list", bounds, {"maxItems": ITEMS_MAX})
+                return schema | self._sizes("list", bounds, {"maxItems": ITEMS_MAX}) | _list_type(metadata)
             case "mapping":
                 value = self._type(args[1])
                 schema = {"type": "object"}
@@ -255,42 +255,33 @@ class _Writer:
 
 
 def _rules(model: type[BaseModel]) -> list[Rule]:
-    return [rule for base in reversed(model.__mro__) for rule in RULES.get(base, ())]
+    rules = [rule for base in reversed(model.__mro__) for rule in RULES.get(base, ())]
+    return [reading_defaults(rule, {"self": model}) for rule in rules]
 
 
 def _format_rule(item: Format) -> Rule:
     return Rule(f"self.matches({quoted(f'^({item.pattern})$')})", f'got "{{self}}", expected {item.words}')
 
 
+def _list_type(metadata: Iterable[Any]) -> Json:
+    """How server-side apply merges a list; else it is atomic, as where the order of the items means something."""
+    for item in metadata:
+        if isinstance(item, Distinct):
+            keys = {"x-kubernetes-list-map-keys": [item.key]} if item.key else {}
+            return {"x-kubernetes-list-type": "map" if item.key else "set"} | keys
+    return {}
+
+
 def _is_any(schema: Json) -> bool:
     return schema == _ANY
 
 
-def _default(info: FieldInfo, schema: Json) -> Json:
-    """The default that the API server fills in, so that the stored object tells what runs.
-
-    Where unset means something of its own (another field decides, the operator decides) the model's default is None, and there is
-    none here. An object is filled in only if something in it has a default; one whose default is not simply its fields' defaults
-    (`storage`: one of two sources) is left to the model.
-    """
-    value = info.default
-    if info.is_required() or value is PydanticUndefined or value is None:
-        return {}
-    if isinstance(value, BaseModel):
-        if not _filled(schema) or not always_there(info):
-            return {}
-        return {"default": {}}
-    nullable = type(None) in typing.get_args(info.annotation)
-    return {"default": value} | ({"nullable": True} if nullable else {})
-
-
-def _filled(schema: Json) -> Json:
-    """What the API server makes of an empty object."""
-    return {
-        name: (_filled(field) if field["default"] == {} else field["default"])
-        for name, field in schema["properties"].items()
-        if "default" in field
-    }
+def _shown_default(info: FieldInfo) -> str:
+    """The end of a description: the value that the operator takes where nothing is written."""
+    value = default_of(info)
+    if value is None or value == [] or value == {}:
+        return ""
+    return f"Default: {value if isinstance(value, str) else json.dumps(value)}."
 
 
 def _words(text: str | None) -> str:

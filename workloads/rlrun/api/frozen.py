@@ -1,19 +1,17 @@
 """Mutable and immutable fields of a run that has begun, as CEL rules of the whole resource.
 
 They read the status: an update of the spec sees the status as it is stored. Python has no such rules, as
-only the API server knows the old object.
+only the API server knows the old object. A field that is unset is compared as its default: to write it, or to leave it out, is no change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRunSpec
 from rlrun.api.rule import Rule, quoted
-from rlrun.config.schema import fields, spelled
+from rlrun.api.unset import always_there, canonical
+from rlrun.config.schema import fields, snake, spelled
 
 _BEGUN = "self.?status.?attempt.orValue(0)>0"
 _SUSPENDED = "oldSelf.spec.?suspend.orValue(false)&&self.status.?phase.orValue('')=='Suspended'"
@@ -27,7 +25,7 @@ def frozen_rules() -> list[Rule]:
     identity = {block: [name for name in names if _is_identity(block, name)] for block, names in _all().items()}
     return [
         Rule(
-            f"!({_BEGUN})||{_SUSPENDED}||{_same(rest, coarse=True)}",
+            f"!({_BEGUN})||{_SUSPENDED}||{_same(rest)}",
             f"frozen {_SINCE}: {{{_changed(rest)}}}; set spec.suspend to true and wait for phase Suspended, then edit and set it to false",
             ".spec",
         ),
@@ -37,16 +35,11 @@ def frozen_rules() -> list[Rule]:
             ".spec",
         ),
         Rule(
-            f"!({_BEGUN})||self.spec.maxSteps>=oldSelf.spec.maxSteps",
-            f"maxSteps ({{self.spec.maxSteps}}) may only grow {_SINCE}; it is {{oldSelf.spec.maxSteps}}",
+            f"!({_BEGUN})||{_steps('self')}>={_steps('oldSelf')}",
+            f"maxSteps ({{{_steps('self')}}}) may only grow {_SINCE}; it is {{{_steps('oldSelf')}}}",
             ".spec.maxSteps",
         ),
     ]
-
-
-def always_there(info: FieldInfo) -> bool:
-    """Whether a block exists in every stored object: it is required, or its default is made of its fields' defaults alone."""
-    return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
 
 
 def _all() -> dict[str, list[str]]:
@@ -78,38 +71,35 @@ def _path(block: str, name: str) -> str:
     return f"{block}.{name}".lstrip(".")
 
 
-def _same(compared: dict[str, list[str]], *, coarse: bool = False) -> str:
-    """Whether nothing of `compared` has changed; `coarse`: a block of which every field is compared is compared whole."""
-    whole = [block for block, names in compared.items() if coarse and block and names == _all()[block]]
-    parts = {"": [*compared[""], *whole]} | {b: n for b, n in compared.items() if b and n and b not in whole}
-    return "&&".join(
-        f"{_listed(names)}.all(n,{_value('self', b)}=={_value('oldSelf', b)})" for b, names in parts.items()
-    )
+def _steps(root: str) -> str:
+    ((_, steps),) = canonical(f"{root}.spec.", RLRunSpec, ["max_steps"])
+    return steps
+
+
+def _values(compared: dict[str, list[str]]) -> dict[str, str]:
+    """CEL expression of each field, by its path, in the specification of the resource `o`."""
+    found: dict[str, str] = {}
+    for block, names in compared.items():
+        model = fields(RLRunSpec)[snake(block)].model if block else RLRunSpec
+        assert model is not None, block
+        for name, value in canonical(f"o.spec.{f'?{block}.' if block else ''}", model, map(snake, names)):
+            found[_path(block, name)] = value
+    return found
+
+
+def _same(compared: dict[str, list[str]]) -> str:
+    """CEL condition that nothing of `compared` has changed."""
+    values = ",".join(f"dyn({value})" for value in _values(compared).values())
+    return f"[[self,oldSelf].map(o,[{values}])].all(v,v[0]==v[1])"
 
 
 def _changed(compared: dict[str, list[str]]) -> str:
-    """The paths of what has changed, numbers and choices of the specification itself with both values."""
+    """CEL list of the paths of what has changed, numbers and choices of the specification itself with both values."""
     shapes = {info.alias or name: fields(RLRunSpec)[name] for name, info in RLRunSpec.model_fields.items()}
     valued = [name for name in compared[""] if shapes[name].kind in _SCALARS and not shapes[name].nullable]
-    values = [
-        f"self.spec.{n}==oldSelf.spec.{n}?[]:['{n} (%s, was %s)'.format([self.spec.{n},oldSelf.spec.{n}])]"
-        for n in valued
-    ]
-    parts = [
-        *(f"({value})" for value in values),
-        _differing("", [name for name in compared[""] if name not in valued]),
-        *(_differing(b, names) for b, names in compared.items() if b and names),
-    ]
-    return "+".join(parts)
-
-
-def _differing(block: str, names: Iterable[str]) -> str:
-    path = f"'{block}.'+n" if block else "n"
-    return f"{_listed(names)}.map(n,{_value('self', block)}!={_value('oldSelf', block)},{path})"
-
-
-def _value(root: str, block: str) -> str:
-    return f"[dyn({root}.spec{'.' if block else ''}{block})[?n]]"
+    pairs = ",".join(f"[dyn({quoted(path)}),dyn({value})]" for path, value in _values(compared).items())
+    told = f"p[0] in {_listed(valued)}?p[0]+' (%s, was %s)'.format([p[1],v[1].filter(q,q[0]==p[0])[0][1]]):p[0]"
+    return f"[[self,oldSelf].map(o,[{pairs}])].map(v,v[0].filter(p,!(p in v[1])).map(p,{told}))[0]"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from rlrun.api.kubernetes import (
     Toleration,
 )
 from rlrun.config.base import Config
-from rlrun.config.formats import GuestPattern
+from rlrun.config.formats import Distinct, GuestPattern
 from rlrun.config.free import FreeMapping
 from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 
@@ -30,7 +30,9 @@ class PodFields(Config):
     """Container image; default: the operator's for this role."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When to pull the image; default: Kubernetes'."""
-    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] = Field(default_factory=list)
+    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16), Distinct("name")] = Field(
+        default_factory=list
+    )
     """Secrets with the registry's credentials."""
     resources: ResourceRequirements = ResourceRequirements()
     """Requests and limits of the container; GPUs come from `gpusPerReplica`."""
@@ -44,7 +46,7 @@ class PodFields(Config):
     """PriorityClass of the pods."""
     runtime_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """RuntimeClass of the pods, such as `nvidia`."""
-    env: Annotated[list[EnvVar], Field(max_length=128)] = Field(default_factory=list)
+    env: Annotated[list[EnvVar], Field(max_length=128), Distinct("name")] = Field(default_factory=list)
     """Environment variables; `RLRUN_*` and torchrun's own are reserved."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=32)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables."""
@@ -57,7 +59,7 @@ class PodFields(Config):
 class TrainerBlock(TrainerSpec, PodFields):
     """The torchrun group that steps the optimizer (FSDP2), and its pods."""
 
-    guests: Annotated[list[GuestPattern], Field(max_length=64)] = Field(default_factory=list)
+    guests: Annotated[list[GuestPattern], Field(max_length=64), Distinct()] = Field(default_factory=list)
     """Runs that may use this trainer (`sharedWith`), by name or by its beginning (`ann-*`); default: none."""
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 _SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,()\[\]])\s*")
 
+_EXPRESSION = re.compile(r"\{((?:[^{}]|\{\})*)\}")
+"""In a message. No map in it but an empty one."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -19,9 +22,14 @@ class Rule:
     field: str | None = None
     """Path below the object, such as `.batchSize`, that the message is about; default: the object."""
 
+    @property
+    def parts(self) -> list[str]:
+        """The message as texts and expressions in turns."""
+        return _EXPRESSION.split(self.message)
+
     def said(self) -> str:
         """The message as a CEL expression."""
-        parts = re.split(r"\{([^{}]*)\}", self.message)
+        parts = self.parts
         texts, values = parts[::2], parts[1::2]
         if not values:
             return quoted(self.message)

@@ -51,8 +51,11 @@ def _known(kind: str, names: Iterable[str]) -> Rule:
 
 
 _LABEL = "(has({0}.name) ? {0}.name : {0}.id)"
-_FIRST_UNEVEN = "self.environments.filter(e, self.orchestrator.batchSize % e.groupSize != 0)[0].groupSize"
+_FIRST_UNEVEN = "self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0, e.groupSize)[0]"
 _TOO_LONG = "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >= self.seqLen)"
+_TOO_LONG_TOKENS = (
+    "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >= self.seqLen, e.sampling.maxTokens)[0]"
+)
 
 _SPEC = (
     Rule(
@@ -148,7 +151,7 @@ _SPEC = (
     Rule(
         f"!{_TOO_LONG}.exists(long, long)",
         f"environments[{{{_TOO_LONG}.indexOf(true)}}].sampling.maxTokens "
-        f"({{self.environments[{_TOO_LONG}.indexOf(true)].sampling.maxTokens}}) must be less than seqLen "
+        f"({{{_TOO_LONG_TOKENS}}}) must be less than seqLen "
         "({self.seqLen}), which holds the prompt too; lower maxTokens or raise seqLen",
         ".environments",
     ),

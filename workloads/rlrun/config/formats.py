@@ -34,6 +34,34 @@ class Format:
         return value
 
 
+@dataclass(frozen=True)
+class Distinct:
+    """Metadata of a list whose items are known by a key or are their own: `x-kubernetes-list-type` map or set in the CRD.
+
+    Managers that apply different items then share the list, and an item stays whole: none of its fields may have a default.
+    """
+
+    key: str | None = None
+    """Field that no two items share; None: items are plain values."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def check(self, items: list[Any]) -> list[Any]:
+        """The list as it is.
+
+        Raises:
+            ValueError: two items are the same.
+        """
+        keys = [item if self.key is None else getattr(item, self.key) for item in items]
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                first = keys.index(key)
+                what = f"{self.key} of items {first} and {i}" if self.key else f"items {first} and {i}"
+                raise ValueError(f"got {json.dumps(key, ensure_ascii=False)} twice ({what}); remove one")
+        return items
+
+
 _SEGMENT = r"[^/\x00-\x1f]*[^/.\x00-\x1f][^/\x00-\x1f]*"
 _MOUNTED = r"[^/:\x00-\x1f]*[^/:.\x00-\x1f][^/:\x00-\x1f]*"
 """A mount's path holds no colon."""

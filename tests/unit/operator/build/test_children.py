@@ -62,6 +62,15 @@ def test_claim_goes_with_the_run_only_if_that_is_wanted(when_deleted: str, owned
     assert ("ownerReferences" in of_kind(ctx, "PersistentVolumeClaim")["metadata"]) == owned
 
 
+@every_example
+def test_what_outlives_the_run_carries_nothing_that_a_gitops_tool_prunes_by(name: str) -> None:
+    for child in everything(example(name)):
+        metadata = child["metadata"]
+        if "ownerReferences" not in metadata:
+            assert set(metadata["labels"]) == {"app.kubernetes.io/name", "app.kubernetes.io/managed-by", RUN_LABEL}
+            assert "annotations" not in metadata
+
+
 def test_an_existing_claim_is_used_and_none_is_made() -> None:
     ctx = context({"storage": {"claimName": "shared"}})
     assert "PersistentVolumeClaim" not in {child["kind"] for child in everything(ctx)}
