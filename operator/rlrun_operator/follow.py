@@ -11,7 +11,7 @@ from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, is_true, since
 from rlrun_operator.diagnose import Scene
 from rlrun_operator.names import ACCESS_ANNOTATION
-from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
+from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Manifest, Scale
 
 PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
@@ -74,6 +74,7 @@ def follow(
         PATIENCE_SECONDS if patient else None,
         explain,
         _until_silent(case, heard),
+        _until_on_record(case, said[reasons.PODS_READY]),
         stuck.wake_in(case, heard),
     ]
     return finish(
@@ -228,17 +229,26 @@ def _of_engines(scene: Scene, waits: _Waits) -> dict[str, Say]:
 
 
 def _progressing(case: Case, heard: progress.Report | None, waits: _Waits) -> Say:
-    silent = progress.silent_for(case.observed.lease_changed_at, case.now)
-    if heard is not None and silent >= progress.HEARTBEAT_SECONDS:
-        fix = "the run goes on; look at the orchestrator's log and its way to the API server"
-        message = f"Lease {case.names.progress} has not been renewed for {progress.HEARTBEAT_SECONDS:g} s; {fix}"
-        return Say("Unknown", reasons.HEARTBEAT_LOST, message)
+    silent = progress.silent_for(stuck.silent_since(case, heard), case.now)
+    if silent >= progress.HEARTBEAT_SECONDS:
+        return Say("Unknown", reasons.HEARTBEAT_LOST, _heartbeat_lost(case, never=heard is None))
     if progress.is_training(heard):
         return Say("True", reasons.TRAINING if case.trains else reasons.ANSWERING, case.words.going)
     waiting = heard.waiting_on if heard is not None else None
     first = case.words.first
     message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {case.words.lacks}"
     return Say("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
+
+
+def _heartbeat_lost(case: Case, *, never: bool) -> str:
+    network, names = case.settings.network, case.names
+    what = "in this attempt" if never else f"for {progress.HEARTBEAT_SECONDS:g} s"
+    message = f"Lease {names.progress} has not been renewed {what}; the run goes on, and its progress cannot be seen"
+    fix = f"kubectl logs {names.orchestrator(case.past.attempt)} says why; RoleBinding {names.account} lets it"
+    if case.spec is None or case.spec.network_policy.mode == "None":
+        return f"{message}; {fix}; no NetworkPolicy of the run stands in its way"
+    policy = f"NetworkPolicy {names.orchestrator_access} opens {network.ways} to it"
+    return f"{message}; {fix}, and {policy}: if the API server is elsewhere, set networkPolicy.apiServer in the chart's values"
 
 
 def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
@@ -266,10 +276,16 @@ def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
 
 
 def _until_silent(case: Case, heard: progress.Report | None) -> float | None:
-    if heard is None or case.observed.lease_changed_at is None:
+    quiet = stuck.silent_since(case, heard)
+    if quiet is None:
         return None
-    left = progress.HEARTBEAT_SECONDS - progress.silent_for(case.observed.lease_changed_at, case.now)
+    left = progress.HEARTBEAT_SECONDS - progress.silent_for(quiet, case.now)
     return left if left > 0 else None
+
+
+def _until_on_record(case: Case, ready: Say) -> float | None:
+    """Clocks begin when PodsReady is on record, and no event tells of a status that the operator itself has written."""
+    return SOON_SECONDS if is_true(case.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
 
 
 def _scales(case: Case) -> list[Scale]:

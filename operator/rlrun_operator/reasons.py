@@ -154,7 +154,7 @@ CONDITION_REASONS = {
     WAITING_FOR_FIRST_STEP: "The attempt's first step is not done; the message says what it waits for.",
     TRAINING: "Steps are trained.",
     ANSWERING: "Questions are answered (task Eval).",
-    HEARTBEAT_LOST: "The orchestrator has not renewed its Lease; reported only, the run goes on.",
+    HEARTBEAT_LOST: "The orchestrator has not renewed its Lease, or never has; reported only, the run goes on.",
     NO_PROGRESS: "No step is done within `spec.progress`; the message says what the run waits for, maybe an orchestrator that hangs.",
     NO_CHECKPOINT_YET: "No checkpoint is complete yet.",
     CHECKPOINTS_COMPLETE: "Checkpoints are completed as the interval says.",

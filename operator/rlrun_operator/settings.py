@@ -62,6 +62,16 @@ class NetworkSettings:
     """Whether `api_server` is what the API server answered."""
 
     @property
+    def ways(self) -> str:
+        """Hosts and ports of `api_server`, for messages."""
+        shown = []
+        for rule in self.api_server:
+            hosts = [str((peer.get("ipBlock") or {}).get("cidr", "pods by label")) for peer in rule.get("to") or ()]
+            ports = [str(port.get("port", "any")) for port in rule.get("ports") or ()]
+            shown.append(f"{', '.join(hosts) or 'any host'} on port {', '.join(ports) or 'any'}")
+        return "; ".join(shown) or "nothing"
+
+    @property
     def mark(self) -> str:
         """8 hex digits over `api_server`."""
         return hashlib.sha256(json.dumps(self.api_server, sort_keys=True).encode()).hexdigest()[:8]

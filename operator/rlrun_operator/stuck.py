@@ -5,9 +5,11 @@
 
 Both clocks run only while this operator watches, and within one attempt: its own start, an outage of the API server and a gap between two
 renewals begin them anew. What the run waits for is known up to the last renewal of the Lease, so steps are judged up to then. A stale Lease
-alone says nothing about them: that is HeartbeatLost, which is reported only, as training goes on without the API server. An orchestrator
-that has not renewed its Lease three times over, and that its own kubelet finds not to answer either, hangs itself: after the deadline it is
-the one that the run waits for. The kubelet's word is that of the container: of a pod on a lost node, others say that it is not ready.
+alone says nothing about them, nor does one that was never renewed: that is HeartbeatLost, which is reported only, as training goes on
+without the API server. The kubelets are the second channel. An orchestrator that has not renewed its Lease three times over, and that its
+own kubelet finds not ready either, hangs itself, or has found that its run does: after the deadline it is the one that the run waits for.
+Where it had been silent long before it was not ready, the deadline begins then. The kubelet's word is that of the container: of a pod on a
+lost node, others say that it is not ready.
 
 The condition is written first; what follows from it is decided when it is on record.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 from rlrun.protocol.paths import RunPaths
 from rlrun_operator import hosts, progress, reasons
 from rlrun_operator.case import Case
-from rlrun_operator.conditions import Say, find, since
+from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause, Kind
 from rlrun_operator.judge import shorten
 from rlrun_operator.names import ROLES, Names, Role
@@ -59,7 +61,7 @@ def hear(case: Case, attempt: int) -> progress.Report | None:
     if heard is None or not orchestrator_hangs(case, heard):
         return heard
     since_ = rfc3339(case.observed.lease_changed_at or case.now)
-    told = f"orchestrator: hanging since {since_}, without renewing its Lease or answering its kubelet"
+    told = f"orchestrator: hanging since {since_}, without renewing its Lease or being ready"
     return replace(heard, waiting_on=told, waiting_role="orchestrator")
 
 
@@ -146,8 +148,14 @@ def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
         if scheduled is None:
             return None
         limit = limits.startup_deadline_seconds + margin
+        if case.observed.lease is None or heartbeat_lost(case, heard):
+            return None
         what = f"the attempt's {case.words.first} {case.words.lacks}"
-        return _Clock(max(scheduled, begun, watching, usable), limit, "progress.startupDeadlineSeconds", what, case.now)
+        made = (
+            (case.observed.lease_changed_at or 0.0) if heard is None else 0.0
+        )  # one that was deleted is made again empty
+        began = max(scheduled, begun, watching, usable, made, _unready_since(case, heard))
+        return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(case, heard))
     moved, renewed = case.observed.lease_moved_at, case.observed.lease_changed_at
     silent, hangs = progress.silent_for(renewed, case.now), orchestrator_hangs(case, heard)
     if moved is None or (silent >= progress.HEARTBEAT_SECONDS and not hangs):
@@ -155,7 +163,48 @@ def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
     judged = case.now if renewed is None or hangs or silent < progress.LATE_SECONDS else renewed
     what = f"no {case.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
     limit = limits.deadline_seconds + margin
-    return _Clock(max(moved, watching, usable), limit, "progress.deadlineSeconds", what, judged)
+    began = max(moved, watching, usable, _unready_since(case, heard) if hangs else 0.0)
+    return _Clock(began, limit, "progress.deadlineSeconds", what, judged)
+
+
+def silent_since(case: Case, heard: progress.Report | None) -> float | None:
+    """Since when the Lease is not renewed although somebody is there to renew it; None: nobody knows, or nobody is.
+
+    Before the attempt's first renewal that is since all pods are ready: a ready orchestrator renews it from its start.
+    """
+    changed = case.observed.lease_changed_at
+    if heard is not None or case.observed.lease is None:
+        return changed if heard is not None else None
+    ready = since(case.past.conditions, reasons.PODS_READY, true=True)
+    begun = since(case.past.conditions, reasons.RESTARTING, true=False)
+    if ready is None or begun is None or case.past.launched_attempt != case.past.attempt:
+        return None
+    return max(ready, begun, changed or 0.0, case.observed.watching_since or 0.0)
+
+
+def _seen_until(case: Case, heard: progress.Report | None) -> float:
+    """Until when it is known of a start that it does not get on: with all pods ready, no longer than somebody speaks."""
+    quiet = silent_since(case, heard)
+    if quiet is None or not is_true(case.past.conditions, reasons.PODS_READY):
+        return case.now
+    return case.now if heard is not None and case.now - quiet < progress.LATE_SECONDS else quiet
+
+
+def heartbeat_lost(case: Case, heard: progress.Report | None) -> bool:
+    """Whether the Lease is stale while the kubelets call every pod ready: the run may well train."""
+    silent = progress.silent_for(silent_since(case, heard), case.now)
+    return silent >= progress.HEARTBEAT_SECONDS and is_true(case.past.conditions, reasons.PODS_READY)
+
+
+def _unready_since(case: Case, heard: progress.Report | None) -> float:
+    """Since when pods are not ready that were ready long after the last renewal: until then nothing spoke against the run. Else 0."""
+    unready = since(case.past.conditions, reasons.PODS_READY, true=False)
+    if unready is None:
+        return 0.0
+    changed = case.observed.lease_changed_at
+    if heard is not None and (changed is None or unready - changed < progress.HEARTBEAT_SECONDS):
+        return 0.0
+    return unready
 
 
 def orchestrator_hangs(case: Case, heard: progress.Report | None) -> bool:

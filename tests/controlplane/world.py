@@ -109,6 +109,11 @@ class World:
         phase = "Failed" if code else "Succeeded"
         self._set_status(pod, {"phase": phase}, {"state": _terminated(code, message), "ready": False})
 
+    def set_ready(self, pod: str, *, ready: bool) -> None:
+        """What the pod's kubelet finds of its container, which runs on."""
+        running = {"state": {"running": {"startedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}}}
+        self._set_status(pod, {}, {**running, "ready": ready})
+
     def end_container(self, pod: str, code: int, message: str = "") -> None:
         """The container of a pod that always restarts (a trainer's) ends with this exit code; the exit shim then holds."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

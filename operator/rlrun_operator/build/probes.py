@@ -35,7 +35,7 @@ def probes(role: Role) -> dict[str, Any]:
             endpoints.ORCHESTRATOR_HEALTH,
             endpoints.ORCHESTRATOR_PORT,
             ORCHESTRATOR_START_SECONDS,
-            endpoints.ORCHESTRATOR_HEALTH,
+            endpoints.ORCHESTRATOR_READY,
         )
     return {
         "startupProbe": _probe(path, port, period=_START_PERIOD_SECONDS, failures=start // _START_PERIOD_SECONDS),

@@ -22,11 +22,12 @@ from orch_simulation import API_KEY, FakeTrainer, eventually, make_config, simul
 
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator import lease as lease_module
-from rlrun.orchestrator.lease import ProgressLease, lease_from_environment
-from rlrun.orchestrator.progress import Progress
+from rlrun.orchestrator.lease import ProgressLease, lease_from_environment, stall_of
+from rlrun.orchestrator.progress import Progress, ProgressServer
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.protocol import annotations, exit_codes
+from rlrun.protocol import annotations, endpoints, exit_codes
 from rlrun.protocol.manifest import complete_checkpoints
+from rlrun.protocol.storage import Trouble
 
 PROGRESS = Progress(
     step=7, max_steps=100, policy_version=7, checkpoint_step=5, resumed_from_step=None, reward=0.51234,
@@ -206,6 +207,51 @@ async def test_an_outage_is_logged_once_and_survived(
     task.cancel()
     assert "cannot be renewed" in log[0]
     assert "is renewed again" in log[1]
+
+
+async def test_a_run_that_nobody_can_see_calls_itself_not_ready_once_it_does_not_get_on(server: ApiServer) -> None:
+    seconds, moves = 0.0, PROGRESS
+    lease = ProgressLease(
+        "demo-progress",
+        holder="demo-orchestrator-3",
+        attempt=3,
+        server=lease_module.ApiServer(f"https://127.0.0.1:{server.port}", "team-a", server.folder),
+        look=lambda: moves,
+        clock=lambda: seconds,
+    )
+    stall = stall_of(lease)
+    port = free_port()
+
+    async def ready() -> tuple[int, str]:
+        url = f"http://127.0.0.1:{port}{endpoints.ORCHESTRATOR_READY}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status, (await answer.json())["reason"] or ""
+
+    async with ProgressServer("127.0.0.1", port, api_key=API_KEY, look=lambda: moves, stall=stall):
+        await lease.renew()  # nobody listens
+        for _ in range(10):  # the run gets on
+            seconds, moves = seconds + 200, replace(moves, activity=moves.activity + 1)
+            await lease.renew()
+            assert (await ready())[0] == 200
+        seconds += 299
+        await lease.renew()
+        assert (await ready())[0] == 200
+        seconds += 2
+        await lease.renew()
+        status, reason = await ready()
+        assert status == 503
+        assert "no move for 301 s" in reason
+        assert "it waits for trainer: training, step 8" in reason
+        moves = replace(moves, storage=Trouble("StorageFull", "the volume is full"))
+        await lease.renew()
+        assert (await ready())[0] == 200, "one that waits for its volume goes on by itself"
+        moves, seconds = replace(moves, storage=None), seconds + 400
+        await lease.renew()
+        assert (await ready())[0] == 503
+        async with server.serve():
+            await lease.renew()
+        assert (await ready())[0] == 200, "whoever reads the Lease sees that it does not get on"
+    assert stall_of(None)() is None
 
 
 async def test_a_server_that_another_authority_vouches_for_is_not_told(

@@ -26,7 +26,7 @@ from rlrun.orchestrator.discovery import Resolve, resolve
 from rlrun.orchestrator.engines import Engine
 from rlrun.orchestrator.evaluation import Evaluator
 from rlrun.orchestrator.group_commit import GroupCommit
-from rlrun.orchestrator.lease import lease_from_environment
+from rlrun.orchestrator.lease import lease_from_environment, stall_of
 from rlrun.orchestrator.main import OpenEnvironments, load_chat, process
 from rlrun.orchestrator.monitor import REGULAR, Pace
 from rlrun.orchestrator.open_engines import open_engines
@@ -76,7 +76,8 @@ async def run(
     lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
         stack.enter_context(watched(volume))
-        await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
+        served = ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look, stall=stall_of(lease))
+        await stack.enter_async_context(served)
         background = await stack.enter_async_context(background_tasks())
         if lease is not None:
             background(lease.run())

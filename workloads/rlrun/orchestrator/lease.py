@@ -1,7 +1,8 @@
 """The run's progress for the operator: one Lease, renewed while the orchestrator lives, with the progress as annotations.
 
 The orchestrator's service account may get and patch this one object. A renewal may fail as long as it likes: the run never waits for the
-API server, and never fails because of it.
+API server, and never fails because of it. While no renewal succeeds, the kubelet is the second channel: an orchestrator whose run
+does not get on either calls itself not ready.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ CHANGE_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 FAREWELL_SECONDS = 5.0
+LOST_SECONDS = 60.0
+"""Renewals that have failed for so long make the Lease lost; whoever watches it takes it for stale then."""
+STALL_SECONDS = 300.0
+"""While the Lease is lost, a run without a move for so long calls itself not ready. Its deadlines are judged elsewhere, from then on."""
 CREDENTIALS = Path("/var/run/secrets/rlrun")
 """Folder of `token` and `ca.crt`."""
 _NUMBERS = re.compile(r"\d+(\.\d+)?")
@@ -125,21 +130,31 @@ class ProgressLease:
         attempt: the attempt.
         server: the API server.
         look: the current progress.
+        clock: steady seconds.
     """
 
     def __init__(
-        self, name: str, *, holder: str, attempt: int, server: ApiServer, look: Callable[[], Progress]
+        self,
+        name: str,
+        *,
+        holder: str,
+        attempt: int,
+        server: ApiServer,
+        look: Callable[[], Progress],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name, self._holder, self._attempt = name, holder, attempt
-        self._server, self._look = server, look
-        self._renewed = -RENEW_SECONDS
+        self._server, self._look, self._clock = server, look, clock
+        self._renewed = clock() - RENEW_SECONDS
         self._told: object = None
         self._outage: float | None = None
+        self._moves: object = None
+        self._moved = clock()
 
     async def run(self) -> None:
         """Renew until cancelled: soon after a change, and often enough without one."""
         while True:
-            idle = time.monotonic() - self._renewed
+            idle = self._clock() - self._renewed
             if idle >= RENEW_SECONDS or (idle >= CHANGE_SECONDS and self._key(self._look()) != self._told):
                 await self.renew()
             await asyncio.sleep(LOOK_SECONDS)
@@ -147,20 +162,35 @@ class ProgressLease:
     async def renew(self) -> None:
         """One renewal. Failing is logged once per outage, and tried again with the pace of renewals on a change."""
         progress = self._look()
+        self._note(progress)
         try:
             await self._server.patch_lease(self._name, self._patch(progress))
         except LeaseError as error:
             if self._outage is None:
-                self._outage = time.monotonic()
+                self._outage = self._clock()
                 logger.warning(f"the progress Lease {self._name} cannot be renewed, which the run survives: {error}")
             self._told = None
         else:
             if self._outage is not None:
-                logger.info(f"the progress Lease is renewed again after {time.monotonic() - self._outage:.0f} s")
+                logger.info(f"the progress Lease is renewed again after {self._clock() - self._outage:.0f} s")
                 self._outage = None
             self._told = self._key(progress)
             reach("lease.renewed")
-        self._renewed = time.monotonic()
+        self._renewed = self._clock()
+
+    def _note(self, progress: Progress) -> None:
+        """Remember when the run moved last. One that waits for its volume goes on by itself, so that it does not stall."""
+        moves = progress.step, progress.activity
+        if moves != self._moves or progress.storage is not None:
+            self._moves, self._moved = moves, self._clock()
+
+    def stall(self) -> str | None:
+        """Reason to be called not ready: nobody can see the run, and it does not get on; None: there is none."""
+        now = self._clock()
+        if self._outage is None or now - self._outage < LOST_SECONDS or now - self._moved < STALL_SECONDS:
+            return None
+        waits = self._look().waiting_on
+        return f"no move for {now - self._moved:.0f} s, and the progress Lease cannot be renewed; it waits for {waits}"
 
     async def farewell(self) -> None:
         """The last renewal, with the last step; given up after a few seconds."""
@@ -183,6 +213,11 @@ class ProgressLease:
         phase = _NUMBERS.sub("", progress.waiting_phase or "")
         trouble = _NUMBERS.sub("", progress.storage.text) if progress.storage is not None else None
         return progress.step, progress.policy_version, progress.checkpoint_step, progress.waiting_role, phase, trouble
+
+
+def stall_of(lease: ProgressLease | None) -> Callable[[], str | None]:
+    """`ProgressLease.stall`; without a Lease there is never a reason."""
+    return lease.stall if lease is not None else lambda: None
 
 
 def lease_from_environment(

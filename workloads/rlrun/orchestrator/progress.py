@@ -14,7 +14,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from rlrun.orchestrator.waiting import Waiting
 from rlrun.protocol import exit_codes
 from rlrun.protocol.api_key import holds_key
-from rlrun.protocol.endpoints import ORCHESTRATOR_HEALTH, ORCHESTRATOR_METRICS, ORCHESTRATOR_PROGRESS
+from rlrun.protocol.endpoints import (
+    ORCHESTRATOR_HEALTH,
+    ORCHESTRATOR_METRICS,
+    ORCHESTRATOR_PROGRESS,
+    ORCHESTRATOR_READY,
+)
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.site import Site
 from rlrun.protocol.storage import Trouble, Volume
@@ -146,17 +151,26 @@ def prometheus(progress: Progress) -> bytes:
 
 
 class ProgressServer:
-    """Serves `GET /health` and `GET /metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
+    """Serves `GET /health`, `/ready` and `/metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
 
     Args:
         host: address to bind.
         port: port to bind.
         api_key: the run's key.
         look: the current progress.
+        stall: reason why the orchestrator calls itself not ready; None: it is ready.
     """
 
-    def __init__(self, host: str, port: int, *, api_key: str, look: Callable[[], Progress]) -> None:
-        self._host, self._port, self._key, self._look = host, port, api_key, look
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        api_key: str,
+        look: Callable[[], Progress],
+        stall: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._host, self._port, self._key, self._look, self._stall = host, port, api_key, look, stall
         self._site: Site | None = None
 
     async def __aenter__(self) -> ProgressServer:
@@ -167,6 +181,7 @@ class ProgressServer:
         """
         application = web.Application()
         application.router.add_get(ORCHESTRATOR_HEALTH, self._health)
+        application.router.add_get(ORCHESTRATOR_READY, self._ready)
         application.router.add_get(ORCHESTRATOR_METRICS, self._metrics)
         application.router.add_get(ORCHESTRATOR_PROGRESS, self._progress)
         self._site = Site(application)
@@ -185,6 +200,10 @@ class ProgressServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"healthy": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        stall = self._stall()
+        return web.json_response({"ready": stall is None, "reason": stall}, status=200 if stall is None else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=prometheus(self._look()), headers={"Content-Type": CONTENT_TYPE_LATEST})

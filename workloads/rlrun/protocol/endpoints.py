@@ -48,6 +48,8 @@ POD_JOIN = "/rlrun/pod/join"
 ORCHESTRATOR_PORT = 9100
 ORCHESTRATOR_HEALTH = "/health"
 """Keyless. 200 while the orchestrator's event loop turns."""
+ORCHESTRATOR_READY = "/ready"
+"""Keyless. 503 with the reason while neither the progress Lease is renewed nor a step gets on, else 200."""
 ORCHESTRATOR_METRICS = "/metrics"
 """Keyless. Prometheus text."""
 ORCHESTRATOR_PROGRESS = "/rlrun/progress"

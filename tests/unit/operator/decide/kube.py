@@ -237,6 +237,8 @@ class Kube:
         new["metadata"] |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": rfc3339(self.now)}
         if ref.kind in ("Pod", "PersistentVolumeClaim"):
             new["status"] = {"phase": "Pending"}
+        if ref.kind == "Lease":  # as the store takes it in
+            self.lease_changed_at = self.lease_moved_at = self.now
         self.objects[ref] = new
         self.writes.append(f"create {ref.kind} {ref.name}")
 

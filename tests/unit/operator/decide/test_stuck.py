@@ -130,6 +130,7 @@ def frozen(**progress: Any) -> Kube:
     kube.settle()
     kube.tick(15)
     kube.answers("orchestrator", ready=False)
+    kube.settle()
     return kube
 
 
@@ -211,16 +212,121 @@ def test_a_start_in_which_the_orchestrator_hangs_is_blamed_on_it() -> None:
     kube = Kube(spec())
     kube.settle()
     kube.tick(1)
-    kube.report(0, **WAITS)
-    kube.tick(250)
+    kube.hang(250, 0, **WAITS)
     kube.answers("orchestrator", ready=False)
     for _ in range(3):
         kube.tick(25)
     assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == ("orchestrator", "NoProgress")
 
 
+@pytest.mark.parametrize("seconds", [20, 300])
+@pytest.mark.parametrize("spoke", [False, True])
+def test_a_start_that_nobody_hears_of_while_all_pods_are_ready_is_no_hang(spoke: bool, seconds: int) -> None:
+    """The API server is where the policy does not let the orchestrator: it trains, and cannot say so."""
+    kube = Kube(spec(startupDeadlineSeconds=seconds))
+    kube.settle()
+    kube.tick(1)
+    if spoke:
+        kube.report(0, **WAITS)
+        kube.settle()
+    for _ in range(100):
+        kube.tick(10)
+    assert (progressing(kube), kube.status["attempt"]) == (("Unknown", "HeartbeatLost"), 1)
+    assert kube.told.count(("Warning", "HeartbeatLost")) == 1
+    message = kube.condition("Progressing")["message"]
+    assert "NetworkPolicy run-egress opens any host on port 443, 6443 to it" in message
+    assert "set networkPolicy.apiServer in the chart's values" in message
+    kube.report(5)
+    kube.settle()
+    assert progressing(kube) == ("True", "Training")
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_operator_looks_again_when_it_is_on_record_that_pods_are_ready_or_not(ready: bool) -> None:
+    """Nothing else may ever happen to a run that nobody hears of."""
+    kube = Kube(spec())
+    kube.make_ready = not ready
+    kube.settle()
+    for _ in range(8):
+        kube.tick(10)
+    if ready:
+        kube.make_ready = True
+        kube.controllers()
+    kube.answers("orchestrator", ready=ready)
+    wake = kube.decide().wake_in
+    kube.do(kube.decide())
+    assert wake is not None
+    assert wake <= 2
+    kube.now += wake
+    wake = kube.decide().wake_in
+    assert wake is not None
+    assert wake <= (60 if ready else 300)
+
+
+@pytest.mark.parametrize(("role", "spoke"), [("orchestrator", False), ("orchestrator", True), ("trainer", False)])
+def test_a_start_that_nobody_hears_of_is_restarted_once_a_kubelet_finds_a_pod_not_ready_for_long(
+    role: str, spoke: bool
+) -> None:
+    kube = Kube(spec())
+    kube.settle()
+    kube.tick(1)
+    if spoke:
+        kube.report(0, **WAITS)
+        kube.settle()
+    for _ in range(20):
+        kube.tick(50)
+    kube.answers(role, ready=False)
+    kube.settle()
+    for _ in range(29):
+        kube.tick(10)
+    assert (kube.status["attempt"], kube.status.get("restarts", 0)) == (1, 0), (
+        "its deadline begins when it is not ready"
+    )
+    for _ in range(3):
+        kube.tick(10)
+    assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == (role, "NoProgress")
+
+
+def test_a_run_that_is_silent_and_calls_itself_not_ready_has_its_whole_deadline_from_then() -> None:
+    kube = Kube(spec()).start()
+    for _ in range(20):
+        kube.tick(50)
+    kube.answers("orchestrator", ready=False)
+    kube.settle()
+    kube.tick(90)
+    kube.answers("orchestrator", ready=True)
+    kube.settle()
+    for _ in range(5):
+        kube.tick(50)
+    assert (progressing(kube)[1], kube.status["attempt"]) == ("HeartbeatLost", 1), "it got on"
+    kube.answers("orchestrator", ready=False)
+    kube.settle()
+    kube.tick(99)
+    assert kube.status["attempt"] == 1
+    kube.tick(2)
+    kube.tick(1)
+    assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == ("orchestrator", "NoProgress")
+
+
+def test_a_deleted_lease_is_no_hang_of_a_run_that_is_older_than_its_start_may_take() -> None:
+    kube = Kube(spec()).start()
+    for _ in range(10):
+        kube.hang(80, 3, activity=kube.now)
+    kube.delete(Ref("Lease", "run-progress"))
+    kube.now += 2
+    kube.do(kube.decide())
+    kube.do(kube.decide())
+    kube.settle()
+    for _ in range(4):
+        kube.tick(2)
+    assert (kube.status["attempt"], kube.status.get("restarts", 0)) == (1, 0)
+    assert ("Warning", "NoProgress") not in kube.told
+    assert ("Warning", "HeartbeatLost") not in kube.told
+
+
 def test_an_outage_or_a_new_operator_begins_both_clocks_anew() -> None:
     running, starting = Kube(spec()).start(), Kube(spec())
+    starting.make_ready = False
     starting.settle()
     starting.tick()
     for kube in (running, starting):
@@ -257,6 +363,7 @@ def test_the_first_step_has_a_deadline_from_when_all_pods_have_nodes() -> None:
     kube.tick(19)
     assert (kube.status["phase"], progressing(kube)[1]) == ("Starting", "WaitingForFirstStep")
     kube.now += 2
+    kube.report(0, **loads)
     kube.do(kube.decide())
     assert (kube.status["phase"], progressing(kube)) == ("Starting", ("False", "NoProgress"))
     assert "progress.startupDeadlineSeconds: 300" in kube.condition("Progressing")["message"]

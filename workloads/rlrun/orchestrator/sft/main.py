@@ -12,7 +12,7 @@ from rlrun.config.data import DataConfig
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.rows import Rows
 from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.lease import lease_from_environment
+from rlrun.orchestrator.lease import lease_from_environment, stall_of
 from rlrun.orchestrator.progress import Progress, ProgressServer, starting
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
@@ -157,7 +157,8 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
     lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
         stack.enter_context(watched(volume))
-        await stack.enter_async_context(ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look))
+        served = ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look, stall=stall_of(lease))
+        await stack.enter_async_context(served)
         background = await stack.enter_async_context(background_tasks())
         if lease is not None:
             background(lease.run())

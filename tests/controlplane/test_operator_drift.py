@@ -1,0 +1,44 @@
+"""What others break while a run lives: its way to the API server, and the objects beside its pods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.world import World
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes with GPUs."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="drift")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def test_a_run_that_cannot_renew_its_lease_is_told_of_and_not_restarted(world: World) -> None:
+    """Its startup deadline passes twice over; nothing but the Lease is silent."""
+    world.create("mute", progress={"startupDeadlineSeconds": 35, "deadlineSeconds": 35})
+    world.wait_phase("mute", "Starting")
+    world.wait_pods_ready("mute", 2)
+    told = world.wait_told("mute", "Lease mute-progress has not been renewed in this attempt", timeout=100)
+    assert "NetworkPolicy mute-egress opens" in told["message"]
+    assert world.condition("mute", "Progressing")["reason"] == "HeartbeatLost"
+    time.sleep(15)
+    status = world.status("mute")
+    assert (status["attempt"], status["phase"], status.get("restarts", 0)) == (1, "Starting", 0)
+    assert world.events("mute").count("HeartbeatLost") == 1
+    world.end_pod("mute-orchestrator-1", 0)
+    world.wait_phase("mute", "Complete")
+
+
+def test_a_run_that_is_silent_and_whose_orchestrator_is_not_ready_is_restarted(world: World) -> None:
+    world.create("stuck", progress={"startupDeadlineSeconds": 20, "deadlineSeconds": 20})
+    world.wait_phase("stuck", "Starting")
+    world.wait_pods_ready("stuck", 2)
+    world.set_ready("stuck-orchestrator-1", ready=False)
+    failure = world.wait_phase("stuck", "Starting", attempt=2, timeout=60)["lastFailure"]
+    assert (failure["reason"], failure["role"], failure["counted"]) == ("NoProgress", "orchestrator", True)
