@@ -148,7 +148,7 @@ def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
         if scheduled is None:
             return None
         limit = limits.startup_deadline_seconds + margin
-        if case.observed.lease is None or heartbeat_lost(case, heard):
+        if case.observed.lease is None:
             return None
         what = f"the attempt's {case.words.first} {case.words.lacks}"
         made = (
@@ -188,12 +188,6 @@ def _seen_until(case: Case, heard: progress.Report | None) -> float:
     if quiet is None or not is_true(case.past.conditions, reasons.PODS_READY):
         return case.now
     return case.now if heard is not None and case.now - quiet < progress.LATE_SECONDS else quiet
-
-
-def heartbeat_lost(case: Case, heard: progress.Report | None) -> bool:
-    """Whether the Lease is stale while the kubelets call every pod ready: the run may well train."""
-    silent = progress.silent_for(silent_since(case, heard), case.now)
-    return silent >= progress.HEARTBEAT_SECONDS and is_true(case.past.conditions, reasons.PODS_READY)
 
 
 def _unready_since(case: Case, heard: progress.Report | None) -> float:
