@@ -16,7 +16,7 @@ from rlrun.api.life import NodeLossSpec
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus, SharedWithStatus
 from rlrun_operator import build, exclusion, failures, hindsight, nodeloss, placement, policy, progress, reasons, report
-from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, replicas, uid_of
+from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, rendering_of, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import configuration, finish, follow, of_inference, storage_status
@@ -62,7 +62,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     made = build.workloads(case.context(spec, attempt)).made
     recorded = case.past.attempt == attempt
     meant = case.past.spec_hash if recorded else case.spec_hash
-    there = _there(case, attempt, meant)
+    there = _there(case, attempt, meant, None if recorded else made)
     whole = len(there) == len(made)
     if any(hash_of(child) != meant for child in there.values()) or (meant != case.spec_hash and not whole):
         return _begin_again(case, attempt, "the specification was edited before all pods existed")
@@ -372,14 +372,21 @@ def begun(case: Case) -> RLRunStatus:
     return case.past.model_copy(update={"checkpoint": checkpoint})
 
 
-def _there(case: Case, attempt: int, meant: str | None) -> dict[str, Manifest]:
-    """The attempt's workloads that exist, by kind. Engines outlive attempts: theirs is there if it has the specification that is meant."""
+def _there(case: Case, attempt: int, meant: str | None, made: Sequence[Manifest] | None) -> dict[str, Manifest]:
+    """The attempt's workloads that exist, by kind.
+
+    Engines outlive attempts: theirs is there if it has the specification that is meant and, where an attempt begins, is rendered no
+    otherwise than now. `made`: how the beginning attempt is rendered; None: it has begun, and what runs is touched by no other release.
+    """
     result: dict[str, Manifest] = {}
     if case.statefulset is not None and attempt_of(case.statefulset["metadata"]) == attempt:
         result["StatefulSet"] = case.statefulset
     deployment = case.deployment
-    if deployment is not None and (hash_of(deployment) == meant or attempt_of(deployment["metadata"]) == attempt):
-        result["Deployment"] = deployment
+    if deployment is not None:
+        now = {rendering_of(child) for child in made or () if child["kind"] == "Deployment"}
+        kept = hash_of(deployment) == meant and (made is None or rendering_of(deployment) in now)
+        if kept or attempt_of(deployment["metadata"]) == attempt:
+            result["Deployment"] = deployment
     orchestrator = case.orchestrator(attempt)
     if orchestrator is not None:
         result["Pod"] = orchestrator.manifest

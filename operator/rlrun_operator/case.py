@@ -18,7 +18,15 @@ from rlrun_operator.build import Host, RunContext
 from rlrun_operator.conditions import Say
 from rlrun_operator.diagnose import Wanted
 from rlrun_operator.judge import Judgement, bounded, judge
-from rlrun_operator.names import HOST_ANNOTATION, RUN_LABEL, SPEC_HASH_ANNOTATION, Names, Ref, attempt_of
+from rlrun_operator.names import (
+    HOST_ANNOTATION,
+    RENDERING_ANNOTATION,
+    RUN_LABEL,
+    SPEC_HASH_ANNOTATION,
+    Names,
+    Ref,
+    attempt_of,
+)
 from rlrun_operator.pods import Pod, read_pods
 from rlrun_operator.restrictions import refusals, refused_claim
 from rlrun_operator.settings import RenderSettings
@@ -288,6 +296,12 @@ class Case:
 def hash_of(child: Manifest) -> str | None:
     """The specification that a workload was rendered from."""
     found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
+    return str(found) if found is not None else None
+
+
+def rendering_of(child: Manifest) -> str | None:
+    """How a Deployment's pods were rendered."""
+    found = (child["metadata"].get("annotations") or {}).get(RENDERING_ANNOTATION)
     return str(found) if found is not None else None
 
 

@@ -13,7 +13,7 @@ from rlrun_operator.handlers import INACTIVITY_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import wait_served
-from tests.controlplane.world import CORE, World
+from tests.controlplane.world import APPS, CORE, World
 
 AWAY_SECONDS = 16.0
 """Longer than the leader's Lease lasts."""
@@ -123,7 +123,12 @@ def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: Wor
         before = settled(world, "a")
         operator.stop()
     with operator_of(
-        world, tmp_path, "operator-1", RLRUN_TRAINER_IMAGE="reg/trainer:2", RLRUN_CLUSTER_DOMAIN="other.local"
+        world,
+        tmp_path,
+        "operator-1",
+        RLRUN_TRAINER_IMAGE="reg/trainer:2",
+        RLRUN_INFERENCE_IMAGE="reg/inference:2",
+        RLRUN_CLUSTER_DOMAIN="other.local",
     ):
         wait_seen(world, "a", 9)
         assert world.versions("a", leave_out=("leases",)) == before
@@ -135,6 +140,21 @@ def test_an_upgrade_takes_effect_with_the_next_attempt_and_not_before(world: Wor
             "the trainer's pod of attempt 2",
         )
         assert pod["spec"]["containers"][0]["image"] == "reg/trainer:2"
+        wait_for(
+            lambda: {
+                p["spec"]["containers"][0]["image"] for p in world.pods("a") if "-inference-" in p["metadata"]["name"]
+            },
+            lambda images: images == {"reg/inference:2"},
+            "the engines of attempt 2 are of the same release",
+        )
+        world.wait_pods_ready("a", 2)
+        engines = world.kube("GET", world.path(APPS, "deployments", "a-inference"))["metadata"]["generation"]
+        world.renew("a", 12, attempt=2)
+        world.delete("pods", "a-trainer-0")
+        world.wait_phase("a", "Starting", attempt=3)
+        world.wait_pods_ready("a", 2)
+        after = world.kube("GET", world.path(APPS, "deployments", "a-inference"))["metadata"]["generation"]
+        assert after == engines, "engines that are rendered no otherwise stay"
 
 
 def test_what_happens_while_the_operator_is_dead_is_found_out(world: World, tmp_path: Path) -> None:

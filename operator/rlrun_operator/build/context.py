@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from rlrun.api.resolve import resolve
@@ -133,7 +133,27 @@ def spec_hash(spec: RLRunSpec) -> str:
         (document[block] if block else document).pop(name, None)
         if block and not document[block]:
             del document[block]
+    return mark(document)
+
+
+def mark(document: Any) -> str:
+    """16 hex digits over a JSON document."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def config_format() -> str:
+    """Mark of the configuration file's format: a role of another release refuses what it does not know."""
+    return mark(_unworded(RunConfig.model_json_schema()))
+
+
+def _unworded(schema: Any) -> Any:
+    """A JSON schema without its prose, which changes nothing of what is read."""
+    if isinstance(schema, list):
+        return [_unworded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {k: _unworded(v) for k, v in schema.items() if not (k in ("description", "title") and isinstance(v, str))}
 
 
 def config(ctx: RunContext) -> RunConfig:

@@ -7,14 +7,16 @@ from typing import Any
 
 from rlrun_operator import placement
 from rlrun_operator.build import containers, environments, security, volume
-from rlrun_operator.build.context import RunContext
+from rlrun_operator.build.context import RunContext, config, config_format, mark
 from rlrun_operator.build.merge import merge
-from rlrun_operator.names import RUN_UID_ANNOTATION, Role, labels
+from rlrun_operator.names import CONFIG_ANNOTATION, RUN_UID_ANNOTATION, Role, labels
 
 TOKEN_SECONDS = 3600
 """Life of the orchestrator's token; the kubelet writes a new one in time."""
 ENGINE_GRACE_SECONDS = 15
 """Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
+_EDITED_WHILE_ENGINES_LIVE = {"replicas", "max_steps"}
+"""Of an engine's configuration: what no engine acts on."""
 MARGIN_SECONDS = 10
 """The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
 
@@ -114,9 +116,14 @@ def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
     """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
     user = patch if isinstance(patch, Mapping) else {}
     ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
+    annotations = {RUN_UID_ANNOTATION: ctx.uid}
+    if role == "inference":  # alone in outliving the attempt that wrote the file
+        engine = config(ctx).inference
+        read = engine.model_dump(mode="json", exclude=_EDITED_WHILE_ENGINES_LIVE) if engine is not None else None
+        annotations[CONFIG_ANNOTATION] = mark([config_format(), read])
     return {
         "labels": merge(_mapping(user.get("labels")), ours),
-        "annotations": merge({}, _mapping(user.get("annotations"))) | {RUN_UID_ANNOTATION: ctx.uid},
+        "annotations": merge({}, _mapping(user.get("annotations"))) | annotations,
     }
 
 

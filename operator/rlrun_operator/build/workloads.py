@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlrun_operator.build.context import RunContext, metadata
+from rlrun_operator.build.context import RunContext, mark, metadata
 from rlrun_operator.build.pods import pod_template
 from rlrun_operator.names import (
     ACCESS_ANNOTATION,
     HOST_ANNOTATION,
+    RENDERING_ANNOTATION,
     ROLE_LABEL,
     RUN_LABEL,
     SPEC_HASH_ANNOTATION,
@@ -67,14 +68,17 @@ def _stateful_set(ctx: RunContext) -> Manifest:
 def _deployment(ctx: RunContext) -> Manifest:
     spec = {
         "replicas": ctx.spec.inference.replicas,
-        # No surge: the GPUs of a new engine are those of an old one.
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
+        # No surge: the GPUs of a new engine are those of an old one. All at once: another template comes with a new attempt, whose
+        # orchestrator is not to meet engines of two renderings.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},
         "revisionHistoryLimit": KEPT_REVISIONS,
         "progressDeadlineSeconds": NO_DEADLINE_SECONDS,
         "selector": _selector(ctx, "inference"),
         "template": pod_template(ctx, "inference"),
     }
-    return _workload(ctx, "Deployment", ctx.names.inference, "inference", spec)
+    made = _workload(ctx, "Deployment", ctx.names.inference, "inference", spec)
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(spec["template"])
+    return made
 
 
 def _pod(ctx: RunContext) -> Manifest:

@@ -128,8 +128,8 @@ def test_workloads_restart_as_their_role_demands() -> None:
         {"type": "OnDelete"},
     )
     assert trainer["spec"]["replicas"] == 2
-    assert inference["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0, (
-        "the GPUs of a new engine are those of an old one"
+    assert inference["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "100%"}, (
+        "the GPUs of a new engine are those of an old one, and no attempt has engines of two renderings"
     )
     assert trainer["spec"]["template"]["spec"]["restartPolicy"] == "Always"
     assert orchestrator["spec"]["restartPolicy"] == "Never"
