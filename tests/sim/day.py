@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.sim.actions import ACTIONS
-from tests.sim.process import Process
+from tests.sim.operator.process import Process
 from tests.sim.world import ViolationError, World
 
 SECONDS = 24 * 3600

@@ -9,9 +9,11 @@ from rlrun_operator.conditions import find
 from rlrun_operator.process import PRUNE_SECONDS
 from rlrun_operator.resources import RLRUN
 from tests.sim import invariants
-from tests.sim.api import Api, Json
-from tests.sim.cluster import NODES, Cluster
-from tests.sim.process import Clock, Process, Request
+from tests.sim.clock import Clock
+from tests.sim.cluster.api import Api, Json
+from tests.sim.cluster.cluster import Cluster
+from tests.sim.cluster.nodes import NODES
+from tests.sim.operator.process import Process, Request
 
 NAME = "run"
 EPOCH = 1_700_000_000.0

@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from rlrun_operator.client import Client
-from tests.sim.api import merged
+from tests.sim.cluster.api import merged
 
 Json = dict[str, Any]
 Hook = Callable[[str, str, Json], tuple[int, str, str] | None]

@@ -27,8 +27,9 @@ from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Decision, Observed
 from rlrun_operator.store import Key, Store
 from rlrun_operator.watches import Stream
-from tests.sim.api import NAMESPACE, Api, Json, RefusedError
-from tests.sim.watched import WatchedStore
+from tests.sim.clock import Clock
+from tests.sim.cluster.api import NAMESPACE, Api, Json, RefusedError
+from tests.sim.operator.watched import WatchedStore
 
 STREAMS = [Stream(resource, NAMESPACE) for resource in WATCHED]
 
@@ -73,32 +74,6 @@ class Wire(Client):
     ) -> Json:
         query, body, content = how.get("query") or {}, how.get("body"), how.get("content", "application/json")
         return await Request(method, path, query, body, content, f"{verb} {path}")
-
-
-class Clock:
-    """The cluster's time, and the operator's: its wall clock may be set, its other one only advances."""
-
-    def __init__(self, now: float) -> None:
-        self._now = now
-        self._ahead = 0.0
-        self._steady = 1000.0
-
-    def now(self) -> float:
-        return self._now
-
-    def wall(self) -> float:
-        return self._now + self._ahead
-
-    def steady(self) -> float:
-        return self._steady
-
-    def pass_(self, seconds: float) -> None:
-        self._now += seconds
-        self._steady += seconds
-
-    def set_forward(self, seconds: float) -> None:
-        """Somebody sets the operator's wall clock."""
-        self._ahead += seconds
 
 
 class Process:

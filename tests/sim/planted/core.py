@@ -1,12 +1,10 @@
-"""Bugs planted on purpose, one at a time: what the simulation is worth is how soon it finds them."""
+"""Bugs of decisions, of the store, and of what a pass writes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 from rlrun_operator import attempts, case, decide, follow, hindsight, pods, policy, store
 from rlrun_operator.apply import Applier, KeptOutError, StaleViewError
@@ -16,30 +14,22 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.reconcile import Reconciler
 from rlrun_operator.state import Apply, Decision
 from rlrun_operator.store import Store
-from tests.sim.history import Failure, live
-
-WITHIN = 1000
-"""Histories."""
-Plant = Callable[[contextlib.ExitStack], None]
-
-
-def _put(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
-    stack.enter_context(mock.patch.object(owner, name, new))
+from tests.sim.planted.plant import Plant, put
 
 
 def ending_pods_are_taken_for_gone(stack: contextlib.ExitStack) -> None:
     real = case.Case.group.func
     group = property(lambda self: [pod for pod in real(self) if pod.deleted_at is None])
-    _put(stack, case.Case, "group", group)
+    put(stack, case.Case, "group", group)
 
 
 def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
-    _put(stack, attempts, "has_let_go", lambda statefulset: True)
+    put(stack, attempts, "has_let_go", lambda statefulset: True)
 
 
 def disruptions_count(stack: contextlib.ExitStack) -> None:
     real = policy.verdict
-    _put(stack, policy, "verdict", lambda cause, **how: replace(real(cause, **how), counted=True))
+    put(stack, policy, "verdict", lambda cause, **how: replace(real(cause, **how), counted=True))
 
 
 def the_limit_is_one_too_high(stack: contextlib.ExitStack) -> None:
@@ -48,12 +38,12 @@ def the_limit_is_one_too_high(stack: contextlib.ExitStack) -> None:
     def verdict(cause: Any, *, budget: policy.Budget, **how: Any) -> policy.Verdict:
         return real(cause, budget=replace(budget, counted=max(0, budget.counted - 1)), **how)
 
-    _put(stack, policy, "verdict", verdict)
+    put(stack, policy, "verdict", verdict)
 
 
 def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -> None:
     real = Applier._apply
-    _put(
+    put(
         stack,
         Applier,
         "_apply",
@@ -63,7 +53,7 @@ def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -
 
 def what_a_deleted_run_has_left_is_taken_over(stack: contextlib.ExitStack) -> None:
     the_cache_is_believed_when_it_lacks_something(stack)
-    _put(stack, case.Case, "strangers", property(lambda self: []))
+    put(stack, case.Case, "strangers", property(lambda self: []))
 
 
 def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
@@ -74,7 +64,7 @@ def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
         ahead = found.past.attempt and found.statefulset is not None and found.attempt > found.past.attempt
         return real(found, spec, attempt + 1 if ahead else attempt)
 
-    _put(stack, decide, "launch", launch)
+    put(stack, decide, "launch", launch)
 
 
 def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> None:
@@ -88,8 +78,8 @@ def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> No
         with contextlib.suppress(KeptOutError, StaleViewError):
             await act(self._applier, key[0], decision)
 
-    _put(stack, Applier, "act", nothing)
-    _put(stack, Reconciler, "_report", first)
+    put(stack, Applier, "act", nothing)
+    put(stack, Reconciler, "_report", first)
 
 
 def a_refused_status_is_taken_for_written(stack: contextlib.ExitStack) -> None:
@@ -104,8 +94,8 @@ def a_refused_status_is_taken_for_written(stack: contextlib.ExitStack) -> None:
         newer = str(int(run["metadata"]["resourceVersion"]) + 1)
         self._store.put({**run, "metadata": {**run["metadata"], "resourceVersion": newer}}, self._now())
 
-    _put(stack, Reconciler, "_report", reports)
-    _put(stack, Reconciler, "_refresh", refreshes)
+    put(stack, Reconciler, "_report", reports)
+    put(stack, Reconciler, "_refresh", refreshes)
 
 
 def the_status_is_written_without_preconditions(stack: contextlib.ExitStack) -> None:
@@ -114,31 +104,31 @@ def the_status_is_written_without_preconditions(stack: contextlib.ExitStack) -> 
     async def merge(self: Client, resource: Any, namespace: str, name: str, patch: Any, **how: Any) -> Any:
         return await real(self, resource, namespace, name, {k: v for k, v in patch.items() if k != "metadata"}, **how)
 
-    _put(stack, Client, "merge", merge)
+    put(stack, Client, "merge", merge)
 
 
 def what_has_ended_begins_again(stack: contextlib.ExitStack) -> None:
     real = decide._mended
     edited = lambda found: found.generation != found.past.observed_generation  # noqa: E731
-    _put(stack, decide, "_mended", lambda found: real(found) or (found.past.phase == "Failed" and edited(found)))
+    put(stack, decide, "_mended", lambda found: real(found) or (found.past.phase == "Failed" and edited(found)))
 
 
 def an_older_state_replaces_a_newer_one(stack: contextlib.ExitStack) -> None:
-    _put(stack, store, "_newer", lambda new, old: new["metadata"] != old["metadata"])
+    put(stack, store, "_newer", lambda new, old: new["metadata"] != old["metadata"])
 
 
 def a_late_event_brings_back_what_is_gone(stack: contextlib.ExitStack) -> None:
-    _put(stack, store, "TOMBSTONES", 0)
+    put(stack, store, "TOMBSTONES", 0)
 
 
 def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
-    _put(stack, Store, "prune", lambda self, *what: set())
+    put(stack, Store, "prune", lambda self, *what: set())
 
 
 def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
     for module in (attempts, follow, decide):
         real = module.finish
-        _put(stack, module, "finish", lambda *a, real=real, **how: real(*a, **how | {"wake_in": None}))
+        put(stack, module, "finish", lambda *a, real=real, **how: real(*a, **how | {"wake_in": None}))
 
 
 def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
@@ -150,20 +140,20 @@ def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
             more["restarts"] = found.past.restarts + 1
         return real(found, message, reason, **more)
 
-    _put(stack, attempts, "restarting", restarting)
+    put(stack, attempts, "restarting", restarting)
 
 
 def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> None:
     phase = property(lambda self: self.deleted_at is None and self.phase not in ("Succeeded", "Failed"))
-    _put(stack, Pod, "works", phase)
+    put(stack, Pod, "works", phase)
 
 
 def the_last_request_to_delete_is_taken_for_the_first(stack: contextlib.ExitStack) -> None:
-    _put(stack, pods, "first_asked_at", asked_at)
-    _put(stack, hindsight, "TERMINATED", None)
+    put(stack, pods, "first_asked_at", asked_at)
+    put(stack, hindsight, "TERMINATED", None)
 
 
-PLANTED: tuple[Plant, ...] = (
+CORE: tuple[Plant, ...] = (
     ending_pods_are_taken_for_gone,
     the_controller_is_not_waited_for,
     disruptions_count,
@@ -183,21 +173,3 @@ PLANTED: tuple[Plant, ...] = (
     a_pod_works_until_its_sidecars_have_ended,
     the_last_request_to_delete_is_taken_for_the_first,
 )
-
-
-@contextlib.contextmanager
-def planted(bug: Plant) -> Iterator[None]:
-    """The operator with a bug."""
-    with contextlib.ExitStack() as stack:
-        bug(stack)
-        yield
-
-
-def hunt(bug: Plant, seed: int, histories: int = WITHIN) -> tuple[int, Failure] | None:
-    """How many histories it takes to find a bug, and the one that did; None: too many."""
-    with planted(bug):
-        for count in range(1, histories + 1):
-            failure = live(seed + count - 1, shrink=False)
-            if failure is not None:
-                return count, failure
-    return None

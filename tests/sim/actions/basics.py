@@ -1,15 +1,16 @@
-"""What may happen in a history: a table of actions, each of two small numbers, so that any part of a history is a history."""
+"""Events that every release of the simulation has had: time, watches, faults of requests, pods, workloads, nodes, and edits of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlrun.protocol import exit_codes
 from rlrun_operator.names import RESTART_ANNOTATION
 from rlrun_operator.times import rfc3339
-from tests.sim.cluster import NODES, end_of
-from tests.sim.process import FAULTS
+from tests.sim.actions.action import Action
+from tests.sim.cluster.nodes import NODES
+from tests.sim.cluster.pods import end_of
+from tests.sim.operator.process import FAULTS
 from tests.sim.world import MAX_STEPS, World
 
 ROLES = ("trainer", "orchestrator", "inference")
@@ -24,20 +25,6 @@ EDITS: tuple[dict[str, Any], ...] = (
     {"seed": 2},
     {"inference": {"replicas": 1}},
 )
-
-
-class Action(NamedTuple):
-    """One kind of event.
-
-    Attributes:
-        do: given the world and two numbers below 12.
-        weight: how often, beside the others.
-        always: in every history; others are in half of them.
-    """
-
-    do: Callable[[World, int, int], None]
-    weight: int
-    always: bool = False
 
 
 def _calm(world: World, a: int, b: int) -> None:
@@ -192,7 +179,7 @@ def _recreated(world: World, a: int, b: int) -> None:
     world.recreate()
 
 
-ACTIONS: dict[str, Action] = {
+BASICS: dict[str, Action] = {
     "calm": Action(_calm, 20, always=True),
     "operate": Action(_operate, 8, always=True),
     "hear": Action(_hear, 5, always=True),

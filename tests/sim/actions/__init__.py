@@ -1,0 +1,8 @@
+"""What may happen in a history: a table of actions, each of two small numbers, so that any part of a history is a history."""
+
+from __future__ import annotations
+
+from tests.sim.actions.action import Action
+from tests.sim.actions.basics import BASICS
+
+ACTIONS: dict[str, Action] = {**BASICS}

@@ -1,0 +1,144 @@
+"""Scheduler and kubelets."""
+
+from __future__ import annotations
+
+from rlrun.protocol import exit_codes
+from rlrun_operator.names import ROLE_LABEL, attempt_of
+from rlrun_operator.times import rfc3339
+from tests.sim.clock import Clock
+from tests.sim.cluster.api import Api, Json
+from tests.sim.cluster.pods import end_of
+from tests.sim.cluster.roles import Roles
+
+NODES = ("node-1", "node-2", "node-3")
+
+
+class Nodes(Roles):
+    """The cluster's nodes, and what puts pods there.
+
+    Args:
+        api: the API server.
+        clock: the time.
+    """
+
+    def __init__(self, api: Api, clock: Clock) -> None:
+        super().__init__(api, clock)
+        self.down: set[str] = set()
+        """Nodes whose kubelet is silent."""
+        self.lingering: set[str] = set()
+        """Roles whose deleted pods take their time to end."""
+        self.schedules = self.binds = self.starts = True
+        self.ends_in_view = False
+        """Whether it takes deleted pods more than a moment to go."""
+        self._next = 0
+
+    def _kubelet(self, pod: Json) -> None:
+        metadata, status = pod["metadata"], pod["status"]
+        role, node = metadata["labels"].get(ROLE_LABEL), pod["spec"].get("nodeName")
+        if "deletionTimestamp" in metadata:
+            if node not in self.down and role not in self.lingering:
+                self._let_go(pod)
+        elif status["phase"] in ("Failed", "Succeeded") or node in self.down:
+            return
+        elif node is None:
+            self._schedule(pod)
+        elif "containerStatuses" not in status and self.starts and self._is_furnished(pod):
+            self._start(pod, str(role))
+        elif (end := end_of(pod)) is not None and self._are_sidecars_done(end):
+            self._finish(pod, int(end["exitCode"]))
+
+    def _let_go(self, pod: Json) -> None:
+        """Pods go at once, or in view: they are seen to end, and then as the kubelet's last request leaves them, without any grace."""
+        metadata, role = pod["metadata"], pod["metadata"]["labels"].get(ROLE_LABEL)
+        containers = pod["status"].get("containerStatuses") or ()
+        last = not containers or not metadata["deletionGracePeriodSeconds"]
+        if last or role == "inference" or not self.ends_in_view:
+            self.api.drop("Pod", metadata["name"])
+        elif end_of(pod) is None and "lastState" not in containers[0]:
+            end = {"exitCode": 143, "reason": "Error", "message": "", "finishedAt": rfc3339(self.clock.now())}
+            entry = {"name": role, "ready": False, "restartCount": 0, "state": {"terminated": end}}
+            self.api.put(pod, status=pod["status"] | {"phase": "Failed", "containerStatuses": [entry]})
+        else:
+            times = {"deletionTimestamp": rfc3339(self.clock.now()), "deletionGracePeriodSeconds": 0}
+            self.api.put(pod, metadata=metadata | times)
+
+    def _schedule(self, pod: Json) -> None:
+        nodes = [node for node in NODES if node not in self.down]
+        if not self.schedules or not nodes:
+            word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node is free"}
+            self.api.put(pod, status=pod["status"] | {"conditions": [word]})
+            return
+        self._next += 1
+        self.api.put(
+            pod,
+            spec=pod["spec"] | {"nodeName": nodes[self._next % len(nodes)]},
+            status=pod["status"] | {"conditions": []},
+        )
+
+    def _is_furnished(self, pod: Json) -> bool:
+        """Whether all exists that the pod mounts or runs as."""
+        spec = pod["spec"]
+        account = spec.get("serviceAccountName", "default")
+        if account != "default" and self.api.get("ServiceAccount", account) is None:
+            return False
+        for volume in spec.get("volumes") or ():
+            if "configMap" in volume and self.api.get("ConfigMap", volume["configMap"]["name"]) is None:
+                return False
+            if "secret" in volume and self.api.get("Secret", volume["secret"]["secretName"]) is None:
+                return False
+            if "persistentVolumeClaim" in volume:
+                claim = self.api.get("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+                if claim is None or claim["status"]["phase"] != "Bound":
+                    return False
+        return True
+
+    def _start(self, pod: Json, role: str) -> None:
+        name, attempt = pod["metadata"]["name"], attempt_of(pod["metadata"]) or 0
+        running = {"name": role, "ready": True, "restartCount": 0, "state": {"running": {}}}
+        started = {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [running],
+        }
+        new = self.api.put(pod, status=started)
+        if role == "trainer" and name.endswith("-0"):
+            free = self.volume.claim(attempt, pod["metadata"]["uid"])
+            if free is not None:
+                said = f"RLRUN_ATTEMPT is {attempt}, which has begun before; the next is {free}"
+                self.exit(new, exit_codes.ATTEMPT_TAKEN, message=said)
+
+    def evict(self, pod: Json, reason: str = "EvictionByEvictionAPI") -> None:
+        """A drain, a preemption or the loss of a node takes the pod."""
+        word = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "bye"}
+        new = self.api.put(pod, status=pod["status"] | {"conditions": [word]})
+        self.api.end("Pod", new["metadata"]["name"])
+
+    # ---- nodes
+
+    def stop_node(self, node: str) -> None:
+        """Its kubelet falls silent; the node controller marks its pods and, later, takes them away."""
+        self.down.add(node)
+        for pod in self._on(node):
+            self.api.put(pod, status=pod["status"] | {"conditions": [{"type": "Ready", "status": "False"}]})
+
+    def taint(self) -> None:
+        """The node controller evicts the pods of nodes that are silent for long."""
+        for node in sorted(self.down):
+            for pod in self._on(node):
+                self.evict(pod, "DeletionByTaintManager")
+
+    def start_node(self, node: str) -> None:
+        """It is back after a reboot: its containers have ended and start anew."""
+        self.down.discard(node)
+        for pod in self._on(node):
+            if pod["status"]["phase"] == "Running" and "containerStatuses" in pod["status"] and end_of(pod) is None:
+                before = self.failures
+                self.exit(pod, 255, reason="Unknown")
+                self.failures = before
+
+    def _on(self, node: str) -> list[Json]:
+        return [
+            pod
+            for pod in self.api.all("Pod")
+            if pod["spec"].get("nodeName") == node and "deletionTimestamp" not in pod["metadata"]
+        ]

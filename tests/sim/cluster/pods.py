@@ -1,0 +1,34 @@
+"""Facts of an object of the cluster, read from it alone."""
+
+from __future__ import annotations
+
+from rlrun_operator.names import ROLE_LABEL
+from tests.sim.cluster.api import Json
+
+
+def owners(child: Json) -> set[str]:
+    """UIDs of an object's owners."""
+    return {owner["uid"] for owner in child["metadata"].get("ownerReferences") or ()}
+
+
+def is_up(pod: Json) -> bool:
+    """Whether its process works."""
+    status = pod["status"]
+    containers = status.get("containerStatuses") or ()
+    holds = any("lastState" in c and pod["metadata"]["labels"][ROLE_LABEL] == "trainer" for c in containers)
+    ended = holds or end_of(pod) is not None
+    return (
+        status["phase"] == "Running" and bool(containers) and not ended and "deletionTimestamp" not in pod["metadata"]
+    )
+
+
+def end_of(pod: Json) -> Json | None:
+    """How the role's own container ended, where it is not started again."""
+    entry = next(iter(pod["status"].get("containerStatuses") or ()), {})
+    found: Json | None = (entry.get("state") or {}).get("terminated")
+    return found
+
+
+def has_sidecar(pod: Json) -> bool:
+    """Whether an environment in an image of its own runs beside the orchestrator, as in half of them: it ends later."""
+    return int(str(pod["metadata"]["uid"]).rpartition("-")[2]) % 2 == 1

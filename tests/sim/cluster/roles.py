@@ -1,0 +1,119 @@
+"""The processes in the pods: what the roles do, and how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.protocol import annotations as keys
+from rlrun.protocol import exit_codes
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of
+from rlrun_operator.times import rfc3339, seconds_of
+from tests.sim.clock import Clock
+from tests.sim.cluster.api import Api, Json
+from tests.sim.cluster.pods import has_sidecar, is_up
+from tests.sim.cluster.volume import CHECKPOINT_EVERY, Volume
+
+SIDECAR_SECONDS = 12.0
+"""For which a native sidecar outlives the role's own container."""
+
+
+class Roles:
+    """Trainers, engines and orchestrators over one API server.
+
+    Args:
+        api: the API server.
+        clock: the time.
+    """
+
+    def __init__(self, api: Api, clock: Clock) -> None:
+        self.api, self.clock = api, clock
+        self.volume = Volume()
+        self.failures = 0
+        """Processes that ended by themselves, with a code that is not 0."""
+        self.ended: set[tuple[int, str, int]] = set()
+        """Attempt, pod and code of those that ended and were not told to."""
+
+    def pods(self, role: str) -> list[Json]:
+        """Of a role, ending ones included, by name."""
+        found = [o for o in self.api.all("Pod") if o["metadata"]["labels"].get(ROLE_LABEL) == role]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def pod(self, role: str, index: int) -> Json | None:
+        """One that is not ending."""
+        found = [pod for pod in self.pods(role) if "deletionTimestamp" not in pod["metadata"]]
+        return found[index % len(found)] if found else None
+
+    def training(self) -> Json | None:
+        """The orchestrator whose attempt trains now: all its pods are up."""
+        orchestrator = self.pod("orchestrator", -1)
+        if orchestrator is None or not is_up(orchestrator):
+            return None
+        attempt = attempt_of(orchestrator["metadata"])
+        owner = self.api.get("StatefulSet", f"{orchestrator['metadata']['labels'][RUN_LABEL]}-trainer")
+        trainers = [p for p in self.pods("trainer") if attempt_of(p["metadata"]) == attempt and is_up(p)]
+        whole = owner is not None and len(trainers) >= max(1, owner["spec"]["replicas"])
+        engines = [pod for pod in self.pods("inference") if is_up(pod)]
+        return orchestrator if whole and engines and attempt in self.volume.step else None
+
+    def train(self, steps: int, until: int) -> None:
+        """The attempt that can trains some steps and reports; after the last one the orchestrator ends well."""
+        orchestrator = self.training()
+        if orchestrator is None:
+            return
+        attempt = attempt_of(orchestrator["metadata"]) or 0
+        volume = self.volume
+        for _ in range(steps):
+            if volume.step[attempt] < until:
+                volume.step[attempt] += 1
+                if volume.step[attempt] % CHECKPOINT_EVERY == 0:
+                    volume.complete = max(volume.complete, volume.step[attempt])
+        self.report(attempt, orchestrator["metadata"]["labels"][RUN_LABEL])
+        if volume.step[attempt] >= until:
+            volume.complete = max(volume.complete, until)
+            self.exit(orchestrator, exit_codes.OK)
+
+    def report(self, attempt: int, run: str) -> None:
+        """The orchestrator renews its Lease."""
+        lease = self.api.get("Lease", f"{run}-progress")
+        if lease is None:
+            return
+        volume = self.volume
+        said = {
+            keys.ATTEMPT: attempt,
+            keys.STEP: volume.step[attempt],
+            keys.CHECKPOINT_STEP: volume.complete or None,
+            keys.RESUMED_FROM_STEP: volume.begun_at[attempt] or None,
+            keys.POLICY_VERSION: volume.step[attempt],
+            keys.REWARD: 0.5,
+        }
+        metadata = lease["metadata"] | {"annotations": {k: str(v) for k, v in said.items() if v is not None}}
+        spec = lease["spec"] | {"renewTime": f"{rfc3339(self.clock.now())}+{self.api.version}"}
+        self.api.put(lease, metadata=metadata, spec=spec)
+
+    def exit(self, pod: Json, code: int, *, message: str = "", reason: str = "") -> None:
+        """The role's process ends. A trainer's container is started again and holds, an engine's starts anew, the orchestrator's not."""
+        role = pod["metadata"]["labels"][ROLE_LABEL]
+        end = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
+        ended = {"terminated": end | {"finishedAt": rfc3339(self.clock.now())}}
+        taken = code == exit_codes.ATTEMPT_TAKEN and bool(message)
+        self.failures += code != exit_codes.OK and not taken
+        self.ended.add((attempt_of(pod["metadata"]) or 0, str(pod["metadata"]["name"]), code))
+        status = {"conditions": [{"type": "Ready", "status": "False"}], "phase": "Running"}
+        entry: dict[str, Any] = {"name": role, "ready": False, "restartCount": 1, "state": {"running": {}}}
+        if role == "orchestrator":
+            entry |= {"restartCount": 0, "state": ended}
+        elif role == "inference":
+            status["conditions"] = [{"type": "Ready", "status": "True"}]
+            entry |= {"ready": True, "lastState": ended}
+        else:
+            entry |= {"lastState": ended}
+        new = self.api.put(pod, status=pod["status"] | status | {"containerStatuses": [entry]})
+        if role == "orchestrator" and not has_sidecar(pod):
+            self._finish(new, code)
+
+    def _are_sidecars_done(self, end: Json) -> bool:
+        return self.clock.now() >= (seconds_of(end["finishedAt"]) or 0.0) + SIDECAR_SECONDS
+
+    def _finish(self, pod: Json, code: int) -> None:
+        """None of its containers runs any more."""
+        self.api.put(pod, status=pod["status"] | {"phase": "Failed" if code else "Succeeded"})

@@ -1,0 +1,46 @@
+"""Rules that hold in every history. One says what is wrong, or None; a new one is one more function in a table of its module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.invariants.common import derived
+from tests.sim.invariants.memory import Memory
+from tests.sim.invariants.requests import makes_workload, of_request
+from tests.sim.invariants.rest import at_rest, of_writes
+from tests.sim.invariants.states import STATES
+from tests.sim.invariants.statuses import STEPS
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+__all__ = ["Memory", "at_rest", "derived", "makes_workload", "of_request", "of_state", "of_writes"]
+Json = dict[str, Any]
+
+
+def of_state(world: World) -> str | None:
+    """The first rule that the present state breaks."""
+    for rule in STATES:
+        if (problem := rule(world)) is not None:
+            return f"{rule.__name__}: {problem}"
+    memory, status = world.memory, world.status
+    if not status or status is memory.status:
+        return None
+    old, memory.status = memory.status, status
+    if memory.edited:
+        if _is_edited(old, status):
+            memory.status = old
+            return None
+        memory.edited = False
+    for step in STEPS:
+        if (problem := step(world, old, status)) is not None:
+            return f"{step.__name__}: {problem}"
+    return None
+
+
+def _is_edited(old: Json, status: Json) -> bool:
+    """Whether anything of what somebody wrote is left: what the operator wrote before it heard of that may lie over a part of it."""
+    left = (
+        status.get("message") == "edited" or status.get("reason") == "Edited" or status.get("phase") != derived(status)
+    )
+    return left or status.get("observedGeneration", 0) < old.get("observedGeneration", 0)

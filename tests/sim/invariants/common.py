@@ -1,0 +1,49 @@
+"""Facts that several rules read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlrun_operator import reasons
+from rlrun_operator.conditions import phase
+from rlrun_operator.names import ROLE_LABEL, run_uid_of
+from tests.sim.cluster.pods import owners
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+Json = dict[str, Any]
+TERMINAL = ("Complete", "Failed")
+
+
+class Said(NamedTuple):
+    """What the phase reads of a condition."""
+
+    type: str
+    status: str
+    reason: str
+
+
+def derived(status: Json) -> str:
+    """The phase that the conditions say."""
+    said = [Said(c["type"], c["status"], c["reason"]) for c in status.get("conditions", ())]
+    return phase(said)  # type: ignore[arg-type]
+
+
+def may_go_on(status: Json) -> bool:
+    """Whether a run that has ended may begin again: its specification alone was wrong, or not allowed."""
+    failed = next((c for c in status.get("conditions", ()) if c["type"] == reasons.FAILED), {})
+    return failed.get("reason") in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN)
+
+
+def is_of_the_run(world: World, child: Json) -> bool:
+    """Whether it belongs to the run that has the name now, and not to one that had it before."""
+    if world.run is None:
+        return False
+    uid = world.run["metadata"]["uid"]
+    return uid in owners(child) or run_uid_of(child["metadata"]) == uid
+
+
+def is_group(pod: Json) -> bool:
+    """Whether a pod belongs to an attempt."""
+    return pod["metadata"]["labels"].get(ROLE_LABEL) in ("trainer", "orchestrator")

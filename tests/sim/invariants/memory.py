@@ -1,0 +1,21 @@
+"""Facts of the run's past that rules compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Memory:
+    """What was true before, of the run that has the name now."""
+
+    failures_before: int = 0
+    """Processes that had failed when the run was made."""
+    status: Json = field(default_factory=dict)
+    """As it was checked last."""
+    edited: bool = False
+    """Somebody else wrote into it after the operator did."""
+    actions: int = 0

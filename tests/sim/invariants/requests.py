@@ -1,0 +1,110 @@
+"""Rules about requests of the operator, checked before each is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rlrun_operator import reasons
+from rlrun_operator.names import ROLE_LABEL, attempt_of
+from tests.sim.cluster.pods import owners
+from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
+
+if TYPE_CHECKING:
+    from tests.sim.operator.process import Request
+    from tests.sim.world import World
+
+
+def of_request(world: World, asked: Request) -> str | None:
+    """The first rule that a request would break."""
+    for rule in REQUESTS:
+        if (problem := rule(world, asked)) is not None:
+            return f"{rule.__name__}: {problem} ({asked.what})"
+    return None
+
+
+def makes_workload(asked: Request) -> bool:
+    """Whether it is what a run's trainer or orchestrator is made of."""
+    return (
+        asked.writes and asked.content.startswith("application/apply") and asked.body["kind"] in ("StatefulSet", "Pod")
+    )
+
+
+def the_cause_is_on_record_before_anything_is_removed(world: World, asked: Request) -> str | None:
+    status, name = world.status, asked.path.rsplit("/", 1)[1]
+    removes = asked.method == "DELETE" and "/pods/" in asked.path
+    stops = asked.method == "PATCH" and "/statefulsets/" in asked.path and asked.body["spec"].get("replicas") == 0
+    found = world.api.get("Pod", name) if removes else None
+    if found is not None and "deletionTimestamp" in found["metadata"]:
+        return None
+    target = world.api.get("StatefulSet", name) if stops else found
+    if target is None or not is_of_the_run(world, target):
+        return None  # the end of a pass over a run of this name that was deleted meanwhile
+    if found is not None and (attempt_of(found["metadata"]) or 0) < status.get("attempt", 0):
+        return None  # a late one of an attempt that is over
+    if world.memory.edited:
+        return None
+    said = {c["type"]: c for c in status.get("conditions", ())}
+    ending = any(said.get(kind, {}).get("status") == "True" for kind in (reasons.RESTARTING, *TERMINAL))
+    completing = said.get(reasons.COMPLETE, {}).get("reason") in reasons.ENDING
+    suspending = said.get(reasons.SUSPENDED, {}).get("reason") in reasons.SUSPENSION
+    if not (ending or completing or suspending):
+        return "nothing on record says why"
+    restarting = said.get(reasons.RESTARTING, {})
+    again = any(words in restarting.get("message", "") for words in ("made again", "asks (", "maxSteps has grown"))
+    failure = status.get("lastFailure") or {}
+    if restarting.get("status") == "True" and not again and failure.get("attempt") != status.get("attempt"):
+        return f"lastFailure is of attempt {failure.get('attempt')}"
+    return None
+
+
+def nothing_is_rendered_again_within_its_attempt(world: World, asked: Request) -> str | None:
+    if not asked.content.startswith("application/apply"):
+        return None
+    kind, meta = asked.body["kind"], asked.body["metadata"]
+    found = world.api.get(kind, meta["name"]) if kind in ("StatefulSet", "Pod") else None
+    if found is None or not owners(found) & owners(asked.body):
+        return None
+    now, then = attempt_of(meta) or 0, attempt_of(found["metadata"]) or 0
+    return f"{kind} of attempt {then} rendered for attempt {now}" if now <= then else None
+
+
+def what_nobody_has_looked_at_is_not_written_over(world: World, asked: Request) -> str | None:
+    """What an earlier run of the name has left is not taken over."""
+    if not makes_workload(asked):
+        return None
+    name = asked.body["metadata"]["name"]
+    found = world.api.get(asked.body["kind"], name)
+    if found is None or owners(found) & owners(asked.body):
+        return None
+    return f"{found['kind']} {name} of attempt {attempt_of(found['metadata'])} belongs to another run"
+
+
+def nothing_begins_that_shall_be_suspended(world: World, asked: Request) -> str | None:
+    """Neither on the way into suspension nor in it, as far as the operator knew when it decided."""
+    if not makes_workload(asked):
+        return None
+    on_record, wanted = derived(world.status), world.operator.decided_on["spec"].get("suspend") is True
+    if on_record == "Suspending" or (on_record == "Suspended" and wanted):
+        return f"attempt {attempt_of(asked.body['metadata'])} begins in phase {on_record}"
+    return None
+
+
+def the_log_of_a_complete_run_stays(world: World, asked: Request) -> str | None:
+    """`cleanupPolicy.onComplete` is GPU: the orchestrator's pod of the last attempt has none, and its log."""
+    if asked.method != "DELETE" or "/pods/" not in asked.path or derived(world.status) != "Complete":
+        return None
+    found = world.api.get("Pod", asked.path.rsplit("/", 1)[1])
+    if found is None or not is_of_the_run(world, found) or found["metadata"]["labels"][ROLE_LABEL] != "orchestrator":
+        return None
+    last = attempt_of(found["metadata"]) == world.status.get("attempt")
+    return "the orchestrator's pod has the run's log" if last and "deletionTimestamp" not in found["metadata"] else None
+
+
+REQUESTS: tuple[Callable[[World, Request], str | None], ...] = (
+    the_cause_is_on_record_before_anything_is_removed,
+    nothing_is_rendered_again_within_its_attempt,
+    what_nobody_has_looked_at_is_not_written_over,
+    nothing_begins_that_shall_be_suspended,
+    the_log_of_a_complete_run_stays,
+)

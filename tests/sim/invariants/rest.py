@@ -1,0 +1,50 @@
+"""Rules about the state in which a run comes to rest after the last fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlrun_operator.names import attempt_of
+from tests.sim.invariants.common import TERMINAL, derived, is_group
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+WRITES_AT_MOST = 60
+"""Requests that change something which a run costs, whatever happens to it ..."""
+WRITES_OF_AN_ATTEMPT = 40
+"""... and each of its attempts ..."""
+WRITES_OF_AN_ACTION = 12
+"""... and each thing that happens."""
+
+
+def at_rest(world: World) -> str | None:
+    """What is still missing of a state that is good or final."""
+    run, status, cluster = world.run, world.status, world.cluster
+    if run is None:
+        return None
+    if status.get("phase") not in ("Running", "Suspended", *TERMINAL):
+        return f"no rest: phase {status.get('phase')}: {status.get('reason')}: {status.get('message')}"
+    if status.get("observedGeneration") != run["metadata"]["generation"]:
+        return f"observedGeneration {status.get('observedGeneration')}, generation {run['metadata']['generation']}"
+    if status["phase"] != derived(status):
+        return f"phase {status['phase']}, conditions say {derived(status)}"
+    counts = {role: len(cluster.pods(role)) for role in ("trainer", "orchestrator", "inference")}
+    if status["phase"] == "Suspended":
+        if not run["spec"].get("suspend"):
+            return f"no rest: Suspended, and spec.suspend is not true: {status.get('message')}"
+        return f"no rest: {counts} in phase Suspended" if any(counts.values()) else None
+    if status["phase"] in TERMINAL:
+        return f"no rest: {counts} in phase {status['phase']}" if counts["trainer"] or counts["inference"] else None
+    wanted = {"trainer": world.trainers, "orchestrator": 1, "inference": run["spec"]["inference"]["replicas"]}
+    if counts != wanted:
+        return f"no rest: {counts} pods, wanted {wanted}"
+    attempts = {attempt_of(pod["metadata"]) for pod in world.api.all("Pod") if is_group(pod)}
+    return None if attempts == {status["attempt"]} else f"no rest: attempts {attempts}, status {status['attempt']}"
+
+
+def of_writes(world: World) -> str | None:
+    """Whether the run has cost more requests than its history explains."""
+    attempts = world.status.get("attempt", 0)
+    most = WRITES_AT_MOST + WRITES_OF_AN_ATTEMPT * (attempts + world.lives) + WRITES_OF_AN_ACTION * world.memory.actions
+    return f"{world.api.writes} writes for {attempts} attempts" if world.api.writes > most else None

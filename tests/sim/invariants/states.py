@@ -1,0 +1,32 @@
+"""Rules about the present state of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rlrun_operator.names import ROLE_LABEL, attempt_of
+from tests.sim.cluster.pods import owners
+from tests.sim.invariants.common import is_group
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def never_two_attempts_at_once(world: World) -> str | None:
+    group = [pod for pod in world.api.all("Pod") if is_group(pod)]
+    alive = {attempt_of(pod["metadata"]) for pod in group}
+    made_by = {(pod["metadata"]["labels"][ROLE_LABEL], *owners(pod)) for pod in group}
+    if len(alive) > 1 or len(made_by) > len({role for role, *_ in made_by}):
+        return f"trainer or orchestrator pods of attempts {sorted(map(str, alive))}, made by {sorted(made_by)}"
+    return None
+
+
+def the_operator_never_takes_back_what_it_has_seen(world: World) -> str | None:
+    return world.operator.store.wrong
+
+
+STATES: tuple[Callable[[World], str | None], ...] = (
+    never_two_attempts_at_once,
+    the_operator_never_takes_back_what_it_has_seen,
+)

@@ -1,0 +1,141 @@
+"""Rules about two statuses that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlrun_operator import reasons
+from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+Json = dict[str, Any]
+TAKEN_AWAY = (reasons.POD_DELETED, reasons.POD_EVICTED, reasons.NODE_LOST)
+"""Whose exit code is of how it was stopped, and not of why."""
+
+
+def attempts_rise_by_one(world: World, old: Json, new: Json) -> str | None:
+    was, now = old.get("attempt", 0), new.get("attempt", 0)
+    if now < was:
+        return f"attempt {was} became {now}"
+    taken = (new.get("lastFailure") or {}).get("reason") == reasons.NUMBER_TAKEN
+    if was and now > was + 1 and not taken:  # the first one comes after those that pods of a deleted run tell of
+        return f"attempt {was} became {now}"
+    return None
+
+
+def restarts_are_counted_once(world: World, old: Json, new: Json) -> str | None:
+    for field_ in ("restarts", "restartsCountedTowardsMax"):
+        was, now = old.get(field_, 0), new.get(field_, 0)
+        fresh = field_ != "restarts" and now == 0 and _was_asked(old, new)
+        last, before = new.get("lastFailure") or {}, old.get("lastFailure") or {}
+        forgiven = field_ != "restarts" and now == was - 1 and not last.get("counted") and before.get("counted")
+        if not (was <= now <= was + 1 or fresh or (forgiven and last.get("attempt") == before.get("attempt"))):
+            return f"{field_} {was} became {now}"
+    by_hand = bool(new.get("restartRequestedAt"))  # of a run that failed before its next attempt began
+    if new.get("restarts", 0) > new.get("attempt", 0) + by_hand:
+        return f"{new['restarts']} restarts of {new.get('attempt', 0)} attempts"
+    return None
+
+
+def counted_restarts_stay_within_the_limit(world: World, old: Json, new: Json) -> str | None:
+    limit = world.run["spec"]["failurePolicy"]["maxRestarts"] if world.run else 0
+    counted = new.get("restartsCountedTowardsMax", 0)
+    return f"{counted} counted restarts; maxRestarts is {limit}" if counted > limit else None
+
+
+def disruptions_never_count(world: World, old: Json, new: Json) -> str | None:
+    failed = world.cluster.failures - world.memory.failures_before
+    counted = new.get("restartsCountedTowardsMax", 0)
+    return f"{counted} restarts counted, {failed} processes failed" if counted > failed else None
+
+
+def nobody_is_blamed_for_ending_when_told_to(world: World, old: Json, new: Json) -> str | None:
+    last = new.get("lastFailure") or {}
+    blamed = (last.get("attempt"), last.get("podName"), last.get("exitCode"))
+    of_engine = (0, *blamed[1:])  # engines outlive attempts
+    known = last == (old.get("lastFailure") or {}) or {blamed, of_engine} & world.cluster.ended
+    if known or blamed[2] is None or last.get("reason") in TAKEN_AWAY:
+        return None
+    return f"{blamed[1]} of attempt {blamed[0]} did not end with {blamed[2]} by itself"
+
+
+def the_end_is_the_end(world: World, old: Json, new: Json) -> str | None:
+    before, now = derived(old), derived(new)
+    grown = before == "Complete" and (world.run or {})["spec"]["maxSteps"] > (old.get("maxSteps") or 0)
+    if before in TERMINAL and now != before and not (may_go_on(old) or grown or _was_asked(old, new)):
+        return f"{before} became {now}"
+    return None
+
+
+def _was_asked(old: Json, new: Json) -> bool:
+    """By hand, with the annotation: that alone gives a run that has failed another chance, and a fresh budget."""
+    return bool(new.get("restartRequestedAt")) and new.get("restartRequestedAt") != old.get("restartRequestedAt")
+
+
+def a_suspension_that_has_begun_is_finished(world: World, old: Json, new: Json) -> str | None:
+    before, now = derived(old), derived(new)
+    if before == "Suspending" and now not in ("Suspending", "Suspended", "Completing", "Complete"):
+        return f"Suspending became {now}"
+    return None
+
+
+def suspended_is_without_pods(world: World, old: Json, new: Json) -> str | None:
+    if derived(new) != "Suspended" or derived(old) == "Suspended":
+        return None
+    if world.news or world.api.news:
+        return None  # pods that the operator has not heard of: it goes back to Suspending when it does
+    left = [pod["metadata"]["name"] for pod in world.api.all("Pod") if is_group(pod)]
+    return f"Suspended with pods {left}" if left else None
+
+
+def the_phase_follows_from_the_conditions(world: World, old: Json, new: Json) -> str | None:
+    return f"phase {new.get('phase')}, but conditions say {derived(new)}" if new.get("phase") != derived(new) else None
+
+
+def observed_generation_is_true(world: World, old: Json, new: Json) -> str | None:
+    seen, there = new.get("observedGeneration", 0), world.run["metadata"]["generation"] if world.run else 0
+    if not old.get("observedGeneration", 0) <= seen <= there:
+        return f"observedGeneration {old.get('observedGeneration')} became {seen}; the generation is {there}"
+    late = [c["type"] for c in new.get("conditions", ()) if (c.get("observedGeneration") or 0) > seen]
+    return f"conditions of a later generation than the status: {late}" if late else None
+
+
+def every_wait_has_a_reason(world: World, old: Json, new: Json) -> str | None:
+    if new.get("reason") and new.get("message"):
+        return None
+    return f"phase {new.get('phase')} without reason or message"
+
+
+def checkpoints_are_told_truly(world: World, old: Json, new: Json) -> str | None:
+    volume, said, before = world.cluster.volume, new.get("checkpoint") or {}, old.get("checkpoint") or {}
+    newest = said.get("latestCompleteStep") or 0
+    if not (before.get("latestCompleteStep") or 0) <= newest <= volume.complete:
+        return f"latestCompleteStep {before.get('latestCompleteStep')} became {newest}; complete is {volume.complete}"
+    resumed, attempt = said.get("resumedFromStep"), new.get("attempt", 0)
+    if resumed is not None and resumed != volume.begun_at.get(attempt, resumed):
+        return f"resumedFromStep {resumed}; attempt {attempt} began at {volume.begun_at[attempt]}"
+    step = (new.get("progress") or {}).get("step") or 0
+    if step > max(volume.step.values(), default=0):
+        return f"progress.step {step}, which nobody has trained"
+    ends = [max(0, volume.step[a] - start) for a in volume.step for b, start in volume.begun_at.items() if b > a]
+    lost = said.get("stepsLostTotal") or 0
+    return f"{lost} steps lost is more than there can be" if lost > sum(ends) else None
+
+
+STEPS: tuple[Callable[[World, Json, Json], str | None], ...] = (
+    attempts_rise_by_one,
+    restarts_are_counted_once,
+    counted_restarts_stay_within_the_limit,
+    disruptions_never_count,
+    nobody_is_blamed_for_ending_when_told_to,
+    the_end_is_the_end,
+    the_phase_follows_from_the_conditions,
+    observed_generation_is_true,
+    every_wait_has_a_reason,
+    checkpoints_are_told_truly,
+    a_suspension_that_has_begun_is_finished,
+    suspended_is_without_pods,
+)

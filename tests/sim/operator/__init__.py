@@ -1,0 +1,1 @@
+"""The real operator, driven one request at a time."""

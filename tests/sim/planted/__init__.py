@@ -1,0 +1,32 @@
+"""Bugs planted on purpose, one at a time: what the simulation is worth is how soon it finds them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tests.sim.history import Failure, live
+from tests.sim.planted.core import CORE
+from tests.sim.planted.plant import Plant
+
+WITHIN = 1000
+"""Histories."""
+PLANTED: tuple[Plant, ...] = (*CORE,)
+
+
+@contextlib.contextmanager
+def planted(bug: Plant) -> Iterator[None]:
+    """The operator with a bug."""
+    with contextlib.ExitStack() as stack:
+        bug(stack)
+        yield
+
+
+def hunt(bug: Plant, seed: int, histories: int = WITHIN) -> tuple[int, Failure] | None:
+    """How many histories it takes to find a bug, and the one that did; None: too many."""
+    with planted(bug):
+        for count in range(1, histories + 1):
+            failure = live(seed + count - 1, shrink=False)
+            if failure is not None:
+                return count, failure
+    return None
