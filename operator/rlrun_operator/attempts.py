@@ -17,7 +17,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus, SharedWithStatus
 from rlrun_operator import build, exclusion, failures, hindsight, nodeloss, placement, policy, progress, reasons, report
 from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, rendering_of, replicas, uid_of
-from rlrun_operator.conditions import Say, find, is_true, since
+from rlrun_operator.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import configuration, finish, follow, of_inference, storage_status
 from rlrun_operator.life import restart_request
@@ -286,8 +286,7 @@ def restarting(
     }
     if case.host_available is not None:
         said[reasons.HOST_AVAILABLE] = case.host_available
-    if is_true(case.past.conditions, reasons.FAILED):
-        said[reasons.FAILED] = Say("False", reasons.NOT_FAILED, "the run has not failed")
+    said |= not_failed(case.past.conditions)
     fields: dict[str, Any] = {
         **report.roles(case, attempt, heard),
         "attempt": attempt,
@@ -318,8 +317,13 @@ def _wait_for_name(case: Case, taken: str) -> Decision:
 
 def _not_begun(case: Case, say: Say, wake_in: float) -> Decision:
     """Why the first attempt does not begin yet."""
-    said = {reasons.SCHEDULED: say, reasons.CONFIGURATION_VALID: configuration(case, pending=False)}
+    said = {
+        reasons.SCHEDULED: say,
+        reasons.CONFIGURATION_VALID: configuration(case, pending=False),
+        **not_failed(case.past.conditions),
+    }
     updates = {
+        "completion_time": None,
         "storage": storage_status(case),
         "progress": case.past.progress.model_copy(update={"total_steps": case.total_steps}),
     }
@@ -341,8 +345,13 @@ def _wait_for_host(case: Case, attempt: int) -> Decision | None:
             attempt=case.attempt,
             launched_attempt=case.attempt,
         )
-    said = {reasons.HOST_AVAILABLE: say, reasons.CONFIGURATION_VALID: configuration(case, pending=False)}
+    said = {
+        reasons.HOST_AVAILABLE: say,
+        reasons.CONFIGURATION_VALID: configuration(case, pending=False),
+        **not_failed(case.past.conditions),
+    }
     updates = {
+        "completion_time": None,
         "storage": storage_status(case),
         "progress": case.past.progress.model_copy(update={"total_steps": case.total_steps}),
         "shared_with": report.shared_with(case),

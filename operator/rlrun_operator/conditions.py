@@ -46,6 +46,15 @@ def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | 
     return seconds_of(found.last_transition_time)
 
 
+def not_failed(past: Sequence[Condition]) -> dict[str, Say]:
+    """Failed of a run that goes on: its specification alone was wrong and is mended, or it was asked to begin again."""
+    return (
+        {reasons.FAILED: Say("False", reasons.NOT_FAILED, "the run has not failed")}
+        if is_true(past, reasons.FAILED)
+        else {}
+    )
+
+
 def phase(conditions: Sequence[Condition]) -> Phase:
     """Phase of the run. Complete and Failed absorb."""
     if is_true(conditions, reasons.COMPLETE):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from rlrun.api.status import RLRunStatus, StorageStatus
 from rlrun_operator import build, diagnose, exclusion, hosts, policy, progress, reasons, report, stuck, volumes
 from rlrun_operator.case import Case, is_ending, replicas, uid_of
-from rlrun_operator.conditions import Say, is_true, since
+from rlrun_operator.conditions import Say, is_true, not_failed, since
 from rlrun_operator.diagnose import Scene
 from rlrun_operator.names import ACCESS_ANNOTATION
 from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Manifest, Scale
@@ -52,8 +52,7 @@ def follow(
     said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
     if case.host_available is not None:
         said[reasons.HOST_AVAILABLE] = case.host_available
-    if is_true(case.past.conditions, reasons.FAILED):  # by a specification that has been mended since
-        said[reasons.FAILED] = Say("False", reasons.NOT_FAILED, "the run has not failed")
+    said |= not_failed(case.past.conditions)
     fields: dict[str, Any] = {
         **report.roles(case, attempt, heard),
         "progress": progress.progressed(case.past, heard, case.total_steps, case.now),

@@ -15,7 +15,7 @@ from typing import Literal, TypedDict
 from rlrun_operator import progress, reasons, report
 from rlrun_operator.attempts import begun, launch, next_attempt, overdue, removals, settles_in
 from rlrun_operator.case import Case, has_let_go, is_ending
-from rlrun_operator.conditions import Say, find, is_true
+from rlrun_operator.conditions import Say, find, is_true, not_failed
 from rlrun_operator.follow import configuration, finish
 from rlrun_operator.judge import counted
 from rlrun_operator.state import Decision, Delete, Scale
@@ -150,8 +150,7 @@ def _written(
     }
     if case.host_available is not None:
         said[reasons.HOST_AVAILABLE] = case.host_available
-    if is_true(case.past.conditions, reasons.FAILED):
-        said[reasons.FAILED] = Say("False", reasons.NOT_FAILED, "the run has not failed")
+    said |= not_failed(case.past.conditions)
     updates = {
         **report.roles(case, case.attempt, heard, over=over),
         "attempt": case.attempt,

@@ -34,6 +34,20 @@ def test_nothing_begins_on_a_claim_that_is_being_deleted() -> None:
     assert kube.decide().apply
 
 
+def test_a_mended_run_that_waits_for_a_namesake_to_go_is_not_failed_for_ever() -> None:
+    kube = Kube({"trainer": {"replicas": 0}})
+    kube.tick(1)
+    assert kube.status["phase"] == "Failed"
+    kube.taken = "Service run-trainer"
+    kube.edit(trainer={"replicas": 1})
+    kube.tick(1)
+    assert (kube.status["phase"], kube.condition("Failed")["reason"]) == ("Pending", reasons.NOT_FAILED)
+    assert "completionTime" not in kube.status
+    kube.taken = None
+    kube.start()
+    assert kube.status["phase"] == "Running"
+
+
 def remade(old: Kube) -> Kube:
     """The run, deleted and made again in this very second; of the old one only the pods are left."""
     kube = Kube(uid="uid-of-another")
