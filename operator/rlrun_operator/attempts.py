@@ -56,6 +56,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return _wait_for_name(case, case.taken)
     if case.strangers:
         return _wait_for_strangers(case)
+    if case.claim_is_ending and case.attempt < attempt:
+        return _free_claim(case)
     waits = _wait_for_host(case, attempt)
     if waits is not None:
         return waits
@@ -303,6 +305,17 @@ def _wait_for_strangers(case: Case) -> Decision:
     shown = ", ".join(case.strangers[:4]) + (", …" if len(case.strangers) > 4 else "")
     message = f"of a deleted run of this name there is still: {shown}; this run begins when they are gone"
     return _not_begun(case, Say("False", reasons.PREVIOUS_RUN_ENDING, message), LOOK_AGAIN_SECONDS)
+
+
+def _free_claim(case: Case) -> Decision:
+    """Remove what outlives attempts and holds a claim that is being deleted: it would neither go nor take another pod."""
+    held = case.deployment is not None and not is_ending(case.deployment)
+    engines = [Delete(case.inference_ref, uid_of(case.deployment))] if held and case.deployment is not None else []
+    message = (
+        f"claim {case.wanted.claim} is being deleted, and goes when no pod uses it; the next attempt begins then, on a new "
+        "claim: from the model, where nothing else has the checkpoints"
+    )
+    return restarting(case, message, reasons.CLAIM_DELETED, delete=engines, wake_in=LOOK_AGAIN_SECONDS)
 
 
 def _wait_for_name(case: Case, taken: str) -> Decision:

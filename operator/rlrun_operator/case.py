@@ -208,7 +208,7 @@ class Case:
         named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
         found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
-        if self.wanted.own_claim and self.claim is not None and is_ending(self.claim):
+        if self.claim_is_ending and not self.attempt:
             found.append(f"PersistentVolumeClaim {self.wanted.claim}")
         return found + [f"Pod {pod.name}" for pod in self._pods[1]]
 
@@ -279,6 +279,11 @@ class Case:
         if not self.trains:
             return 0
         return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps
+
+    @property
+    def claim_is_ending(self) -> bool:
+        """Whether somebody deletes the run's own claim. It is there until no pod that has a node uses it, and takes no pod meanwhile."""
+        return self.wanted.own_claim and self.claim is not None and is_ending(self.claim)
 
     @property
     def claim(self) -> Manifest | None:

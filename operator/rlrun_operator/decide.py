@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun_operator import again, exclusion, failures, hosts, life, progress, reasons, report, stuck, suspend
+from rlrun_operator import again, exclusion, failures, hosts, life, progress, reasons, report, stuck, suspend, volumes
 from rlrun_operator.attempts import begun, ends_run, fail, give_up, hurried, launch, record, restart, run_over
 from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, since
@@ -95,7 +95,7 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
     )
     if guest and cause is not None and cause.kind == "failure" and not hosts.trainer_ready(case.observed.host):
         return replace(cause, kind="disruption")
-    return cause or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
+    return cause or volumes.withheld(case) or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
 
 
 def _mended(case: Case) -> bool:

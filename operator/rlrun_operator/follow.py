@@ -79,7 +79,7 @@ def follow(
     return finish(
         case,
         new,
-        create=(*create, *_lost_lease(case, attempt)),
+        create=(*create, *_lost_children(case, attempt)),
         apply=(
             *apply,
             *_lost_deployment(case, begins or bool(apply)),
@@ -335,12 +335,17 @@ def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
     return [Apply(build.orchestrator_policy(case.context(spec, attempt)))]
 
 
-def _lost_lease(case: Case, attempt: int) -> list[Manifest]:
-    """The orchestrator may renew its Lease but not make one: without it nothing would ever be heard of the run again."""
-    if case.past.launched_attempt != attempt or case.spec is None or case.observed.lease is not None:
+def _lost_children(case: Case, attempt: int) -> list[Manifest]:
+    """The Lease, which the orchestrator may renew but not make, and a claim that went before any pod could use it."""
+    if case.past.launched_attempt != attempt or case.spec is None:
         return []
-    needs = build.prerequisites(case.context(case.spec, attempt))
-    return [child for child in needs.create if child["kind"] == "Lease"]
+    absent = {
+        "Lease": case.observed.lease is None,
+        "PersistentVolumeClaim": case.wanted.own_claim and case.claim is None,
+    }
+    if not any(absent.values()):
+        return []
+    return [child for child in build.prerequisites(case.context(case.spec, attempt)).create if absent[child["kind"]]]
 
 
 def _zombies(case: Case, attempt: int) -> list[Delete]:

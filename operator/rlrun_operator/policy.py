@@ -23,6 +23,7 @@ _NOT_FOR_RULES = frozenset(
         reasons.HOST_GONE,
         reasons.NODE_ALLOWED,
         reasons.NODE_NEEDED,
+        reasons.CLAIM_DELETED,
     }
 )
 """The operator's own doing, and the volume's: no failure of the run."""

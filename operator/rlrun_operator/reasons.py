@@ -64,6 +64,7 @@ CLAIM_PENDING = "ClaimPending"
 CLAIM_WAITING = "ClaimWaiting"
 CLAIM_NOT_FOUND = "ClaimNotFound"
 CLAIM_LOST = "ClaimLost"
+CLAIM_DELETED = "ClaimDeleted"
 STORAGE_FULL = "StorageFull"
 STORAGE_READ_ONLY = "StorageReadOnly"
 STORAGE_SLOW = "StorageSlow"
@@ -131,6 +132,7 @@ CONDITION_REASONS = {
     CLAIM_WAITING: "The claim's volume is being made, or waits for the first pod's node.",
     CLAIM_NOT_FOUND: "`storage.claimName` names a claim that does not exist.",
     CLAIM_LOST: "The volume behind the claim is gone.",
+    CLAIM_DELETED: "Somebody deletes the run's own claim; the next attempt begins on a new one.",
     STORAGE_FULL: "The volume has no space, no inodes or no quota left. What needs it waits; the run goes on by itself when there is some.",
     STORAGE_READ_ONLY: "The volume takes no writes. What needs it waits; the run goes on by itself when it does again.",
     STORAGE_SLOW: "The volume has not answered for half a minute. The run goes on by itself when it does.",
@@ -194,6 +196,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         CLAIM_PENDING,
         CLAIM_NOT_FOUND,
         CLAIM_LOST,
+        CLAIM_DELETED,
         STORAGE_FULL,
         STORAGE_READ_ONLY,
         STORAGE_SLOW,
@@ -296,6 +299,7 @@ FAILURE_REASONS = {
     POD_DELETED: "Someone deleted the pod. Does not count.",
     POD_REPLACED: "The pod is a new one: its predecessor was deleted unseen. Does not count.",
     POD_EVICTED: "The pod was evicted or preempted. Does not count.",
+    CLAIM_DELETED: "The run's own claim is being deleted, and a pod waits for a node until it is gone. Does not count.",
     NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
     SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
     HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",

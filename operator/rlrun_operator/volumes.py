@@ -1,9 +1,11 @@
-"""The roles' reports about their volume, for the conditions: the operator itself mounts none."""
+"""The run's volume: what the roles report of it (the operator itself mounts none), and a claim that is being deleted."""
 
 from __future__ import annotations
 
 from rlrun_operator import reasons
+from rlrun_operator.case import Case
 from rlrun_operator.conditions import Say
+from rlrun_operator.failures import Cause
 from rlrun_operator.progress import Report
 
 _FIXES = {
@@ -31,3 +33,14 @@ def checkpoints(report: Report) -> Say | None:
     steps = "no step" if not lost else "one step" if lost == 1 else f"{lost} steps"
     since = f"step {base}" if base else "the beginning"
     return Say("False", reason, f"{text}; a restart now would lose {steps}, those since {since}")
+
+
+def withheld(case: Case) -> Cause | None:
+    """Why an attempt cannot begin on a claim that is being deleted: what has a node keeps it there, what has none never gets it."""
+    pods = case.pods_of_attempt(case.past.attempt)
+    serves = any(pod.role == "inference" and pod.node is not None for pod in pods)
+    waiting = [pod for pod in pods if pod.node is None and not (serves and pod.role == "inference")]
+    if not waiting or not case.claim_is_ending:
+        return None
+    pod, told = waiting[0], f"claim {case.wanted.claim} is being deleted, and takes no other pod"
+    return Cause("disruption", None, pod.role, pod.name, None, None, reasons.CLAIM_DELETED, told)

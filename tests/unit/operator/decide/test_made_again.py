@@ -34,6 +34,10 @@ def test_nothing_begins_on_a_claim_that_is_being_deleted() -> None:
     assert kube.decide().apply
 
 
+def claim(kube: Kube, **metadata: str) -> None:
+    kube.objects[CLAIM]["metadata"] |= metadata
+
+
 def test_a_mended_run_that_waits_for_a_namesake_to_go_is_not_failed_for_ever() -> None:
     kube = Kube({"trainer": {"replicas": 0}})
     kube.tick(1)
@@ -46,6 +50,44 @@ def test_a_mended_run_that_waits_for_a_namesake_to_go_is_not_failed_for_ever() -
     kube.taken = None
     kube.start()
     assert kube.status["phase"] == "Running"
+
+
+def test_a_claim_that_went_before_a_pod_could_use_it_is_made_again() -> None:
+    kube = Kube()
+    kube.schedule = False
+    kube.tick(3)
+    assert kube.status["launchedAttempt"] == 1
+    del kube.objects[CLAIM]
+    kube.tick(3)
+    assert CLAIM in kube.objects
+    assert kube.status["attempt"] == 1
+
+
+def test_engines_that_hold_a_deleted_claim_go_and_the_next_attempt_begins_on_a_new_one() -> None:
+    kube = Kube().start()
+    claim(kube, deletionTimestamp=rfc3339(kube.now))
+    kube.tick(3)
+    assert kube.status["phase"] == "Running", "what holds it works on"
+    kube.delete(kube.ref("trainer"))
+    kube.tick(8)
+    assert not kube.pods("inference")
+    assert kube.condition("Restarting")["reason"] == reasons.CLAIM_DELETED
+    del kube.objects[CLAIM]
+    kube.tick(8)
+    assert "deletionTimestamp" not in kube.objects[CLAIM]["metadata"]
+    assert kube.status["attempt"] == 2
+    assert kube.pods("inference")
+
+
+def test_an_attempt_whose_pods_a_deleted_claim_does_not_take_begins_anew() -> None:
+    kube = Kube()
+    kube.place = lambda pod: "node-1" if "inference" in pod["metadata"]["name"] else None
+    kube.tick(3)
+    claim(kube, deletionTimestamp=rfc3339(kube.now))
+    kube.tick(8)
+    assert kube.status["lastFailure"]["reason"] == reasons.CLAIM_DELETED
+    assert kube.status["restartsCountedTowardsMax"] == 0
+    assert not kube.pods("inference"), "they would hold it for ever"
 
 
 def remade(old: Kube) -> Kube:
