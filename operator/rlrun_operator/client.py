@@ -33,6 +33,8 @@ _PASSING = re.compile(
 """Admission that lacks something for a moment: an account that is being made, an API server that has just started."""
 _DENIED = re.compile(r"admission webhook \"|ValidatingAdmissionPolicy '")
 """Webhooks and policies refuse with any status."""
+_NOT_ASKED = "failed calling webhook"
+"""A webhook that is not there, and without which nothing is let in: status 500, for as long as nobody puts it right."""
 _WRONG_SHAPE = "failed to create typed patch object"
 """Server-side apply says so, with status 500, of a field that does not exist or has another type."""
 
@@ -70,10 +72,10 @@ class ApiError(Exception):
 
     @property
     def kept_out(self) -> bool:
-        """Admission says no: a quota, Pod Security, a PriorityClass that is missing, a webhook or policy. What it asks for may come."""
+        """Admission says no, or cannot be asked: a quota, Pod Security, a missing PriorityClass, a webhook or policy. That may change."""
         if self.status == 403:
             return not (self.lacks_permission or _PASSING.search(self.message))
-        return 400 <= self.status < 500 and bool(_DENIED.search(self.message))
+        return (400 <= self.status < 500 and bool(_DENIED.search(self.message))) or _NOT_ASKED in self.message
 
     @property
     def refused(self) -> bool:
@@ -328,6 +330,6 @@ def _answer(status: int, raw: bytes, what: str) -> Json:
     if status < 400:
         return document
     message = str(document.get("message") or raw[:200].decode(errors="replace") or "no reason given")
-    if status == 429 or (status >= 500 and _WRONG_SHAPE not in message):
+    if status == 429 or (status >= 500 and _WRONG_SHAPE not in message and _NOT_ASKED not in message):
         raise UnavailableError(f"{what}: {status} {message}")
     raise ApiError(status, str(document.get("reason", "")), message, what)

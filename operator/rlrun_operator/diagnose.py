@@ -17,6 +17,8 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
 _TEXT_MAX = 600
+MAKING_SECONDS = 2.0
+"""The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""
 _ASK_WHO_REFUSES = "it is tried again until whoever refuses it allows it"
 _REFUSED = "FailedCreate"
 """Reason of the event of a controller, or of the operator itself, that may not create an object."""
@@ -96,7 +98,7 @@ def storage(scene: Scene, patient: bool) -> Say:
         )
     spec = claim.get("spec") or {}
     of_class = spec.get("storageClassName")
-    event = _newest(scene.events, "PersistentVolumeClaim", name)
+    event = _newest(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
     told = shorten(str(event.get("message")), _TEXT_MAX) if event else ""
     if (told or waits_for_claim(scene.pods)) and not patient:
         return Say("False", reasons.CLAIM_PENDING, _unbound(scene, of_class, told))
@@ -217,7 +219,13 @@ def _refused(scene: Scene, role: Role) -> Say | None:
         "inference": (("ReplicaSet", f"{names.inference}-"), ("Deployment", names.inference)),
         "orchestrator": (("Pod", f"{names.run}-orchestrator-"),),
     }[role]
-    found = (_newest(scene.events, kind, name, reason=_REFUSED) for kind, name in makers)
+    since = _refusals_count_from(scene, role)
+    events = (
+        [event for event in scene.events if since is not None and _when(event) >= since]
+        if role != "orchestrator"
+        else scene.events
+    )
+    found = (_newest(events, kind, name, reason=_REFUSED) for kind, name in makers)
     event = next((event for event in found if event is not None), None)
     if event is None:
         return None
@@ -228,17 +236,34 @@ def _refused(scene: Scene, role: Role) -> Say | None:
     return Say("False", reasons.PODS_REFUSED, f"{role}: its pods are refused: {text}; {fix}")
 
 
+def _refusals_count_from(scene: Scene, role: Role) -> float | None:
+    """From when on a controller may not make the role's pods: it made one, or had another template, before. None: it has none yet.
+
+    Events live for an hour. These are all times of the control plane.
+    """
+    attempt = [pod.created_at for pod in scene.of("orchestrator")]
+    if not attempt:
+        return None
+    return max([max(attempt) - MAKING_SECONDS, *(pod.created_at for pod in scene.of(role))])
+
+
 def _kept_out(scene: Scene) -> Say | None:
     """Objects that admission keeps the operator itself from making, beside pods and the claim."""
     for event in scene.events:
         target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), _TEXT_MAX)
-        if event.get("reason") != _REFUSED or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim"):
+        of_pods = target.get("kind") == "StatefulSet" and _when(
+            event
+        )  # its controller's; an event of this process has no time
+        if (
+            event.get("reason") != _REFUSED
+            or of_pods
+            or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim")
+        ):
             continue
         what = f"{target.get('kind')} {target.get('name')} cannot be made"
         if "exceeded quota" not in text:
             return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
-        if target.get("kind") != "StatefulSet":  # of one that exists it is about its pods
-            return _over_quota(what, text)
+        return _over_quota(what, text)
     return None
 
 

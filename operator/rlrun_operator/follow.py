@@ -17,6 +17,8 @@ PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
 EXPLAIN_SECONDS = (5.0, 60.0)
 """How often a wait is explained anew: at first, and when it has lasted long. Events and nodes are not watched."""
+LOOK_FOR_NAME_SECONDS = 10.0
+"""Between two looks whether an object of somebody else still has the name of one that a running attempt lacks."""
 OVERDUE_INTERVALS = 3
 """A newest complete checkpoint older than this many intervals is overdue."""
 
@@ -47,7 +49,7 @@ def follow(
     said = _of_pods(scene, waits)
     said[reasons.SCHEDULED] = exclusion.noted(said[reasons.SCHEDULED], case.past, case.now)
     said[reasons.CONFIGURATION_VALID] = configuration(case, pending=not begins)
-    said[reasons.PROGRESSING] = stuck.say(case, heard) or _progressing(case, heard, waits)
+    said[reasons.PROGRESSING] = _unmade(case) or stuck.say(case, heard) or _progressing(case, heard, waits)
     said |= _checkpoints(case, heard)
     said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
     if case.host_available is not None:
@@ -75,17 +77,13 @@ def follow(
         _until_silent(case, heard),
         _until_on_record(case, said[reasons.PODS_READY]),
         stuck.wake_in(case, heard),
+        LOOK_FOR_NAME_SECONDS if case.taken is not None else None,
     ]
     return finish(
         case,
         new,
         create=(*create, *_lost_children(case, attempt)),
-        apply=(
-            *apply,
-            *_lost_deployment(case, begins or bool(apply)),
-            *_edited_budget(case, begins),
-            *_moved_access(case, attempt, begins),
-        ),
+        apply=(*apply, *_corrected(case, attempt, begins, bool(apply))),
         dry_run=dry_run,
         scale=() if begins else _scales(case),
         delete=_zombies(case, attempt),
@@ -178,7 +176,8 @@ class _Waits:
     def __init__(self, case: Case) -> None:
         self._case = case
         begun = [since(case.past.conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
-        self._begun = max((when for when in begun if when is not None), default=None)
+        kept_out = since(case.past.conditions, reasons.RESTARTING, true=True)  # the next attempt is due, and not let in
+        self._begun = max((when for when in begun if when is not None), default=kept_out)
 
     def seconds(self, kind: str) -> float:
         waiting = since(self._case.past.conditions, kind, true=False)
@@ -308,6 +307,24 @@ def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
     return [s for s in _scales(case) if s.ref == case.inference_ref], _lost_deployment(case, False)
 
 
+def _unmade(case: Case) -> Say | None:
+    """Progressing of an attempt that lacks what somebody else's object has the name of."""
+    if case.taken is None:
+        return None
+    fix = "the attempt goes on as far as it can without; delete or rename that object"
+    return Say(
+        "Unknown", reasons.NAME_TAKEN, f"{case.taken} exists and is not of this run, which needs the name; {fix}"
+    )
+
+
+def _corrected(case: Case, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
+    """Writes that put right what belongs to a running attempt. Where somebody else's object is in the way, the rest goes on."""
+    if case.taken is not None:
+        return []
+    lost = _lost_deployment(case, begins or in_hand)
+    return [*lost, *_edited_budget(case, begins), *_moved_access(case, attempt, begins)]
+
+
 def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
     """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
     if in_hand or case.spec is None or case.forbidden or not case.serves or case.deployment is not None:
@@ -337,7 +354,7 @@ def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
 
 def _lost_children(case: Case, attempt: int) -> list[Manifest]:
     """The Lease, which the orchestrator may renew but not make, and a claim that went before any pod could use it."""
-    if case.past.launched_attempt != attempt or case.spec is None:
+    if case.past.launched_attempt != attempt or case.spec is None or case.taken is not None:
         return []
     absent = {
         "Lease": case.observed.lease is None,

@@ -153,8 +153,8 @@ class Reconciler:
                 memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS
                 continue
             except KeptOutError as error:
-                if not memory.kept_out:
-                    memory.kept_out = [_kept_out_event(error)]
+                if memory.kept_out != (refused := [_kept_out_event(error)]):
+                    memory.kept_out = refused
                     continue  # decide once more, to tell the user
                 decision = _waiting(decision, observed.run, rest_done=error.rest_done)
                 memory.tries = 0 if error.quota else memory.tries + 1

@@ -174,6 +174,23 @@ def test_a_name_that_is_taken_holds_the_first_attempt_and_every_later_one() -> N
     assert kube.status["attempt"] == 2
 
 
+@pytest.mark.parametrize("lost", [Ref("Lease", "run-progress"), Ref("Deployment", "run-inference")], ids=str)
+def test_a_running_attempt_goes_on_without_what_somebody_else_has_the_name_of(lost: Ref) -> None:
+    kube = Kube().start()
+    del kube.objects[lost]
+    kube.taken = f"{lost.kind} {lost.name}"
+    decision = kube.decide()
+    assert not [apply for apply in decision.apply if apply.manifest["kind"] == lost.kind]
+    assert not decision.create
+    assert decision.wake_in is not None
+    assert decision.wake_in <= 10
+    kube.do(decision)
+    assert f"{lost.kind} {lost.name} exists and is not of this run" in kube.condition("Progressing")["message"]
+    kube.taken = None
+    kube.tick()
+    assert lost in kube.objects
+
+
 def test_a_lease_of_somebody_else_tells_nothing_about_the_run() -> None:
     kube = Kube()
     kube.objects[Ref("Lease", "run-progress")] = claim(None) | {"kind": "Lease"}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.names import ROLES, Ref
+from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube
 
 GPUS = {
@@ -376,6 +377,56 @@ def test_pods_that_nobody_may_create(kind: str, name: str, role: str, text: str,
     for pod in (pod for role in ROLES for pod in kube.pods(role)):
         pod["spec"]["nodeName"] = "node-1"
     check(kube, "Scheduled", reason, *words)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "run-trainer"), ("ReplicaSet", "run-inference-5d8f")])
+@pytest.mark.parametrize("text", ["exceeded quota: of-before", 'admission webhook "of-before" denied the request'])
+def test_a_refusal_of_before_the_attempt_is_not_told(kind: str, name: str, text: str) -> None:
+    kube = Kube()
+    kube.schedule = False
+    kube.settle()
+    for pod in [*kube.pods("trainer"), *kube.pods("inference")]:
+        del kube.objects[Ref("Pod", pod["metadata"]["name"])]
+    kube.controllers = lambda: False  # type: ignore[method-assign]
+    kube.events = [event(kind, name, "FailedCreate", text, at=rfc3339(kube.now - 600))]
+    kube.tick(10)
+    assert "of-before" not in kube.condition("Scheduled")["message"]
+    kube.events = [event(kind, name, "FailedCreate", text, at=rfc3339(kube.now))]
+    kube.tick(10)
+    assert "of-before" in kube.condition("Scheduled")["message"]
+
+
+def test_what_another_claim_of_the_name_waited_for_is_not_told() -> None:
+    kube = Kube()
+    kube.bind_claims = False
+    kube.settle()
+    kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", "pool of-before is full")]
+    kube.events[0]["involvedObject"]["uid"] = "another"
+    kube.tick(10)
+    assert "of-before" not in kube.condition("StorageReady")["message"]
+    kube.events[0]["involvedObject"]["uid"] = kube.objects[Ref("PersistentVolumeClaim", "run-data")]["metadata"]["uid"]
+    kube.tick(10)
+    assert "of-before" in kube.condition("StorageReady")["message"]
+
+
+def test_what_keeps_the_next_attempt_out_is_told() -> None:
+    kube = Kube().start()
+    kube.run["status"]["conditions"] = [
+        *[c for c in kube.status["conditions"] if c["type"] not in ("Restarting", "Scheduled")],
+        *[
+            {"type": kind, "status": said, "reason": "R", "message": "m", "lastTransitionTime": rfc3339(kube.now)}
+            for kind, said in (("Restarting", "True"), ("Scheduled", "False"))
+        ],
+    ]
+    for ref in [ref for ref in kube.objects if ref.kind in ("Pod", "StatefulSet") and "inference" not in ref.name]:
+        del kube.objects[ref]
+    kube.now += 60
+    refused = event("Service", "run-trainer", "FailedCreate", 'failed calling webhook "guard": no route')
+    del refused["lastTimestamp"]
+    kube.events = [refused]
+    told = {c["type"]: c for c in kube.decide().status["conditions"]}["Scheduled"]
+    assert told["reason"] == "AdmissionRefused"
+    assert "failed calling webhook" in told["message"]
 
 
 @pytest.mark.parametrize(

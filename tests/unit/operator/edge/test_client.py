@@ -27,6 +27,7 @@ def pod(name: str = "p") -> dict[str, object]:
         (403, SECURITY, "kept_out"),
         (403, 'pods "p" is forbidden: no PriorityClass with name high was found', "kept_out"),
         (400, 'admission webhook "guard.example.com" denied the request: no', "kept_out"),
+        (500, 'Internal error occurred: failed calling webhook "guard.example.com": connection refused', "kept_out"),
         (
             422,
             "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'team' with binding 'team' denied request: no",

@@ -450,6 +450,24 @@ async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_paus
     assert bench.status["message"] == ""
 
 
+async def test_of_two_refusals_after_each_other_the_present_one_is_told() -> None:
+    api = FakeApi()
+
+    def brain(observed: Observed) -> Decision:
+        told = " ".join(event["message"] for event in observed.events)
+        return Decision(status={"phase": "Starting", "message": told}, dry_run=(child(),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        for team in ("first", "second"):
+            denied = f'admission webhook "guard" denied the request: {team}'
+            api.hook = lambda verb, path, body, denied=denied: (
+                (400, "BadRequest", denied) if verb == "dry-run" else None
+            )
+            await bench.go()
+            assert bench.status["message"] == denied
+
+
 async def test_missing_rights_are_retried_not_blamed_on_the_run() -> None:
     api = FakeApi()
     forbidden = 'statefulsets.apps "a-trainer" is forbidden: User "sa" cannot patch resource "statefulsets"'
