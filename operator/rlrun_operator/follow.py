@@ -176,7 +176,8 @@ class _Waits:
     def __init__(self, case: Case) -> None:
         self._case = case
         begun = [since(case.past.conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
-        kept_out = since(case.past.conditions, reasons.RESTARTING, true=True)  # the next attempt is due, and not let in
+        # Events are there before an attempt is on record only where it is due and not let in: nothing is asked for at a healthy start.
+        kept_out = since(case.past.conditions, reasons.RESTARTING, true=True) if case.observed.events else None
         self._begun = max((when for when in begun if when is not None), default=kept_out)
 
     def seconds(self, kind: str) -> float:
