@@ -34,6 +34,8 @@ class Health:
     """Watches that are not coming back."""
     stands_by: Callable[[], str | None] = lambda: None
     """The process that leads in place of this one."""
+    served_by_others: Callable[[], list[str]] = list
+    """Namespaces that this operator was told to serve, and another one does."""
     not_ready: Callable[[], list[str]] = lambda: ["starting"]
     """What is missing until the store is a true picture of the cluster."""
     before_scrape: list[Callable[[], None]] = field(default_factory=list)
@@ -67,7 +69,8 @@ async def serve(health: Health, registry: CollectorRegistry, port: int) -> Site:
 
     async def readyz(_: web.Request) -> web.Response:
         leader = health.stands_by()
-        return verdict(health.not_ready() + health.sick(), f"ok, standing by: {leader} leads" if leader else "ok")
+        well = f"ok, standing by: {leader} leads" if leader else "ok"
+        return verdict(health.not_ready() + health.sick(), "\n".join([well, *health.served_by_others()]))
 
     async def metrics(_: web.Request) -> web.Response:
         for refresh in health.before_scrape:

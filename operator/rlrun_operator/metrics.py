@@ -70,6 +70,12 @@ class Metrics:
             registry=self.registry,
         )
         self._leader = Gauge("rlrun_operator_leader", "1 while this process acts", registry=self.registry)
+        self._places = Gauge(
+            "rlrun_operator_serves",
+            "1 where this operator looks after the runs of a namespace (that name it as managed_by), 0 where another one does",
+            ["namespace", "managed_by"],
+            registry=self.registry,
+        )
         self._objects = Gauge("rlrun_operator_objects", "Objects in memory", ["kind"], registry=self.registry)
         self.registry.register(_Runs(store, self._seen))
         ProcessCollector(registry=self.registry)
@@ -87,6 +93,13 @@ class Metrics:
     def observe_watch(self, resource: str, namespace: str | None, age: Callable[[], float]) -> None:
         """Read the age of a watch at each scrape."""
         self._watch_age.labels(resource, namespace or "").set_function(age)
+
+    def observe_places(self, held: Iterable[tuple[str, str | None]], others: Iterable[tuple[str, str | None]]) -> None:
+        """Set where this operator acts, and where another one does."""
+        self._places.clear()
+        for places, value in ((others, 0), (held, 1)):
+            for namespace, named in places:
+                self._places.labels(namespace, named or "").set(value)
 
     def observe_objects(self, counts: Mapping[str, int]) -> None:
         """Set the numbers of objects in memory."""

@@ -18,6 +18,8 @@ ROLES: tuple[Role, ...] = ("trainer", "inference", "orchestrator")
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """The run's name, as Kubernetes recommends. Argo CD's label tracking takes it for the name of an Application."""
+SERVED_LEASE = "rlrun-operator-serves"
+"""Lease in each namespace with runs: who looks after them. No run's own is called so: those end in `-progress`."""
 RUN_LABEL = f"{GROUP}/run"
 """On every child; the operator's watches select by it."""
 ROLE_LABEL = f"{GROUP}/role"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from rlrun_operator import handlers, health, preflight
+from rlrun_operator import handlers, health, preflight, reasons
 from rlrun_operator.api_server import api_server_rules
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.connection import Connection
@@ -24,9 +24,11 @@ from rlrun_operator.metrics import Metrics
 from rlrun_operator.observe import LookUps
 from rlrun_operator.queue import Workers
 from rlrun_operator.reconcile import Decide, Reconciler
-from rlrun_operator.resources import WATCHED
+from rlrun_operator.resources import RLRUN, WATCHED
 from rlrun_operator.settings import OperatorSettings
+from rlrun_operator.state import EventRecord, Manifest
 from rlrun_operator.store import Key, Store
+from rlrun_operator.territory import DURATION_SECONDS, Place, Territory
 from rlrun_operator.watches import Stream, Watches
 
 PREFLIGHT_SECONDS = 5.0
@@ -64,6 +66,14 @@ class Operator:
             on_pause=self._pause,
         )
         self._client.may_write = self._leader.check
+        self._territory = Territory(
+            self._client,
+            f"{settings.pod_namespace}/{settings.lease_name}",
+            is_leading=self._leader.is_leading,
+            with_runs=lambda: {place for run in self._store.runs() if (place := self._place_of(run)) is not None},
+            on_change=self._place_changed,
+        )
+        self._poster = Poster(self._client, settings.pod_name)
         self._workers: Workers[Key] = Workers(self._reconcile, self._failed)
         self._feed = Feed(self._store, self._client, self._workers.add)
         self._reconciler = Reconciler(
@@ -71,7 +81,7 @@ class Operator:
             client=self._client,
             store=self._store,
             look_ups=LookUps(self._client, read_nodes=settings.read_nodes),
-            poster=Poster(self._client, settings.pod_name),
+            poster=self._poster,
             metrics=self._metrics,
             settings=settings.render,
             name=settings.name,
@@ -91,6 +101,8 @@ class Operator:
         self._synced_before = False
         self._network = settings.render.network
         self._told_of_addresses = False
+        self._to_tell: set[Place] = set()
+        """Places that another operator holds, of which no run was told yet."""
         self._waiting_for: list[str] = ["the API server was not asked yet"]
         self._lags: deque[float] = deque(maxlen=60)
         self._stop = asyncio.Event()
@@ -117,6 +129,7 @@ class Operator:
                 asyncio.create_task(self._sync(), name="sync"),
                 asyncio.create_task(self._lead(), name="leader"),
                 asyncio.create_task(self._follow_api_server(), name="addresses"),
+                asyncio.create_task(self._territory.run(), name="territory"),
             ]
             stopped = asyncio.create_task(self._stop.wait(), name="stop")
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -260,12 +273,32 @@ class Operator:
         self._reconciler.settle_network(self._network)
         return self._network != before
 
-    def _wake_all(self) -> None:
+    def _wake_all(self, namespace: str | None = None) -> None:
         for run in self._store.runs():
-            self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
+            if namespace in (None, run["metadata"]["namespace"]):
+                self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
 
     async def _reconcile(self, key: Key) -> None:
+        run = self._store.get(RLRUN.kind, *key)
+        if run is not None and (place := self._place_of(run)) is not None and not await self._territory.may_act(place):
+            if place in self._to_tell and (other := self._territory.others().get(place)):
+                self._to_tell.discard(place)
+                await self._poster.post(run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served(place, other)))
+            return
         await self._reconciler.reconcile(key)
+
+    def _place_of(self, run: Manifest) -> Place | None:
+        """Where a run is looked after; None: by an operator of another name."""
+        named = (run.get("spec") or {}).get("managedBy")
+        return (run["metadata"]["namespace"], named) if named in (None, self._settings.name) else None
+
+    def _place_changed(self, place: Place, other: str) -> None:
+        if other:
+            self._to_tell.add(place)
+            log.warning("%s", _served(place, other))
+        else:
+            self._to_tell.discard(place)
+            self._wake_all(place[0])
 
     def _failed(self, key: Key, error: Exception, pause: float) -> None:
         if isinstance(error, NotLeadingError):
@@ -315,8 +348,19 @@ class Operator:
             dead=self._dead,
             stands_by=lambda: self._leader.stands_by,
             not_ready=self._not_ready,
-            before_scrape=[lambda: self._metrics.observe_objects(self._store.count())],
+            served_by_others=lambda: [_served(place, other) for place, other in self._territory.others().items()],
+            before_scrape=[
+                lambda: self._metrics.observe_objects(self._store.count()),
+                lambda: self._metrics.observe_places(self._territory.held(), self._territory.others()),
+            ],
         )
+
+
+def _served(place: Place, other: str) -> str:
+    return (
+        f"namespace {place[0]}: the operator {other} looks after its runs; this one takes over {DURATION_SECONDS} s after that one "
+        "is gone. Take the namespace out of watchNamespaces of one of them, or give one an operatorName"
+    )
 
 
 __all__ = ["LeadershipLostError", "Operator"]

@@ -218,6 +218,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
 """Reasons that a person should hear of: each becomes a Warning event of the same name when it appears."""
 
 # Reasons of events that are not reasons of conditions
+SERVED_BY_ANOTHER = "ServedByAnotherOperator"
 ATTEMPT_STARTED = "AttemptStarted"
 RESUMED = "ResumedFromCheckpoint"
 ATTEMPT_FAILED = "AttemptFailed"
@@ -235,6 +236,7 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     INVALID_CONFIGURATION: CONDITION_REASONS[INVALID_CONFIGURATION],
     FORBIDDEN: CONDITION_REASONS[FORBIDDEN],
     CHANGE_PENDING: CONDITION_REASONS[CHANGE_PENDING],
+    SERVED_BY_ANOTHER: "Another operator looks after this namespace's runs, and the one that tells this does not act.",
     ATTEMPT_STARTED: "StatefulSet, Deployment and orchestrator pod of an attempt were applied.",
     TRAINING: "The attempt's first step is done.",
     ANSWERING: "The attempt's first answer is there (task Eval).",

@@ -13,7 +13,7 @@ from rlrun_operator.handlers import INACTIVITY_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import wait_served
-from tests.controlplane.world import APPS, CORE, World
+from tests.controlplane.world import APPS, CORE, LEASES, World
 
 AWAY_SECONDS = 16.0
 """Longer than the leader's Lease lasts."""
@@ -229,6 +229,33 @@ def test_a_stopped_operator_hands_over_at_once(world: World, tmp_path: Path) -> 
         code, seconds = first.stop()
         assert (code, seconds < 5.0) == (0, True), (code, seconds)
         second.wait_ready(timeout=8)  # the Lease would have lasted 15 s
+
+
+def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(world: World, tmp_path: Path) -> None:
+    """They have leader Leases of their own; replicas of one release do not wait for each other here."""
+    with operator_of(world, tmp_path) as first:
+        world.start("a")
+        before = settled(world, "a")
+        with operator_of(world, tmp_path, "operator-1", RLRUN_LEASE_NAME="other") as second:
+            served = f'rlrun_operator_serves{{managed_by="",namespace="{world.namespace}"}}'
+            wait_for(lambda: second.metrics().get(served), lambda value: value == 0.0, "the second one tells")
+            assert first.metrics()[served] == 1.0
+            assert f"namespace {world.namespace}: the operator {world.namespace}/rlrun-operator looks" in second.log()
+            assert "looks after its runs" in second.http("/readyz")[1]
+            assert "ServedByAnotherOperator" in world.events("a")
+            world.create("b")
+            world.wait_phase("b", "Starting")
+            assert {key for key in second.writes() if key[1] != "events"} == {("create", "leases")}, "its leader Lease"
+            assert world.versions("a", leave_out=("leases",)) == before
+            first.stop()
+            lease = world.path(LEASES, "leases", "rlrun-operator-serves")
+            # As after 120 s without a renewal, which the second one would have to see.
+            world.kube("PATCH", lease, {"spec": {"leaseDurationSeconds": 1, "holderIdentity": ""}})
+            wait_for(lambda: second.metrics().get(served), lambda value: value == 1.0, "it follows", timeout=60)
+            world.wait_pods_ready("b", 2)
+            world.renew("b", 1)
+            world.wait_phase("b", "Running")
+            assert world.versions("a", leave_out=("leases",)) == before
 
 
 def test_missing_rights_are_named_and_the_charts_role_suffices(world: World, tmp_path: Path) -> None:

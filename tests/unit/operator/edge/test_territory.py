@@ -1,0 +1,91 @@
+"""Two releases and one namespace: one acts, the other tells, and follows when the first is gone."""
+
+from __future__ import annotations
+
+from rlrun_operator.client import Client
+from rlrun_operator.territory import DURATION_SECONDS, RENEW_SECONDS, STOP_SECONDS, Place, Territory
+from tests.unit.operator.edge.fake_api import FakeApi, serving
+
+TEAM: Place = ("team-a", None)
+
+
+class Release:
+    """A release on a clock that the test turns."""
+
+    def __init__(self, client: Client, identity: str, clock: list[float]) -> None:
+        self.leads, self.runs = True, {TEAM}
+        self.changes: list[tuple[Place, str]] = []
+        self.territory = Territory(
+            client,
+            identity,
+            is_leading=lambda: self.leads,
+            with_runs=lambda: self.runs,
+            on_change=lambda place, other: self.changes.append((place, other)),
+            clock=lambda: clock[0],
+        )
+
+    async def acts(self, place: Place = TEAM) -> bool:
+        return await self.territory.may_act(place)
+
+
+async def test_one_of_two_releases_acts_and_the_other_follows_when_it_is_gone() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first, second = Release(client, "a/op", clock), Release(client, "b/op", clock)
+        assert (await first.acts(), await second.acts()) == (True, False)
+        for _ in range(10):
+            clock[0] += RENEW_SECONDS
+            await second.territory.renew()
+            await first.territory.renew()
+            assert (await first.acts(), await second.acts()) == (True, False)
+        assert (first.changes, second.changes) == ([], [(TEAM, "a/op")])
+        assert (first.territory.held(), second.territory.others()) == ([TEAM], {TEAM: "a/op"})
+        waited = 0.0
+        while not await second.acts():  # the first is uninstalled
+            assert waited <= DURATION_SECONDS + RENEW_SECONDS
+            assert not (await second.acts())
+            waited += RENEW_SECONDS
+            clock[0] += RENEW_SECONDS
+            await second.territory.renew()
+        assert waited >= DURATION_SECONDS
+        assert second.changes[1:] == [(TEAM, "")]
+        await first.territory.renew()
+        assert not await first.acts(), "it came back"
+
+
+async def test_who_cannot_renew_stops_before_another_may_follow() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        release = Release(client, "a/op", clock)
+        assert await release.acts()
+        asked = len(api.requests)
+        assert await release.acts()
+        assert len(api.requests) == asked, "nothing per pass"
+        clock[0] += STOP_SECONDS
+        assert release.territory.held() == []
+        assert STOP_SECONDS + RENEW_SECONDS / 2 < DURATION_SECONDS
+        assert await release.acts(), "it asks again"
+
+
+async def test_replicas_of_a_release_are_one_and_names_of_operators_divide_a_namespace() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        first, again, other = (Release(client, name, clock) for name in ("a/op", "a/op", "b/op"))
+        assert await first.acts()
+        assert await again.acts(), "an upgrade waits for nobody"
+        assert await other.acts(("team-a", "b")), "runs that name it"
+        assert not await other.acts()
+
+
+async def test_a_process_that_does_not_lead_renews_nothing_and_a_place_without_runs_is_given_up() -> None:
+    api, clock = FakeApi(), [0.0]
+    async with serving(api) as client:
+        release = Release(client, "a/op", clock)
+        await release.acts()
+        asked = len(api.requests)
+        release.leads = False
+        await release.territory.renew()
+        release.leads, release.runs = True, set()
+        await release.territory.renew()
+        assert len(api.requests) == asked
+        assert release.territory.held() == []
