@@ -29,7 +29,21 @@ FAULTS = (
     "node tainted",
     "node starts",
     "operator dies",
+    "other release",
+    "leader replaced",
+    "late request",
+    "past again",
+    "child edited",
+    "claim deleted",
+    "name taken",
+    "name free",
+    "name free",
+    "refused",
+    "allowed",
+    "allowed",
+    "late warning",
 )
+"""What ends something is there twice as often as what begins it: the run shall live."""
 ENDING_CODES = list(range(64, 79))
 """Exit codes that end a run for good, unless its failure policy has a rule about them."""
 NO_END = {

@@ -211,3 +211,43 @@ def test_a_failed_run_that_shall_be_suspended_has_heard_that_it_is_to_begin_agai
     world = replay(steps, seed=46871)
     assert (world.status["phase"], world.status["restartsCountedTowardsMax"]) == ("Suspended", 0)
     assert world.status["restartRequestedAt"]
+
+
+# ---- of the wider simulation
+
+
+def test_a_mended_run_that_waits_for_its_namesake_is_not_failed_for_ever() -> None:
+    world = replay([("calm", 7, 1), ("run made anew", 1, 3), ("spec edited", 3, 5), ("calm", 8, 6)], seed=8)
+    assert world.status["phase"] == "Running"
+
+
+@pytest.mark.parametrize("before", [("calm", 7, 5), ("operate", 6, 10)], ids=str)
+def test_a_run_whose_claim_somebody_deletes_begins_anew_on_another_one(before: tuple[str, int, int]) -> None:
+    world = replay([before, ("pod goes", 0, 10), ("claim deleted", 2, 2)], seed=25)
+    claim = world.api.get("PersistentVolumeClaim", "run-data")
+    assert claim is not None
+    assert "deletionTimestamp" not in claim["metadata"]
+    assert world.status["phase"] == "Running"
+
+
+def test_a_claim_that_goes_before_the_attempt_is_on_record_is_not_waited_for() -> None:
+    steps = [("workload made unheard", 9, 0), ("API fault later", 0, 11), ("calm", 10, 2), ("claim deleted", 6, 2)]
+    assert replay(steps, seed=569).status["phase"] == "Running"
+
+
+def test_a_webhook_that_is_away_is_told_at_the_first_attempt_and_at_a_later_one() -> None:
+    replay([("refused", 6, 5), ("long wait", 9, 4)], seed=219)
+    replay([("calm", 9, 8), ("refused", 6, 5), ("process ends", 3, 7), ("long wait", 9, 4)], seed=219)
+
+
+def test_the_present_refusal_is_told() -> None:
+    steps = [("refused", 3, 7), ("calm", 3, 7), ("allowed", 0, 1), ("refused", 9, 10), ("long wait", 5, 10)]
+    replay(steps, seed=605)
+
+
+def test_a_refusal_of_before_the_attempt_is_not_told() -> None:
+    replay([("late warning", 1, 3), ("refused", 5, 2), ("long wait", 9, 1)], seed=434)
+
+
+def test_a_run_whose_lease_has_the_name_of_somebody_elses_goes_on() -> None:
+    replay([("calm", 8, 3), ("name taken", 4, 6), ("long wait", 6, 10)], seed=1222)

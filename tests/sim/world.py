@@ -9,14 +9,12 @@ from rlrun_operator.conditions import find
 from rlrun_operator.process import PRUNE_SECONDS
 from rlrun_operator.resources import RLRUN
 from tests.sim import invariants
-from tests.sim.clock import Clock
-from tests.sim.cluster.api import Api, Json
-from tests.sim.cluster.cluster import Cluster
+from tests.sim.cluster.admission import FOR_GOOD
+from tests.sim.cluster.api import Json
 from tests.sim.cluster.nodes import NODES
 from tests.sim.operator.process import Process, Request
+from tests.sim.surroundings import NAME, Surroundings
 
-NAME = "run"
-EPOCH = 1_700_000_000.0
 MAX_RESTARTS = 2
 MAX_STEPS = 40
 SPEC: Json = {
@@ -30,6 +28,10 @@ SPEC: Json = {
 REST_ROUNDS = 160
 REST_SECONDS = 3 * PRUNE_SECONDS
 """Within this time after the last fault the run is where it should be: the second comparison finds whatever event was lost."""
+STAND_SECONDS = 100.0
+"""A wait is explained anew at least every 60 s."""
+PAST = 40
+"""Events that a watch may bring once more."""
 WAITS = 10
 """After so many times of waking up in vain only a comparison can help."""
 REQUESTS_OF_A_PASS = 60
@@ -39,7 +41,7 @@ class ViolationError(AssertionError):
     """Something that must hold does not."""
 
 
-class World:
+class World(Surroundings):
     """One run in its namespace, with its operator.
 
     Args:
@@ -49,9 +51,7 @@ class World:
     """
 
     def __init__(self, spec: Json | None = None, seed: int = 0, *, document: Json | None = None) -> None:
-        self.clock = Clock(EPOCH)
-        self.api = Api(self.clock.now)
-        self.cluster = Cluster(self.api, self.clock)
+        super().__init__()
         self.cluster.ends_in_view = seed % 6 == 5
         self.faults: list[str] = []
         """What becomes of the operator's next requests."""
@@ -60,6 +60,10 @@ class World:
         self.news: list[tuple[str, Json]] = []
         """What the watches have not brought yet."""
         self.lives = 0
+        self.rival: Process | None = None
+        """Another operator of the same runs, as where two releases of the chart watch one namespace."""
+        self._rival_news: list[tuple[str, Json]] = []
+        self._past: list[tuple[str, Json]] = []
         self._seed = seed
         self._spec = SPEC | (spec or {})
         self._document = document
@@ -70,10 +74,6 @@ class World:
     # ---- the run
 
     @property
-    def run(self) -> Json | None:
-        return self.api.get(RLRUN.kind, NAME)
-
-    @property
     def status(self) -> Json:
         return (self.run or {}).get("status") or {}
 
@@ -81,9 +81,16 @@ class World:
         document = {"apiVersion": RLRUN.api_version, "kind": RLRUN.kind, "metadata": {"name": NAME}, "spec": self._spec}
         self.api.add(document | (self._document or {}))
         self.memory = invariants.Memory(failures_before=self.cluster.failures)
+        self.memory.refused_for_good = any(refusal.sort == FOR_GOOD for refusal in self.api.refusals)
 
     def recreate(self) -> None:
-        """Somebody deletes the run and makes another one of its name at once: nobody else knows yet."""
+        """Somebody deletes the run and makes another one of its name at once: nobody else knows yet.
+
+        Not beside a second operator: what that one would still write for the run before would be collected as garbage, and only the
+        repair of small objects puts that right.
+        """
+        if not invariants.CHILDREN_ARE_REPAIRED:
+            self.end_rival()
         if self.run is not None:
             self.api.drop(RLRUN.kind, NAME)
         self._create()
@@ -93,6 +100,7 @@ class World:
         run = self.run
         if run is not None:
             self.api.put(run, spec=run["spec"] | blocks)
+            self.memory.was_invalid |= blocks.get("trainer") == {"replicas": 0}
 
     def annotate(self, **annotations: str) -> None:
         """Somebody writes an annotation: a conflict for a status that is being written."""
@@ -110,20 +118,64 @@ class World:
 
     # ---- the operator
 
-    def _start(self) -> Process:
+    def _start(self, release: int = 0) -> Process:
+        self._rival_news += self.api.news if self.rival is not None else ()
         self.api.news.clear()  # a process begins with lists
         self.news.clear()
         self.lives += 1
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
-        return Process(self.api, self.clock, self._seed + self.lives, self._unexpected)
+        return Process(self.api, self.clock, self._seed + self.lives, self._unexpected, release)
 
     def _unexpected(self, error: Exception) -> None:
         raise ViolationError(f"unexpected {type(error).__name__} in a pass: {error}") from error
 
-    def restart_operator(self) -> None:
-        """It dies between two requests, and another one starts."""
+    def restart_operator(self, release: int | None = None) -> None:
+        """It dies between two requests, and another one starts; `release`: of that."""
         self.operator.die()
-        self.operator = self._start()
+        self.operator = self._start(self.operator.release if release is None else release)
+
+    def replace_operator(self, release: int) -> None:
+        """Another one leads; the last request of the one before is still on its way."""
+        self.late, self.operator = self.operator, self._start(release)
+
+    def start_rival(self, release: int) -> None:
+        """Another operator begins to look after the same runs, and knows nothing of this one."""
+        self._take()
+        self._rival_news.clear()
+        self.rival = Process(self.api, self.clock, self._seed - self.lives, self._unexpected, release)
+
+    def end_rival(self) -> None:
+        """It is taken away."""
+        if self.rival is not None:
+            self.rival.die()
+        self.rival = None
+
+    def rival_operates(self, requests: int, news: int) -> None:
+        """It hears of some of what has happened, and makes some requests."""
+        rival = self.rival
+        if rival is None:
+            return
+        self._take()
+        heard, self._rival_news = self._rival_news[:news], self._rival_news[news:]
+        for event, found in heard:
+            rival.see(event, found)
+        while requests:
+            asked = rival.asked
+            if asked is not None and asked.writes:
+                self._complain(invariants.of_request(self, asked, rival))
+            if not rival.advance():
+                return
+            if asked is not None and not asked.looks_for_others:
+                requests -= 1
+            self.check()
+
+    def late_request(self) -> None:
+        """It arrives. Nothing that its sender would do after it is done: each write asks first whether the process leads."""
+        late, self.late = self.late, None
+        if late is not None and late.asked is not None:
+            late.deliver()
+            late.die()
+            self.check()
 
     def operate(self, requests: int | None = None) -> int:
         """The operator works until it has nothing to do, or for some requests; returns how many it made."""
@@ -165,7 +217,7 @@ class World:
 
     def _check_request(self, asked: Request) -> None:
         if self._document is None:
-            self._complain(invariants.of_request(self, asked))
+            self._complain(invariants.of_request(self, asked, self.operator))
 
     # ---- the watches
 
@@ -174,6 +226,7 @@ class World:
         self._take()
         count = len(self.news) if count is None else count
         heard, self.news = self.news[:count], self.news[count:]
+        self._past = [*self._past, *heard][-PAST:]
         for event, found in heard:
             self.operator.see(event, found)
 
@@ -189,6 +242,11 @@ class World:
         self.hear(count)
         self.news += twice
 
+    def hear_the_past(self, count: int) -> None:
+        """Some of what was told already is told once more."""
+        for event, found in self._past[-count:]:
+            self.operator.see(event, found)
+
     def hear_out_of_order(self) -> None:
         """The next two events change places, which those of different kinds may."""
         self._take()
@@ -197,6 +255,7 @@ class World:
 
     def _take(self) -> None:
         self.news += self.api.news
+        self._rival_news += self.api.news if self.rival is not None else ()
         self.api.news.clear()
 
     def relist(self) -> None:
@@ -255,9 +314,33 @@ class World:
             if node in self.cluster.down:
                 self.cluster.start_node(node)
         self.cluster.schedules = self.cluster.binds = self.cluster.starts = True
+        self.cluster.uncollected.clear()
+        self.cluster.idle.clear()
+        self.lifted.add(self.cluster.pool)
+        self.lift(self.api.refusals)
+        self.remove_foreign()
+        self.end_rival()
+        self.late_request()
+        self._restore()
         run = self.run
         if run is not None:
             self.edit(trainer=self._spec["trainer"])
+            if self.memory.refused_for_good:
+                self.edit(seed=100)
+
+    def stand(self) -> None:
+        """Nothing changes: within bounded time the status says why the run waits, and of nothing that is over."""
+        began = self.clock.steady()
+        while self.clock.steady() - began < STAND_SECONDS:
+            self.hear()
+            self.operate()
+            self.cluster.round()
+            self.cluster.train(1, self.total_steps)
+            self.check()
+            self.pass_time(2.0 if self.clock.steady() - began < 10 else 10.0)
+        self.hear()
+        self.operate()
+        self._complain(invariants.told_truly(self))
 
     def rest(self) -> None:
         """The faults stop: within bounded time the run trains, or has ended for a reason, and everything is as specified."""

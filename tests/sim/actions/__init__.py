@@ -4,5 +4,8 @@ from __future__ import annotations
 
 from tests.sim.actions.action import Action
 from tests.sim.actions.basics import BASICS
+from tests.sim.actions.children import CHILDREN
+from tests.sim.actions.operators import OPERATORS
+from tests.sim.actions.refusals import REFUSALS
 
-ACTIONS: dict[str, Action] = {**BASICS}
+ACTIONS: dict[str, Action] = {**BASICS, **CHILDREN, **REFUSALS, **OPERATORS}

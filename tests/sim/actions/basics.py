@@ -116,18 +116,18 @@ def _lingers(world: World, a: int, b: int) -> None:
 
 def _workload_goes(world: World, a: int, b: int) -> None:
     kind, name = WORKLOADS[a % 2]
-    if world.api.get(kind, name) is not None:
+    if world.own(kind, name) is not None:
         world.api.drop(kind, name)
 
 
 def _child_goes(world: World, a: int, b: int) -> None:
-    if world.api.get("Lease", "run-progress") is not None:
+    if world.own("Lease", "run-progress") is not None:
         world.api.drop("Lease", "run-progress")
 
 
 def _scaled(world: World, a: int, b: int) -> None:
     kind, name = WORKLOADS[a % 2]
-    found = world.api.get(kind, name)
+    found = world.own(kind, name)
     if found is not None:
         world.api.put(found, spec=found["spec"] | {"replicas": b % 4})
 

@@ -11,9 +11,11 @@ from typing import Any
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.resources import BY_KIND, CLAIM, EVENT, RLRUN, WATCHED
 from rlrun_operator.times import rfc3339, seconds_of
+from tests.sim.cluster.admission import Refusal, RefusedError
 
 NAMESPACE = "team-a"
 GRACE_SECONDS = 30
+EVENTS_KEPT = 30
 Json = dict[str, Any]
 Ident = tuple[str, str]
 """Kind and name: there is one namespace."""
@@ -22,14 +24,6 @@ _WATCHED = {resource.kind for resource in WATCHED}
 _UNSELECTED = {RLRUN.kind, CLAIM.kind}
 _STATUS_APART = {RLRUN.kind}
 """Kinds whose status only the subresource changes. Of others nobody but their controllers writes one."""
-
-
-class RefusedError(Exception):
-    """The answer is an error."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message = status, reason, message
 
 
 class Api:
@@ -45,6 +39,8 @@ class Api:
         self.news: list[tuple[str, Json]] = []
         """(type, object) of every change of a watched object, in order; whoever watches takes them away."""
         self.writes = 0
+        self.refusals: list[Refusal] = []
+        """What admission refuses now."""
         self.version = 100
 
     # ---- state
@@ -69,6 +65,43 @@ class Api:
         self._tell("MODIFIED", new)
         return new
 
+    def admit(self, kind: str, name: str, *, dry_run: bool = False) -> None:
+        """Let an object in.
+
+        Raises:
+            RefusedError: no.
+        """
+        for refusal in self.refusals:
+            refusal.check(kind, name, dry_run=dry_run, exists=name in self.kinds[kind])
+
+    def warn(self, about: Ident, reason: str, message: str, *, age: float = 0.0, uid: str | None = None) -> None:
+        """A Warning event about an object; one that repeats is counted up. No watch tells of it.
+
+        Args:
+            about: the object.
+            reason: of the event.
+            message: of the event.
+            age: seconds since it happened: events come late.
+            uid: of the object, where the event tells it.
+        """
+        name = "/".join((*about, reason, message))
+        when = rfc3339(self._now() - age)
+        events = self.kinds[EVENT.kind]
+        known = events.get(name)
+        if known is not None and age:
+            return
+        events[name] = {
+            "kind": EVENT.kind,
+            "metadata": {"name": name},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "involvedObject": {"kind": about[0], "name": about[1], "uid": uid},
+            "lastTimestamp": when,
+        }
+        while len(events) > EVENTS_KEPT:
+            del events[next(iter(events))]
+
     def add(self, manifest: Mapping[str, Any]) -> Json:
         """A new object."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -76,7 +109,7 @@ class Api:
         metadata = {
             **manifest["metadata"],
             "namespace": NAMESPACE,
-            "uid": f"uid-{name}-{self.version}",
+            "uid": f"{self.version:08x}-{name}-{self.version}",
             "resourceVersion": str(self.version),
             "generation": 1,
             "creationTimestamp": rfc3339(self._now()),
@@ -98,6 +131,13 @@ class Api:
     def end(self, kind: str, name: str, grace: int = GRACE_SECONDS) -> Json:
         """Delete: a pod with a node ends first."""
         found = self.kinds[kind][name]
+        if kind == CLAIM.kind and self.mounts(name):  # protected until no pod uses it
+            times = {"deletionTimestamp": rfc3339(self._now())}
+            return (
+                found
+                if times.items() <= found["metadata"].items()
+                else self.put(found, metadata=found["metadata"] | times)
+            )
         if kind != "Pod" or not grace or "nodeName" not in found["spec"]:
             return self.drop(kind, name)
         ends, given = self._now() + grace, found["metadata"].get("deletionGracePeriodSeconds")
@@ -108,6 +148,11 @@ class Api:
             ends = max(asked + grace, self._now())  # a shorter one counts from the first request, and ends in no past
         times = {"deletionTimestamp": rfc3339(ends), "deletionGracePeriodSeconds": grace}
         return self.put(found, metadata=found["metadata"] | times)
+
+    def mounts(self, claim: str) -> bool:
+        """Whether a pod with a node uses a claim, and has not ended."""
+        pods = [pod for pod in self.kinds["Pod"].values() if "nodeName" in pod["spec"]]
+        return any(claim_of(pod) == claim for pod in pods if pod["status"]["phase"] not in ("Failed", "Succeeded"))
 
     def _tell(self, event: str, found: Json) -> None:
         kind = found["kind"]
@@ -130,6 +175,9 @@ class Api:
             if found is None:
                 raise RefusedError(404, "NotFound", f"{path} not found")
             return found
+        applies = method == "PATCH" and content.startswith("application/apply")
+        if (applies or method == "POST") and kind != EVENT.kind:
+            self.admit(kind, body["metadata"]["name"], dry_run="dryRun" in query)
         if method == "PATCH" and query.get("dryRun"):
             return dict(body)
         self.writes += 1
@@ -137,8 +185,8 @@ class Api:
             return self._create(kind, body)
         if method == "DELETE":
             return self._delete(kind, str(name), body)
-        if content.startswith("application/apply"):
-            return self._apply(kind, str(name), body)
+        if applies:
+            return self._apply(kind, str(name), body, force=query.get("force") == "true")
         return self._merge(kind, str(name), subresource, body)
 
     def _selected(self, kind: str, query: Mapping[str, str]) -> list[Json]:
@@ -156,12 +204,18 @@ class Api:
             raise RefusedError(409, "AlreadyExists", f"{kind} {name} already exists")
         return self.add(body)
 
-    def _apply(self, kind: str, name: str, body: Json) -> Json:
-        found = self.get(kind, name)
+    def _apply(self, kind: str, name: str, body: Json, *, force: bool) -> Json:
+        found, meant = self.get(kind, name), body["metadata"].get("resourceVersion")
+        if meant is not None and (found is None or found["metadata"]["resourceVersion"] != meant):
+            raise RefusedError(
+                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
+            )
         if found is None:
             return self.add(body)
         if body["metadata"].get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
             raise RefusedError(409, "Conflict", "the object has been modified")
+        if not force and RUN_LABEL not in (found["metadata"].get("labels") or ()):
+            raise RefusedError(409, "Conflict", 'Apply failed with 1 conflict: conflict with "somebody"')
         if kind == "Pod" and any(found["spec"].get(k) != v for k, v in body["spec"].items()):
             raise RefusedError(
                 422, "Invalid", f'Pod "{name}" is invalid: spec: Forbidden: pod updates may not change fields'
@@ -203,6 +257,12 @@ class Api:
             raise RefusedError(409, "Conflict", "the UID in the precondition does not match")
         self.end(kind, name, options.get("gracePeriodSeconds", GRACE_SECONDS))
         return self.get(kind, name) or {"kind": "Status"}
+
+
+def claim_of(pod: Json) -> str | None:
+    """The claim that a pod mounts."""
+    volumes = pod["spec"].get("volumes") or ()
+    return next((v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v), None)
 
 
 def merged(old: Any, patch: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rlrun_operator.names import SPEC_HASH_ANNOTATION
+from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, attempt_of
+from rlrun_operator.resources import CLAIM
 from tests.sim.clock import Clock
+from tests.sim.cluster.admission import RefusedError
 from tests.sim.cluster.api import Api, Ident, Json
 from tests.sim.cluster.nodes import Nodes
 from tests.sim.cluster.pods import owners
@@ -19,6 +21,14 @@ class Cluster(Nodes):
 
     def __init__(self, api: Api, clock: Clock) -> None:
         super().__init__(api, clock)
+        self.uncollected: set[str] = set()
+        """Kinds that the garbage collector comes to later."""
+        self.idle: set[str] = set()
+        """Kinds whose controller lags behind: it acts later, and first on what it sees now."""
+        self._unseen: dict[str, Json] = {}
+        """By UID, the first state that a controller which lags behind has to act on yet."""
+        self.pool = "rule-000"
+        """Where volumes come from."""
         self._views: dict[Ident, Json] = {}
 
     def round(self, stale: bool = False) -> bool:
@@ -30,15 +40,32 @@ class Cluster(Nodes):
         before = self.api.version
         for kind in ("StatefulSet", "Deployment"):
             for owner in self.api.all(kind):
-                self._workload(owner, stale)
+                if RUN_LABEL not in owner["metadata"]["labels"]:
+                    continue
+                if kind in self.idle:
+                    self._unseen.setdefault(owner["metadata"]["uid"], owner)
+                    continue
+                late = self._unseen.pop(owner["metadata"]["uid"], None)
+                if late is not None:
+                    self._views[kind, owner["metadata"]["name"]] = late
+                self._workload(owner, stale or late is not None)
         self._collect()
-        if self.binds:
-            for claim in self.api.all("PersistentVolumeClaim"):
-                if claim["status"]["phase"] == "Pending":
+        for claim in self.api.all("PersistentVolumeClaim"):
+            if claim["status"]["phase"] == "Pending" and RUN_LABEL in claim["metadata"]["labels"]:
+                if not self.binds:
+                    about, uid = (CLAIM.kind, claim["metadata"]["name"]), claim["metadata"]["uid"]
+                    self.api.warn(about, "ProvisioningFailed", f"pool {self.pool} is full", uid=uid)
+                else:
                     self.api.put(claim, status={"phase": "Bound"}, spec=claim["spec"] | {"volumeName": "pv-1"})
         for pod in self.api.all("Pod"):
-            self._kubelet(pod)
+            if RUN_LABEL in pod["metadata"]["labels"]:
+                self._kubelet(pod)
         return self.api.version != before
+
+    def newest_attempt(self) -> int:
+        """Of any workload or pod that is there."""
+        found = [o for kind in ("StatefulSet", "Deployment", "Pod") for o in self.api.all(kind)]
+        return max((attempt_of(o["metadata"]) or 0 for o in found), default=0)
 
     def _workload(self, owner: Json, stale: bool) -> None:
         ident = (owner["kind"], owner["metadata"]["name"])
@@ -49,20 +76,28 @@ class Cluster(Nodes):
         uid = owner["metadata"]["uid"]
         names = [f"{ident[1]}-{i}" for i in range(view["spec"].get("replicas", 1))]
         mine = [pod for pod in self.api.all("Pod") if uid in owners(pod)]
-        revision = (view["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
+        revision = _revision(view)
         for pod in mine:
             outdated = owner["kind"] == "Deployment" and pod["metadata"]["annotations"].get("revision") != revision
             if pod["metadata"]["name"] not in names or pod["status"]["phase"] == "Failed" or outdated:
                 self.api.end("Pod", pod["metadata"]["name"])
         for name in names:
-            if self.api.get("Pod", name) is None:
+            there = self.api.get("Pod", name)
+            if there is None:
                 self._make(owner, view, name, revision)
+            elif RUN_LABEL not in there["metadata"]["labels"]:
+                self._refused(owner, name, f'pods "{name}" already exists')
         seen = {"observedGeneration": view["metadata"]["generation"], "replicas": len(mine)}
         current = self.api.get(*ident)
         if current is not None:
             self.api.put(current, status=seen)
 
-    def _make(self, owner: Json, view: Json, name: str, revision: str | None) -> None:
+    def _make(self, owner: Json, view: Json, name: str, revision: str) -> None:
+        try:
+            self.api.admit("Pod", name)
+        except RefusedError as error:
+            self._refused(owner, name, error.message)
+            return
         template = view["spec"]["template"]
         metadata = template["metadata"] | {
             "name": name,
@@ -71,10 +106,30 @@ class Cluster(Nodes):
         }
         self.api.add({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
 
+    def _refused(self, owner: Json, name: str, message: str) -> None:
+        """Tell that the controller may not make a pod."""
+        of = owner["metadata"]["name"]
+        if owner["kind"] == "StatefulSet":
+            self.api.warn(
+                ("StatefulSet", of), "FailedCreate", f"create Pod {name} in StatefulSet {of} failed error: {message}"
+            )
+        else:
+            self.api.warn(("ReplicaSet", f"{of}-5d4f"), "FailedCreate", f"Error creating: {message}")
+
     def _collect(self) -> None:
         """What has no living owner goes."""
         living = {o["metadata"]["uid"] for kind in ("RLRun", "StatefulSet", "Deployment") for o in self.api.all(kind)}
         for kind, found in self.api.kinds.items():
+            if kind in self.uncollected:
+                continue
             for name, child in list(found.items()):
                 if (uids := owners(child)) and not uids & living:
                     self.api.end(kind, name)
+                elif kind == CLAIM.kind and "deletionTimestamp" in child["metadata"] and not self.api.mounts(name):
+                    self.api.drop(kind, name)
+
+
+def _revision(view: Json) -> str:
+    """What a Deployment's pods are told apart by: specification and images."""
+    images = [container.get("image") for container in view["spec"]["template"]["spec"].get("containers") or ()]
+    return f"{(view['metadata'].get('annotations') or {}).get(SPEC_HASH_ANNOTATION)} {images}"

@@ -6,7 +6,7 @@ from rlrun.protocol import exit_codes
 from rlrun_operator.names import ROLE_LABEL, attempt_of
 from rlrun_operator.times import rfc3339
 from tests.sim.clock import Clock
-from tests.sim.cluster.api import Api, Json
+from tests.sim.cluster.api import Api, Json, claim_of
 from tests.sim.cluster.pods import end_of
 from tests.sim.cluster.roles import Roles
 
@@ -64,8 +64,15 @@ class Nodes(Roles):
 
     def _schedule(self, pod: Json) -> None:
         nodes = [node for node in NODES if node not in self.down]
-        if not self.schedules or not nodes:
-            word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node is free"}
+        lacks = "" if self.schedules and nodes else "no node is free"
+        if (name := claim_of(pod)) is not None:
+            claim = self.api.get("PersistentVolumeClaim", name)
+            if claim is None:
+                lacks = f'persistentvolumeclaim "{name}" not found'
+            elif "deletionTimestamp" in claim["metadata"]:
+                lacks = f'persistentvolumeclaim "{name}" is being deleted'
+        if lacks:
+            word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": lacks}
             self.api.put(pod, status=pod["status"] | {"conditions": [word]})
             return
         self._next += 1
@@ -76,19 +83,24 @@ class Nodes(Roles):
         )
 
     def _is_furnished(self, pod: Json) -> bool:
-        """Whether all exists that the pod mounts or runs as."""
-        spec = pod["spec"]
+        """Whether all exists that the pod mounts or runs as; what is missing is told by an event."""
+        spec, name = pod["spec"], pod["metadata"]["name"]
         account = spec.get("serviceAccountName", "default")
         if account != "default" and self.api.get("ServiceAccount", account) is None:
             return False
         for volume in spec.get("volumes") or ():
-            if "configMap" in volume and self.api.get("ConfigMap", volume["configMap"]["name"]) is None:
-                return False
-            if "secret" in volume and self.api.get("Secret", volume["secret"]["secretName"]) is None:
-                return False
             if "persistentVolumeClaim" in volume:
                 claim = self.api.get("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
                 if claim is None or claim["status"]["phase"] != "Bound":
+                    return False
+            for kind, source, key in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
+                if source in volume and self.api.get(kind, volume[source][key]) is None:
+                    lacks = f'{kind.lower()} "{volume[source][key]}" not found'
+                    self.api.warn(
+                        ("Pod", name),
+                        "FailedMount",
+                        f'MountVolume.SetUp failed for volume "{volume["name"]}" : {lacks}',
+                    )
                     return False
         return True
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlrun.protocol import annotations as keys
 from rlrun.protocol import exit_codes
-from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.sim.clock import Clock
 from tests.sim.cluster.api import Api, Json
@@ -28,6 +28,8 @@ class Roles:
     def __init__(self, api: Api, clock: Clock) -> None:
         self.api, self.clock = api, clock
         self.volume = Volume()
+        self.reported: set[tuple[str, int]] = set()
+        """UID of the run and attempt of orchestrators that have trained."""
         self.failures = 0
         """Processes that ended by themselves, with a code that is not 0."""
         self.ended: set[tuple[int, str, int]] = set()
@@ -51,7 +53,11 @@ class Roles:
         attempt = attempt_of(orchestrator["metadata"])
         owner = self.api.get("StatefulSet", f"{orchestrator['metadata']['labels'][RUN_LABEL]}-trainer")
         trainers = [p for p in self.pods("trainer") if attempt_of(p["metadata"]) == attempt and is_up(p)]
-        whole = owner is not None and len(trainers) >= max(1, owner["spec"]["replicas"])
+        whole = (
+            owner is not None
+            and RUN_LABEL in owner["metadata"]["labels"]
+            and len(trainers) >= max(1, owner["spec"]["replicas"])
+        )
         engines = [pod for pod in self.pods("inference") if is_up(pod)]
         return orchestrator if whole and engines and attempt in self.volume.step else None
 
@@ -67,6 +73,7 @@ class Roles:
                 volume.step[attempt] += 1
                 if volume.step[attempt] % CHECKPOINT_EVERY == 0:
                     volume.complete = max(volume.complete, volume.step[attempt])
+        self.reported.add((str(run_uid_of(orchestrator["metadata"])), attempt))
         self.report(attempt, orchestrator["metadata"]["labels"][RUN_LABEL])
         if volume.step[attempt] >= until:
             volume.complete = max(volume.complete, until)
@@ -75,7 +82,7 @@ class Roles:
     def report(self, attempt: int, run: str) -> None:
         """The orchestrator renews its Lease."""
         lease = self.api.get("Lease", f"{run}-progress")
-        if lease is None:
+        if lease is None or RUN_LABEL not in lease["metadata"]["labels"]:
             return
         volume = self.volume
         said = {

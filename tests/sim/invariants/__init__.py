@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.invariants.common import derived
 from tests.sim.invariants.memory import Memory
 from tests.sim.invariants.requests import makes_workload, of_request
-from tests.sim.invariants.rest import at_rest, of_writes
+from tests.sim.invariants.rest import CHILDREN_ARE_REPAIRED, at_rest, of_writes
 from tests.sim.invariants.states import STATES
 from tests.sim.invariants.statuses import STEPS
+from tests.sim.invariants.truth import told_truly
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-__all__ = ["Memory", "at_rest", "derived", "makes_workload", "of_request", "of_state", "of_writes"]
+__all__ = [
+    "CHILDREN_ARE_REPAIRED",
+    "Memory",
+    "at_rest",
+    "derived",
+    "makes_workload",
+    "of_request",
+    "of_state",
+    "of_writes",
+    "told_truly",
+]
 Json = dict[str, Any]
 
 

@@ -19,3 +19,11 @@ class Memory:
     edited: bool = False
     """Somebody else wrote into it after the operator did."""
     actions: int = 0
+    damaged: dict[tuple[str, str], tuple[Json, int]] = field(default_factory=dict)
+    """Children that somebody deleted or edited: as each was before, and the newest attempt then."""
+    refused_for_good: bool = False
+    """Validation has refused a child."""
+    was_invalid: bool = False
+    """Somebody had edited the specification into one that cannot be run."""
+    decided_on: Json = field(default_factory=dict)
+    """The run as the sender of the last request knew it."""

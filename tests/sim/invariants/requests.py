@@ -11,13 +11,18 @@ from tests.sim.cluster.pods import owners
 from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
 
 if TYPE_CHECKING:
-    from tests.sim.operator.process import Request
+    from tests.sim.operator.process import Process, Request
     from tests.sim.world import World
 
 
-def of_request(world: World, asked: Request) -> str | None:
-    """The first rule that a request would break."""
-    for rule in REQUESTS:
+NOTHING_FAILED = ("made again", "asks (", "maxSteps has grown", "is not of this run", "is being deleted")
+"""Words of a restart that no failure is the cause of."""
+
+
+def of_request(world: World, asked: Request, sender: Process) -> str | None:
+    """The first rule that a request of an operator would break."""
+    world.memory.decided_on = sender.decided_on
+    for rule in REQUESTS if sender is world.operator else REQUESTS_OF_ANY:
         if (problem := rule(world, asked)) is not None:
             return f"{rule.__name__}: {problem} ({asked.what})"
     return None
@@ -51,7 +56,7 @@ def the_cause_is_on_record_before_anything_is_removed(world: World, asked: Reque
     if not (ending or completing or suspending):
         return "nothing on record says why"
     restarting = said.get(reasons.RESTARTING, {})
-    again = any(words in restarting.get("message", "") for words in ("made again", "asks (", "maxSteps has grown"))
+    again = any(words in restarting.get("message", "") for words in NOTHING_FAILED)
     failure = status.get("lastFailure") or {}
     if restarting.get("status") == "True" and not again and failure.get("attempt") != status.get("attempt"):
         return f"lastFailure is of attempt {failure.get('attempt')}"
@@ -69,6 +74,19 @@ def nothing_is_rendered_again_within_its_attempt(world: World, asked: Request) -
     return f"{kind} of attempt {then} rendered for attempt {now}" if now <= then else None
 
 
+def what_runs_is_not_applied_again(world: World, asked: Request) -> str | None:
+    """Neither by an operator that has just started nor by another release."""
+    status, run = world.status, world.run
+    if not asked.content.startswith("application/apply") or world.memory.edited or run is None:
+        return None
+    if derived(status) != "Running" or run["metadata"]["generation"] != status.get("observedGeneration"):
+        return None
+    found = world.api.get(asked.body["kind"], asked.body["metadata"]["name"])
+    if found is None or not is_of_the_run(world, found) or found["kind"] == "PodDisruptionBudget":
+        return None  # the budget follows an edit
+    return f"{found['kind']} {found['metadata']['name']} is there, and the run is Running"
+
+
 def what_nobody_has_looked_at_is_not_written_over(world: World, asked: Request) -> str | None:
     """What an earlier run of the name has left is not taken over."""
     if not makes_workload(asked):
@@ -84,7 +102,7 @@ def nothing_begins_that_shall_be_suspended(world: World, asked: Request) -> str 
     """Neither on the way into suspension nor in it, as far as the operator knew when it decided."""
     if not makes_workload(asked):
         return None
-    on_record, wanted = derived(world.status), world.operator.decided_on["spec"].get("suspend") is True
+    on_record, wanted = derived(world.status), world.memory.decided_on["spec"].get("suspend") is True
     if on_record == "Suspending" or (on_record == "Suspended" and wanted):
         return f"attempt {attempt_of(asked.body['metadata'])} begins in phase {on_record}"
     return None
@@ -104,7 +122,13 @@ def the_log_of_a_complete_run_stays(world: World, asked: Request) -> str | None:
 REQUESTS: tuple[Callable[[World, Request], str | None], ...] = (
     the_cause_is_on_record_before_anything_is_removed,
     nothing_is_rendered_again_within_its_attempt,
+    what_runs_is_not_applied_again,
     what_nobody_has_looked_at_is_not_written_over,
     nothing_begins_that_shall_be_suspended,
     the_log_of_a_complete_run_stays,
 )
+REQUESTS_OF_ANY: tuple[Callable[[World, Request], str | None], ...] = (
+    nothing_is_rendered_again_within_its_attempt,
+    what_nobody_has_looked_at_is_not_written_over,
+)
+"""Also of one that looks after the same runs and has heard of less: the others rest on what its sender knows."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlrun_operator.names import attempt_of
-from tests.sim.invariants.common import TERMINAL, derived, is_group
+from rlrun_operator.names import MANAGER, attempt_of
+from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
+from tests.sim.invariants.truth import over
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+CHILDREN_ARE_REPAIRED = False
+"""Whether the operator makes again at once what somebody deletes or edits of a run's small objects; else an attempt's beginning does."""
+NEVER_AGAIN = () if CHILDREN_ARE_REPAIRED else ("Secret", "PodDisruptionBudget")
+"""Kinds that no later attempt makes again, or not always."""
 WRITES_AT_MOST = 60
 """Requests that change something which a run costs, whatever happens to it ..."""
 WRITES_OF_AN_ATTEMPT = 40
@@ -34,13 +39,32 @@ def at_rest(world: World) -> str | None:
         if not run["spec"].get("suspend"):
             return f"no rest: Suspended, and spec.suspend is not true: {status.get('message')}"
         return f"no rest: {counts} in phase Suspended" if any(counts.values()) else None
+    if (message := over(world)) is not None:
+        return f"no rest: {message}"
+    if status["phase"] == "Failed" and may_go_on(status):
+        return f"no rest: the specification is mended, and the run is Failed: {status.get('message')}"
     if status["phase"] in TERMINAL:
         return f"no rest: {counts} in phase {status['phase']}" if counts["trainer"] or counts["inference"] else None
     wanted = {"trainer": world.trainers, "orchestrator": 1, "inference": run["spec"]["inference"]["replicas"]}
     if counts != wanted:
         return f"no rest: {counts} pods, wanted {wanted}"
+    if (lacks := lacking(world)) is not None:
+        return f"no rest: {lacks}"
     attempts = {attempt_of(pod["metadata"]) for pod in world.api.all("Pod") if is_group(pod)}
     return None if attempts == {status["attempt"]} else f"no rest: attempts {attempts}, status {status['attempt']}"
+
+
+def lacking(world: World) -> str | None:
+    """A child that was deleted or edited, and that neither its repair nor the beginning of an attempt has put right."""
+    if world.api.get("Lease", "run-progress") is None:
+        return "nothing is heard of a run without its Lease"
+    for (kind, name), (_, then) in world.memory.damaged.items():
+        if kind in NEVER_AGAIN or (world.status["attempt"] <= then and not CHILDREN_ARE_REPAIRED):
+            continue
+        found = world.api.get(kind, name)
+        if found is None or found["metadata"]["labels"].get("app.kubernetes.io/managed-by") != MANAGER:
+            return f"{kind} {name} was damaged in attempt {then} and is in attempt {world.status['attempt']}"
+    return None
 
 
 def of_writes(world: World) -> str | None:

@@ -26,7 +26,16 @@ def the_operator_never_takes_back_what_it_has_seen(world: World) -> str | None:
     return world.operator.store.wrong
 
 
+def nothing_of_others_is_touched(world: World) -> str | None:
+    for (kind, name), made in world.foreign.items():
+        found = world.api.get(kind, name)
+        if found is not made:
+            return f"{kind} {name} of somebody else was {'deleted' if found is None else 'changed'}"
+    return None
+
+
 STATES: tuple[Callable[[World], str | None], ...] = (
     never_two_attempts_at_once,
     the_operator_never_takes_back_what_it_has_seen,
+    nothing_of_others_is_touched,
 )

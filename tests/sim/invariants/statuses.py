@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 Json = dict[str, Any]
+FINAL = (reasons.PERMANENT_FAILURE, reasons.MAX_RESTARTS_EXCEEDED)
+"""Reasons of a failure beside a specification that cannot be run."""
 TAKEN_AWAY = (reasons.POD_DELETED, reasons.POD_EVICTED, reasons.NODE_LOST)
 """Whose exit code is of how it was stopped, and not of why."""
 
@@ -112,7 +114,8 @@ def every_wait_has_a_reason(world: World, old: Json, new: Json) -> str | None:
 def checkpoints_are_told_truly(world: World, old: Json, new: Json) -> str | None:
     volume, said, before = world.cluster.volume, new.get("checkpoint") or {}, old.get("checkpoint") or {}
     newest = said.get("latestCompleteStep") or 0
-    if not (before.get("latestCompleteStep") or 0) <= newest <= volume.complete:
+    known = 0 if world.rival is not None else before.get("latestCompleteStep") or 0  # two tell what each has heard of
+    if not known <= newest <= volume.complete:
         return f"latestCompleteStep {before.get('latestCompleteStep')} became {newest}; complete is {volume.complete}"
     resumed, attempt = said.get("resumedFromStep"), new.get("attempt", 0)
     if resumed is not None and resumed != volume.begun_at.get(attempt, resumed):
@@ -123,6 +126,30 @@ def checkpoints_are_told_truly(world: World, old: Json, new: Json) -> str | None
     ends = [max(0, volume.step[a] - start) for a in volume.step for b, start in volume.begun_at.items() if b > a]
     lost = said.get("stepsLostTotal") or 0
     return f"{lost} steps lost is more than there can be" if lost > sum(ends) else None
+
+
+def only_what_lasts_fails_a_run(world: World, old: Json, new: Json) -> str | None:
+    """What is waited for never does, however long it lasts."""
+    if derived(new) != "Failed" or derived(old) == "Failed":
+        return None
+    failed = next(c for c in new["conditions"] if c["type"] == reasons.FAILED)
+    trainers = (world.run or {"spec": {}})["spec"].get("trainer", {}).get("replicas")
+    wrong = world.memory.refused_for_good or not trainers or world.memory.was_invalid
+    if failed["reason"] == reasons.INVALID_CONFIGURATION and wrong:
+        return None
+    return None if failed["reason"] in FINAL else f"Failed: {failed['reason']}: {failed['message']}"
+
+
+def training_is_of_this_attempt(world: World, old: Json, new: Json) -> str | None:
+    """Not of an attempt of that number of a run that had the name before."""
+    said = next((c for c in new.get("conditions", ()) if c["type"] == reasons.PROGRESSING), {})
+    if said.get("reason") != reasons.TRAINING or world.run is None:
+        return None
+    attempt = (
+        new.get("attempt") or world.cluster.newest_attempt()
+    )  # 0: one that is made, and that a refusal keeps off the record
+    reported = (world.run["metadata"]["uid"], attempt) in world.cluster.reported
+    return None if reported else f"attempt {new.get('attempt')} trains, and has not reported anything"
 
 
 STEPS: tuple[Callable[[World, Json, Json], str | None], ...] = (
@@ -138,4 +165,6 @@ STEPS: tuple[Callable[[World, Json, Json], str | None], ...] = (
     checkpoints_are_told_truly,
     a_suspension_that_has_begun_is_finished,
     suspended_is_without_pods,
+    only_what_lasts_fails_a_run,
+    training_is_of_this_attempt,
 )

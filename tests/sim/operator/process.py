@@ -19,6 +19,7 @@ from rlrun_operator.decide import decide
 from rlrun_operator.events import Poster
 from rlrun_operator.feed import Feed
 from rlrun_operator.metrics import Metrics
+from rlrun_operator.names import ROLES
 from rlrun_operator.observe import LookUps
 from rlrun_operator.queue import WorkQueue
 from rlrun_operator.reconcile import Reconciler
@@ -28,9 +29,12 @@ from rlrun_operator.state import Decision, Observed
 from rlrun_operator.store import Key, Store
 from rlrun_operator.watches import Stream
 from tests.sim.clock import Clock
-from tests.sim.cluster.api import NAMESPACE, Api, Json, RefusedError
+from tests.sim.cluster.admission import RefusedError
+from tests.sim.cluster.api import NAMESPACE, Api, Json
 from tests.sim.operator.watched import WatchedStore
 
+RELEASES = (RenderSettings(), RenderSettings(images=dict.fromkeys(ROLES, "ghcr.io/rlrun/rlrun:0.2.0")))
+"""Settings of each release of the operator."""
 STREAMS = [Stream(resource, NAMESPACE) for resource in WATCHED]
 
 
@@ -84,9 +88,13 @@ class Process:
         clock: the time.
         seed: of the jitter.
         unexpected: told of what must never be raised.
+        release: number of the release, each of which renders other images.
     """
 
-    def __init__(self, api: Api, clock: Clock, seed: int, unexpected: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, api: Api, clock: Clock, seed: int, unexpected: Callable[[Exception], None], release: int = 0
+    ) -> None:
+        self.release = release
         self._api, self._clock, self._unexpected = api, clock, unexpected
         self.store = WatchedStore()
         self.queue: WorkQueue[Key] = WorkQueue()
@@ -99,7 +107,7 @@ class Process:
             look_ups=LookUps(self._client, read_nodes=False, clock=clock.steady),
             poster=Poster(self._client, "operator-0", clock=clock.steady),
             metrics=_metrics(self.store),
-            settings=RenderSettings(),
+            settings=RELEASES[release],
             again=self._add,
             now=clock.wall,
             clock=clock.steady,
@@ -163,6 +171,12 @@ class Process:
         else:
             self._go_on(answer, None)
         return True
+
+    def deliver(self) -> None:
+        """The request under way arrives, and nobody waits for its answer."""
+        if self.asked is not None:
+            with contextlib.suppress(RefusedError):
+                self._api.answer(*self.asked[:5])
 
     def _asked(self, asked: Request, fault: str) -> Json:
         if fault == "lost":  # the answer, not the request

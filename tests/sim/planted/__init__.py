@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from tests.sim.history import Failure, live
 from tests.sim.planted.core import CORE
 from tests.sim.planted.plant import Plant
+from tests.sim.planted.wider import WIDER
 
 WITHIN = 1000
 """Histories."""
-PLANTED: tuple[Plant, ...] = (*CORE,)
+PLANTED: tuple[Plant, ...] = (*CORE, *WIDER)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,94 @@
+"""Admission: who refuses what, in whose words, until it is lifted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlrun_operator.resources import BY_KIND
+
+
+class RefusedError(Exception):
+    """The answer is an error."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Sort(NamedTuple):
+    """One way to refuse an object.
+
+    Attributes:
+        status: of the answer.
+        reason: of the answer.
+        text: message, with the places `plural`, `kind`, `name` and `mark`.
+        pods_only: whether it concerns pods alone.
+        tries: whether a dry-run is refused too.
+        edits: whether a change of what exists is refused too.
+    """
+
+    status: int
+    reason: str
+    text: str
+    pods_only: bool = False
+    tries: bool = True
+    edits: bool = False
+
+
+_HEAD = '{plural} "{name}" is forbidden: '
+SORTS: dict[str, Sort] = {
+    "quota": Sort(
+        403,
+        "Forbidden",
+        _HEAD + "exceeded quota: {mark}, requested: count=1, used: count=8, limited: count=8",
+        tries=False,
+    ),
+    "pod security": Sort(
+        403, "Forbidden", _HEAD + 'violates PodSecurity "restricted:{mark}": runAsNonRoot != true', pods_only=True
+    ),
+    "priority": Sort(403, "Forbidden", _HEAD + "no PriorityClass with name {mark} was found", pods_only=True),
+    "webhook": Sort(
+        400, "BadRequest", 'admission webhook "{mark}.example.com" denied the request: not now', edits=True
+    ),
+    "policy": Sort(
+        422,
+        "Invalid",
+        _HEAD + "ValidatingAdmissionPolicy '{mark}' with binding 'all' denied request: not now",
+        edits=True,
+    ),
+    "webhook away": Sort(
+        500,
+        "InternalError",
+        'Internal error occurred: failed calling webhook "{mark}.example.com": failed to call webhook: connection refused',
+        edits=True,
+    ),
+    "invalid": Sort(422, "Invalid", '{kind} "{name}" is invalid: spec.{mark}: Invalid value: "x"'),
+}
+"""By name. All but the last one are waited for."""
+FOR_GOOD = "invalid"
+
+
+class Refusal(NamedTuple):
+    """A standing refusal.
+
+    Attributes:
+        mark: what its messages have and no other's.
+        sort: name of a `Sort`.
+        kind: of the objects that it refuses.
+    """
+
+    mark: str
+    sort: str
+    kind: str
+
+    def check(self, kind: str, name: str, *, dry_run: bool, exists: bool) -> None:
+        """Refuse an object, if it is one of these.
+
+        Raises:
+            RefusedError: it is.
+        """
+        how = SORTS[self.sort]
+        if kind != self.kind or (dry_run and not how.tries) or (exists and not how.edits and not dry_run):
+            return
+        said = how.text.format(plural=BY_KIND[kind].plural, kind=kind, name=name, mark=self.mark)
+        raise RefusedError(how.status, how.reason, said)

@@ -1,0 +1,56 @@
+"""Rules about what the status says of a wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlrun_operator import reasons
+from tests.sim.invariants.common import TERMINAL, derived
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def told_truly(world: World) -> str | None:
+    """What is wrong with the words of a status after a long wait in which nothing changed."""
+    if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
+        return None
+    return over(world) or unnamed(world)
+
+
+def over(world: World) -> str | None:
+    """What is over and is told as if it were not."""
+    said = [world.status.get("message") or "", *(c["message"] for c in world.status.get("conditions", ()))]
+    old = sorted(mark for mark in world.lifted for message in said if mark in message)
+    return f"told_truly: {old[0]} is over: {next(m for m in said if old[0] in m)}" if old else None
+
+
+def unnamed(world: World) -> str | None:
+    """What alone keeps the run waiting and is not told."""
+    status, cluster = world.status, world.cluster
+    if derived(status) not in ("Pending", "Starting") and not _is_restarting_for_long(world):
+        return None
+    present = [refusal.mark for refusal in world.api.refusals] + ([] if cluster.binds else [cluster.pool])
+    names = [name for _, name in world.foreign]
+    quiet = (
+        cluster.schedules
+        and cluster.starts
+        and not (
+            cluster.down
+            or cluster.lingering
+            or cluster.idle
+            or cluster.uncollected
+            or world.memory.damaged
+            or world.late
+        )
+    )
+    message = str(status.get("message"))
+    if not quiet or not (present or names) or any(word in message for word in (*present, *names)):
+        return None
+    return f"told_truly: {[*present, *names]} keep the run waiting; it says {status.get('reason')}: {message}"
+
+
+def _is_restarting_for_long(world: World) -> bool:
+    """Whether the next attempt is due, and does not begin."""
+    waits = world.reason(reasons.RESTARTING)
+    return derived(world.status) == "Restarting" and waits != reasons.BACK_OFF

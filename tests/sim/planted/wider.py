@@ -1,0 +1,204 @@
+"""Bugs that only events around children, admission, other operators and clocks bring to light: one for each kind of event."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun_operator import attempts, build, case, client, decide, diagnose, follow, policy, reconcile, suspend, volumes
+from rlrun_operator.apply import Applier
+from rlrun_operator.case import is_ending, replicas
+from rlrun_operator.client import ApiError
+from rlrun_operator.resources import BY_KIND
+from rlrun_operator.state import Apply
+from rlrun_operator.store import Store
+from tests.sim.operator.process import RELEASES
+from tests.sim.planted.plant import Plant, put
+from tests.sim.world import World
+
+Manifest = Mapping[str, Any]
+
+
+# ---- the five that lived
+
+
+def the_observed_generation_is_ignored(stack: contextlib.ExitStack) -> None:
+    """What a workload's controller says of its pods is believed although it has not seen what is asked of it now."""
+
+    def let_go(found: Manifest | None) -> bool:
+        return found is None or not (is_ending(found) or replicas(found) or (found.get("status") or {}).get("replicas"))
+
+    for module in (attempts, suspend):
+        put(stack, module, "has_let_go", let_go)
+
+
+def a_retry_time_far_in_the_future_is_believed(stack: contextlib.ExitStack) -> None:
+    put(stack, policy, "longest_backoff", lambda backoff: math.inf)
+
+
+def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.ExitStack) -> None:
+    real = case.Case.strangers.func
+    put(stack, case.Case, "strangers", property(lambda self: [s for s in real(self) if not s.startswith("Lease")]))
+
+
+def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
+    real = diagnose._when
+
+    def oldest(events: Any, kind: str, name: str, reason: str | None = None, uid: str | None = None) -> Any:
+        found = [e for e in events if diagnose._about(e, kind, name, uid) and reason in (None, e.get("reason"))]
+        return min(found, key=real, default=None)
+
+    put(stack, diagnose, "_newest", oldest)
+
+
+def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:
+    put(stack, follow, "_lost_deployment", lambda *given: [])
+
+
+# ---- children
+
+
+def a_lost_lease_is_not_made_again(stack: contextlib.ExitStack) -> None:
+    put(stack, follow, "_lost_children", lambda *given: [])
+
+
+def small_objects_are_made_for_the_first_attempt_alone(stack: contextlib.ExitStack) -> None:
+    real = build.prerequisites
+    put(stack, build, "prerequisites", lambda ctx: real(ctx) if ctx.attempt == 1 else real(ctx)._replace(apply=()))
+
+
+def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
+    real = Applier._apply
+    left_alone = {resource.kind for resource in BY_KIND.values()} - {"StatefulSet", "Deployment", "Pod"}
+
+    async def applies(self: Applier, item: Apply) -> None:
+        if item.manifest["kind"] not in left_alone or await self._find_own(item.manifest) is None:
+            await real(self, item)
+
+    put(stack, Applier, "_apply", applies)
+
+
+def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
+    put(stack, case.Case, "claim_is_ending", property(lambda self: False))
+    put(stack, volumes, "withheld", lambda found: None)
+
+
+def objects_of_others_are_taken_over(stack: contextlib.ExitStack) -> None:
+    async def finds(self: Applier, manifest: Manifest) -> Any:
+        resource = BY_KIND[manifest["kind"]]
+        found = await self._client.get(resource, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        return None if found is None else {**found, "kind": resource.kind}
+
+    put(stack, Applier, "_find_own", finds)
+    put(stack, case.Case, "taken", property(lambda self: None))
+
+
+def a_name_that_was_taken_stays_so(stack: contextlib.ExitStack) -> None:
+    put(stack, reconcile, "TAKEN_SECONDS", math.inf)
+
+
+# ---- admission
+
+
+def what_admission_refuses_fails_the_run(stack: contextlib.ExitStack) -> None:
+    put(stack, ApiError, "kept_out", property(lambda self: False))
+    put(stack, ApiError, "refused", property(lambda self: self.status in (400, 403, 422)))
+
+
+def a_webhook_that_is_away_is_told_to_nobody(stack: contextlib.ExitStack) -> None:
+    put(stack, client, "_NOT_ASKED", "no such words")
+
+
+def what_was_refused_is_told_for_ever(stack: contextlib.ExitStack) -> None:
+    """Events of before the attempt count."""
+    put(stack, diagnose, "_refusals_count_from", lambda scene, role: 0.0)
+
+
+def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> None:
+    put(stack, decide, "_mended", lambda found: False)
+
+
+def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
+    put(stack, reconcile, "KEPT_OUT_SECONDS", 1e9)
+    put(stack, reconcile, "LONGEST_KEPT_OUT_SECONDS", 1e9)
+
+
+# ---- operators
+
+
+def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None:
+    real = follow._lost_deployment
+
+    def lost(found: case.Case, in_hand: bool) -> list[Apply]:
+        other = (
+            found.settings is RELEASES[1] and found.deployment is not None and not in_hand and found.spec is not None
+        )
+        made = (
+            build.workloads(found.context(found.spec, found.past.attempt)).inference if other and found.spec else None
+        )
+        return [Apply(made)] if made is not None else real(found, in_hand)
+
+    put(stack, follow, "_lost_deployment", lost)
+
+
+def a_new_leader_believes_its_first_list(stack: contextlib.ExitStack) -> None:
+    """What the one before had on its way is not looked for before it is written over."""
+    _unlooked(stack, "replace_operator", "restart_operator")
+
+
+def a_second_operator_is_not_looked_for(stack: contextlib.ExitStack) -> None:
+    """What the other one has made since is written over."""
+    _unlooked(stack, "start_rival", "end_rival")
+
+
+def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
+    """From one event of the world to another, children are applied without a look at what is there."""
+    begin, end, apply = getattr(World, begins), getattr(World, ends), Applier._apply
+    unlooked: list[bool] = []
+
+    def on(self: World, *given: Any, **how: Any) -> None:
+        unlooked.append(True)
+        begin(self, *given, **how)
+
+    def off(self: World, *given: Any, **how: Any) -> None:
+        unlooked.clear()
+        end(self, *given, **how)
+
+    async def applies(self: Applier, item: Apply) -> None:
+        await apply(self, Apply(item.manifest) if unlooked else item)
+
+    put(stack, World, begins, on)
+    put(stack, World, ends, off)
+    put(stack, Applier, "_apply", applies)
+
+
+def the_past_is_told_again_and_believed(stack: contextlib.ExitStack) -> None:
+    """A deletion without the UID that it is about."""
+    real = Store.remove
+    put(stack, Store, "remove", lambda self, kind, namespace, name, uid=None: real(self, kind, namespace, name))
+
+
+WIDER: tuple[Plant, ...] = (
+    the_observed_generation_is_ignored,
+    a_retry_time_far_in_the_future_is_believed,
+    the_lease_of_a_deleted_namesake_is_taken_for_the_own_one,
+    the_oldest_event_is_told,
+    a_lost_deployment_is_not_made_again,
+    a_lost_lease_is_not_made_again,
+    small_objects_are_made_for_the_first_attempt_alone,
+    what_exists_is_not_applied_again,
+    engines_hold_a_deleted_claim,
+    objects_of_others_are_taken_over,
+    a_name_that_was_taken_stays_so,
+    what_admission_refuses_fails_the_run,
+    a_webhook_that_is_away_is_told_to_nobody,
+    what_was_refused_is_told_for_ever,
+    a_rejection_outlives_the_edit_that_mends_it,
+    what_was_kept_out_is_never_tried_again,
+    another_release_renders_what_runs_again,
+    a_new_leader_believes_its_first_list,
+    a_second_operator_is_not_looked_for,
+    the_past_is_told_again_and_believed,
+)
