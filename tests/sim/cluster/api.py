@@ -189,6 +189,12 @@ class Api:
             return self._apply(kind, str(name), body, force=query.get("force") == "true")
         return self._merge(kind, str(name), subresource, body)
 
+    def has_changed_since(self, body: Any) -> bool:
+        """Whether the object is another one than the resourceVersion of a request about it says: then it changes nothing."""
+        metadata = body.get("metadata", {}) if isinstance(body, Mapping) else {}
+        found = self.get(body["kind"], metadata["name"]) if "kind" in body and "name" in metadata else None
+        return found is not None and metadata.get("resourceVersion") not in (None, found["metadata"]["resourceVersion"])
+
     def _selected(self, kind: str, query: Mapping[str, str]) -> list[Json]:
         selector = query.get("labelSelector")
         found = self.all(kind)
@@ -205,13 +211,9 @@ class Api:
         return self.add(body)
 
     def _apply(self, kind: str, name: str, body: Json, *, force: bool) -> Json:
-        found, meant = self.get(kind, name), body["metadata"].get("resourceVersion")
-        if meant is not None and (found is None or found["metadata"]["resourceVersion"] != meant):
-            raise RefusedError(
-                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
-            )
+        found = self.get(kind, name)
         if found is None:
-            return self.add(body)
+            return self.add(body)  # whatever resourceVersion it names: so does the real one
         if body["metadata"].get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
             raise RefusedError(409, "Conflict", "the object has been modified")
         if not force and RUN_LABEL not in (found["metadata"].get("labels") or ()):
