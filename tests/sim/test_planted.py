@@ -13,7 +13,7 @@ FOUND_AT: dict[str, int] = {
     "ending_pods_are_taken_for_gone": 15,
     "the_controller_is_not_waited_for": 100,
     "disruptions_count": 3,
-    "the_limit_is_one_too_high": 760,
+    "the_limit_is_one_too_high": 1882,
     "the_cache_is_believed_when_it_lacks_something": 7,
     "what_a_deleted_run_has_left_is_taken_over": 7,
     "attempts_rise_twice": 4,
@@ -41,12 +41,12 @@ FOUND_AT: dict[str, int] = {
     "a_name_that_was_taken_stays_so": 2,
     "what_admission_refuses_fails_the_run": 4,
     "a_webhook_that_is_away_is_told_to_nobody": 434,
-    "what_was_refused_is_told_for_ever": 760,
+    "what_was_refused_is_told_for_ever": 3,
     "a_rejection_outlives_the_edit_that_mends_it": 13,
     "what_was_kept_out_is_never_tried_again": 84,
     "another_release_renders_what_runs_again": 3,
     "a_new_leader_believes_its_first_list": 180,
-    "a_second_operator_is_not_looked_for": 760,
+    "a_second_operator_is_not_looked_for": 9954,
     "the_past_is_told_again_and_believed": 2,
 }
 """Seeds that find a bug at once; where the actions have changed since, the hunt begins anew."""

@@ -7,6 +7,7 @@ from rlrun_operator.times import rfc3339
 from tests.sim.actions.action import Action
 from tests.sim.cluster.admission import FOR_GOOD, SORTS, Refusal
 from tests.sim.cluster.pods import end_of
+from tests.sim.surroundings import EPOCH
 from tests.sim.world import NAME, World
 
 KINDS = (
@@ -48,7 +49,7 @@ def _stands(world: World, a: int, b: int) -> None:
 
 
 def _late_warning(world: World, a: int, b: int) -> None:
-    """An event that is older than others comes after them."""
+    """An event of before the run comes after others."""
     about = (
         ("StatefulSet", f"{NAME}-trainer"),
         ("ReplicaSet", f"{NAME}-inference-5d4f"),
@@ -61,7 +62,7 @@ def _late_warning(world: World, a: int, b: int) -> None:
         about,
         "ProvisioningFailed" if a % 3 == 2 else "FailedCreate",
         text,
-        age=600.0 + 60 * b,
+        age=world.clock.now() - EPOCH + 600.0 + 60 * b,
         uid="earlier" if a % 3 == 2 else None,
     )
     if b % 3 == 0:  # and its object lacks pods for another reason
