@@ -187,7 +187,7 @@ class _Waits:
         return self._case.now - max(waiting, self._begun)
 
     def patient(self, kind: str) -> bool:
-        return self.seconds(kind) <= PATIENCE_SECONDS
+        return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: somebody has set the clock back
 
     def explain_in(self, kind: str) -> float:
         """Seconds until the next look: a tenth of the wait so far, within bounds."""

@@ -216,7 +216,7 @@ class World(Surroundings):
         return fault
 
     def _check_request(self, asked: Request) -> None:
-        if self._document is None and not self.api.has_changed_since(asked.body):
+        if self._document is None:
             self._complain(invariants.of_request(self, asked, self.operator))
 
     # ---- the watches

@@ -22,6 +22,8 @@ NOTHING_FAILED = ("made again", "asks (", "maxSteps has grown", "is not of this 
 def of_request(world: World, asked: Request, sender: Process) -> str | None:
     """The first rule that a request of an operator would break."""
     world.memory.decided_on = sender.decided_on
+    if world.api.has_changed_since(asked.body):
+        return None  # the API server refuses it
     for rule in REQUESTS if sender is world.operator else REQUESTS_OF_ANY:
         if (problem := rule(world, asked)) is not None:
             return f"{rule.__name__}: {problem} ({asked.what})"

@@ -409,6 +409,15 @@ def test_what_another_claim_of_the_name_waited_for_is_not_told() -> None:
     assert "of-before" in kube.condition("StorageReady")["message"]
 
 
+def test_a_clock_that_was_set_back_keeps_no_reason_secret() -> None:
+    kube = Kube()
+    kube.bind_claims = False
+    kube.settle()
+    kube.events = [event("PersistentVolumeClaim", "run-data", "ProvisioningFailed", "the pool is full")]
+    kube.tick(-3600)
+    assert "the pool is full" in kube.condition("StorageReady")["message"]
+
+
 def test_what_keeps_the_next_attempt_out_is_told() -> None:
     kube = Kube().start()
     kube.run["status"]["conditions"] = [
