@@ -330,6 +330,7 @@ class World(Surroundings):
 
     def stand(self) -> None:
         """Nothing changes: within bounded time the status says why the run waits, and of nothing that is over."""
+        self.faults.clear()
         began = self.clock.steady()
         while self.clock.steady() - began < STAND_SECONDS:
             self.hear()
