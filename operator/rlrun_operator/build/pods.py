@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
 from rlrun_operator import placement
 from rlrun_operator.build import containers, environments, security, volume
 from rlrun_operator.build.context import RunContext, config, config_format, mark
@@ -24,9 +25,9 @@ MARGIN_SECONDS = 10
 def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
     """Metadata (labels, annotations) and spec of a role's pods.
 
-    The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy and
-    the container called after the role. Of its metadata only labels and annotations are taken. A key that a PodTemplateSpec does not have
-    is kept, so that the API server's dry-run refuses it by its name.
+    The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
+    container called after the role, and the reserved variables, which tell a process who it is. Of its metadata only labels and
+    annotations are taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
     """
     patch = placement.block(ctx.spec, role).pod_template
     container = containers.role_container(ctx, role)
@@ -35,6 +36,9 @@ def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
     merged = _merged(spec, patch.get("spec"))
     merged["restartPolicy"] = restart
     merged["containers"] = _with_role(merged.get("containers"), container)
+    for kind in ("containers", "initContainers"):
+        if kind in merged:
+            merged[kind] = _with_own_variables(merged[kind], [container, *spec["initContainers"]])
     rest = {key: value for key, value in patch.items() if key not in ("metadata", "spec")}
     return rest | {"metadata": _metadata(ctx, role, patch.get("metadata")), "spec": merged}
 
@@ -129,6 +133,35 @@ def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _with_own_variables(found: Any, made: Sequence[dict[str, Any]]) -> Any:
+    """The containers, those that we make with our values of the reserved variables."""
+    if not isinstance(found, list):
+        return found
+    ours = {container["name"]: container["env"] for container in made if "env" in container}
+    return [
+        {**one, "env": _reserved_as_made(one.get("env"), ours[str(one.get("name"))])}
+        if isinstance(one, Mapping) and one.get("name") in ours
+        else one
+        for one in found
+    ]
+
+
+def _reserved_as_made(found: Any, made: Sequence[dict[str, Any]]) -> Any:
+    """Variables of a container: reserved ones are as they were made, and all there. Only the run's key may be the user's."""
+    if found is not None and not isinstance(found, list):
+        return found  # the API server's dry-run names it
+    ours = {variable["name"]: variable for variable in made if is_reserved(variable["name"])}
+    result = []
+    for variable in found or ():
+        name = str(variable.get("name")) if isinstance(variable, Mapping) else ""
+        if not is_reserved(name) or name == KEY_VARIABLE:
+            result.append(variable)
+        elif name in ours:
+            result.append(ours[name])
+        ours.pop(name, None)
+    return [*result, *ours.values()]
 
 
 def _with_role(found: Any, container: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ ROLE = """\
     imagePullSecrets: [{name: registry}]
     resources: {requests: {cpu: 500m, memory: 16Gi, example.com/rdma: 1}, limits: {memory: 32Gi}}
     nodeSelector: {example.com/zone: a}
-    tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}, {key: a, value: b, tolerationSeconds: 60}]
+    tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}, {key: a, value: b, effect: NoExecute, tolerationSeconds: 60}]
     affinity:
       nodeAffinity:
         requiredDuringSchedulingIgnoredDuringExecution:

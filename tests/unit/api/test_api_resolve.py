@@ -76,7 +76,14 @@ def test_the_orchestrator_knows_whether_the_engines_parse_calls() -> None:
 
 
 def test_the_orchestrator_knows_how_the_engines_take_replies_apart() -> None:
-    arguments = ["--max-num-seqs", "4", "--tool_call_parser", "hermes", "--enforce-eager", "--reasoning_parser=qwen3"]
+    arguments = [
+        "--max-num-batched-tokens",
+        "4",
+        "--tool_call_parser",
+        "hermes",
+        "--enable-chunked-prefill",
+        "--reasoning_parser=qwen3",
+    ]
     config = resolved(inference={"extra_args": arguments})
     assert config.orchestrator.engine_parsers == ["--tool-call-parser", "hermes", "--reasoning-parser=qwen3"]
 

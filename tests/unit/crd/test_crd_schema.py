@@ -105,7 +105,7 @@ def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
     assert at(schema, "data.sources")["minItems"] == 1
     assert at(schema, "trainer.resources.limits[]")["x-kubernetes-int-or-string"] is True
     (rule,) = at(spec_schema(ruled=True), "storage.claimTemplate.size")[RULES_KEY]
-    assert "expected a Kubernetes quantity such as 500m, 16Gi or 2Ti" in rule.message
+    assert "expected a Kubernetes quantity above 0 with its unit, such as 100Gi or 2Ti" in rule.message
     assert schema["required"] == ["model"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.config.engine_arguments import is_owned
 from rlrun.inference.__main__ import main
 from rlrun.inference.command import vllm_arguments, vllm_environment
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file, settings_from_mapping
@@ -88,9 +89,12 @@ def test_environment(tmp_path: Path) -> None:
         ({"port": 0}, "port: 0"),
         ({"gpu_memory_utilization": 1.5}, "gpuMemoryUtilization: 1.5"),
         ({"tensor_parallel": 0}, "tensor_parallel: 0 is less than 1"),
-        ({"extra_args": ["--api-key", "x"]}, "extraArgs: '--api-key'"),
-        ({"extra_args": ["--enable_lora=true"]}, "extraArgs: '--enable_lora=true'"),
-        ({"extra_args": ["--no-enforce-eager"]}, "extraArgs: '--no-enforce-eager'"),
+        ({"extra_args": ["--api-key", "x"]}, r"extraArgs\[0\] \(--api-key\) is set by RLRun itself"),
+        ({"extra_args": ["--enable_lora=true"]}, r"extraArgs\[0\] \(--enable_lora=true\)"),
+        ({"extra_args": ["--x", "1", "--no-enforce-eager"]}, r"extraArgs\[2\] \(--no-enforce-eager\)"),
+        ({"extra_args": ["--por=1"]}, r"extraArgs\[0\] \(--por=1\)"),
+        ({"extra_args": ["-tp", "2"]}, r"extraArgs\[0\] \(-tp\)"),
+        ({"extra_args": ["--x=1", "2"]}, r"extraArgs\[1\] \(2\) is neither a flag nor the value of one"),
         ({"modle": "x"}, "unknown field 'modle'"),
     ],
 )
@@ -107,3 +111,27 @@ def test_settings_file_errors_are_one_line(tmp_path: Path, capsys: pytest.Captur
             settings_from_file(file)
         assert main(["--settings", str(file)]) == 78
         assert capsys.readouterr().err.startswith(f"inference: {file}: ")
+
+
+def test_every_flag_of_ours_is_refused_of_a_user_or_harmless() -> None:
+    everything = settings(
+        device="cuda",
+        max_lora_rank=8,
+        max_model_len=64,
+        colocated=True,
+        enforce_eager=True,
+        revision="a",
+        trust_remote_code=True,
+    )
+    flags = {
+        argument.partition("=")[0] for one in (everything, settings(receives=True)) for argument in vllm_arguments(one)
+    }
+    harmless = {flag for flag in flags if not is_owned(flag)}
+    assert harmless == {
+        "--enable-prefix-caching",
+        "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",
+        "--uvicorn-log-level",
+    }
+    assert not is_owned("--max-num-batched-tokens")
+    assert is_owned("--revision")

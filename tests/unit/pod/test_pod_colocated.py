@@ -81,5 +81,5 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     wrong = config.inference.model_copy(update={"extra_args": ["--enable-sleep-mode"]})
     pod = pods("demo-trainer-0", config.model_copy(update={"inference": wrong}))
     assert pod.run_real("trainer", RLRUN_ATTEMPT="3", **STUB)[0] == exit_codes.CONFIGURATION
-    said = "the engine in the trainer's pod: extraArgs: '--enable-sleep-mode' is set by RLRun itself"
+    said = "the engine in the trainer's pod: extraArgs[0] (--enable-sleep-mode) is set by RLRun itself"
     assert pod.message.startswith(said)

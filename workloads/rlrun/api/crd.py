@@ -34,6 +34,8 @@ PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", 
 GROUP, _, VERSION = API_VERSION.partition("/")
 RULES_KEY = "rules"
 """Where `spec_schema(ruled=True)` has the rules of a value."""
+KEYS_KEY = "propertyNames"
+"""Where it has the schema of a mapping's keys, if they have rules."""
 
 # Bounds for what the models leave open: the API server must know how much a rule can cost.
 STRING_MAX = 1024
@@ -208,6 +210,8 @@ class _Writer:
                 value = self._type(args[1])
                 schema = {"type": "object"}
                 schema |= value if _is_any(value) else {"additionalProperties": value}
+                if self._ruled and RULES_KEY in (key := self._type(args[0])):
+                    schema[KEYS_KEY] = key
                 return schema | self._sizes("mapping", bounds, {"maxProperties": PROPERTIES_MAX})
             case _:
                 return dict(_ANY)

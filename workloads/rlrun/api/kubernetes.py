@@ -6,7 +6,9 @@ be three times as large. What only Kubernetes knows (does this label key exist?)
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,13 +20,56 @@ Quantity = Annotated[
     str,
     Field(min_length=1, max_length=32),
     Format(
-        r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|e[0-9]+)?",
+        r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|e[0-9][0-9]?)?",
         "a Kubernetes quantity such as 500m, 16Gi or 2Ti",
     ),
 ]
 """Kubernetes' notation of an amount."""
 Amount = Quantity | Annotated[int, Field(ge=0)]
 """Of a resource: a quantity, or a plain number as YAML reads it."""
+_POSITIVE = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]+\.[0-9]*[1-9][0-9]*)"
+PositiveQuantity = Annotated[
+    str,
+    Field(min_length=1, max_length=32),
+    Format(
+        rf"{_POSITIVE}([numkMGTPE]|[KMGTPE]i|e[0-9][0-9]?)?",
+        "a Kubernetes quantity above 0 such as 16Gi or 512Mi",
+    ),
+]
+Capacity = Annotated[
+    str,
+    Field(min_length=1, max_length=32),
+    Format(
+        rf"{_POSITIVE}([kMGTPE]|[KMGTPE]i|e[0-9][0-9]?)|[1-9][0-9]{{6,}}",
+        "a Kubernetes quantity above 0 with its unit, such as 100Gi or 2Ti",
+    ),
+]
+"""Of a volume. Fewer bytes than a million without a unit are a forgotten unit."""
+_UNITS = {
+    "n": "1e-9",
+    "u": "1e-6",
+    "m": "1e-3",
+    "k": "1e3",
+    "M": "1e6",
+    "G": "1e9",
+    "T": "1e12",
+    "P": "1e15",
+    "E": "1e18",
+}
+_AMOUNT = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)((?P<exponent>e[0-9][0-9]?)|(?P<unit>[numkKMGTPE]?)(?P<binary>i?))")
+
+
+def amount(value: str | int) -> Decimal:
+    """A quantity as a number; `value` is valid."""
+    found = _AMOUNT.fullmatch(str(value))
+    if found is None:
+        raise ValueError(f"{value} is no quantity")
+    number, unit = Decimal(found["number"] + (found["exponent"] or "")), found["unit"] or ""
+    if found["binary"]:
+        return number * Decimal(1024) ** ("KMGTPE".index(unit) + 1)
+    return number * Decimal(_UNITS.get(unit, "1"))
+
+
 LabelValue = Annotated[
     str,
     Field(max_length=63),
@@ -33,8 +78,72 @@ LabelValue = Annotated[
         "a label value: letters and digits, and -, _ or . between them",
     ),
 ]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
-ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_NAME_PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LabelKey = Annotated[
+    str,
+    Field(min_length=1, max_length=317),
+    Format(
+        rf"({_SUBDOMAIN}/)?{_NAME_PART}",
+        "a label key such as zone or topology.kubernetes.io/zone: at most 63 letters, digits, '-', '_' and '.' after the domain and '/'",
+    ),
+]
+ObjectName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(_SUBDOMAIN, "the name of a Kubernetes object: lower-case letters and digits, and '-' or '.' between them"),
+]
+"""An RFC 1123 subdomain."""
+DataKey = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        r"[-_A-Za-z0-9][-._A-Za-z0-9]*|\.[-_A-Za-z0-9][-._A-Za-z0-9]*",
+        "a key of a Secret or ConfigMap such as api-key: letters, digits, '-', '_' and '.'",
+    ),
+]
+EnvName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        "[A-Za-z_][A-Za-z0-9_]*|[-._A-Za-z][-._A-Za-z0-9]*[-._A-Za-z0-9]",
+        "the name of an environment variable such as HF_TOKEN: letters, digits, '_', '-' and '.', not beginning with a digit",
+    ),
+]
+EnvPrefix = Annotated[
+    str,
+    Field(max_length=253),
+    Format(
+        "([-._A-Za-z][-._A-Za-z0-9]*)?", "the beginning of names of environment variables such as WANDB_, without '='"
+    ),
+]
+FieldPath = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        r"metadata\.(name|namespace|uid)|metadata\.(labels|annotations)\['[^'\x00-\x20]+'\]"
+        r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?)",
+        "a field of a pod: metadata.name, .namespace, .uid, .labels['KEY'] or .annotations['KEY'], spec.nodeName, "
+        "spec.serviceAccountName, status.hostIP, .hostIPs, .podIP or .podIPs",
+    ),
+]
+ExtendedResource = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        rf"{_SUBDOMAIN}/{_NAME_PART}",
+        "an extended resource such as nvidia.com/gpu: a domain, '/', and a name of at most 63 characters",
+    ),
+]
+ResourceName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        rf"cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMG]i|{_SUBDOMAIN}/{_NAME_PART}",
+        "the name of a resource: cpu, memory, ephemeral-storage, hugepages-2Mi, or one with a domain such as nvidia.com/gpu",
+    ),
+]
 RESERVED_ENV = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 RESERVED_ENV_PREFIX = RESERVED_VARIABLES
 
@@ -44,27 +153,53 @@ class LocalObjectReference(Config):
 
 
 class ResourceRequirements(Config):
-    limits: dict[str, Amount] = Field(default_factory=dict, max_length=32)
-    requests: dict[str, Amount] = Field(default_factory=dict, max_length=32)
+    limits: dict[ResourceName, Amount] = Field(default_factory=dict, max_length=32)
+    requests: dict[ResourceName, Amount] = Field(default_factory=dict, max_length=32)
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> Self:
+        for name, wanted in self.requests.items():
+            limit = self.limits.get(name)
+            if limit is not None and amount(wanted) > amount(limit):
+                raise ValueError(
+                    f"requests.{name} ({wanted}) is more than limits.{name} ({limit}); lower it or raise the limit"
+                )
+        return self
 
 
 class Toleration(Config):
-    key: Annotated[str, Field(max_length=317)] | None = None
+    key: LabelKey | None = None
     operator: Literal["Exists", "Equal"] | None = None
-    value: Annotated[str, Field(max_length=63)] | None = None
+    value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     toleration_seconds: int | None = None
+
+    @model_validator(mode="after")
+    def _meaningful(self) -> Self:
+        if self.operator == "Exists" and self.value:
+            raise ValueError(
+                f"value ({self.value}) has no meaning with operator Exists; remove it, or set operator: Equal"
+            )
+        if self.key is None and self.operator != "Exists":
+            raise ValueError(
+                "key is not set, which tolerates every taint and needs operator: Exists; set key or operator"
+            )
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError(
+                f"tolerationSeconds ({self.toleration_seconds}) needs effect NoExecute; set effect: NoExecute or remove it"
+            )
+        return self
 
 
 class KeySelector(Config):
     name: ObjectName
-    key: Annotated[str, Field(min_length=1, max_length=253)]
+    key: DataKey
     optional: bool | None = None
 
 
 class FieldSelector(Config):
-    field_path: Annotated[str, Field(min_length=1, max_length=253)]
-    api_version: Annotated[str, Field(max_length=63)] | None = None
+    field_path: FieldPath
+    api_version: Literal["v1"] | None = None
 
 
 class EnvVarSource(Config):
@@ -72,16 +207,31 @@ class EnvVarSource(Config):
     config_map_key_ref: KeySelector | None = None
     field_ref: FieldSelector | None = None
 
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if name is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"exactly one of secretKeyRef, configMapKeyRef and fieldRef is the source of a variable; got {len(given)}"
+            )
+        return self
+
 
 class EnvVar(Config):
-    name: Annotated[str, Field(min_length=1, max_length=253)]
+    name: EnvName
     value: Annotated[str, Field(max_length=32768)] | None = None
     value_from: EnvVarSource | None = None
 
     @model_validator(mode="after")
     def _free(self) -> Self:
-        if self.name in RESERVED_ENV or self.name.startswith(RESERVED_ENV_PREFIX):
+        if is_reserved(self.name):
             raise ValueError(f"name ({self.name}) is reserved: RLRun sets it itself; remove it")
+        if self.value and self.value_from is not None:
+            raise ValueError(f"{self.name} has a value and valueFrom; remove one of them")
+        if self.value and "\0" in self.value:
+            raise ValueError(
+                f"the value of {self.name} holds a NUL character, which no environment variable can; remove it"
+            )
         return self
 
 
@@ -91,9 +241,16 @@ class EnvSourceReference(Config):
 
 
 class EnvFromSource(Config):
-    prefix: Annotated[str, Field(max_length=253)] | None = None
+    prefix: EnvPrefix | None = None
     secret_ref: EnvSourceReference | None = None
     config_map_ref: EnvSourceReference | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.secret_ref is None) == (self.config_map_ref is None):
+            got = "neither" if self.secret_ref is None else "both"
+            raise ValueError(f"exactly one of secretRef and configMapRef names the source of variables; got {got}")
+        return self
 
 
 FreeTerms = Annotated[list[FreeMapping], Field(max_length=16)]
@@ -116,3 +273,30 @@ class Affinity(Config):
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
     pod_anti_affinity: PodAffinity | None = None
+
+
+KEY_VARIABLE = "RLRUN_API_KEY"
+"""The run's key, which a `podTemplate` may take from a Secret of the user's own."""
+OWN_CONTAINERS = ("trainer", "inference", "orchestrator", "folder", "model")
+"""Names of containers that RLRun makes, whose reserved variables no `podTemplate` may set."""
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether RLRun sets an environment variable of this name itself."""
+    return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIX)
+
+
+def reserved_variable(template: Any) -> tuple[str, str] | None:
+    """Place and name of the first reserved variable that a pod template sets in a container of RLRun's. Total: any JSON is taken."""
+    spec = template.get("spec") if isinstance(template, dict) else None
+    for kind in ("containers", "initContainers"):
+        containers = spec.get(kind) if isinstance(spec, dict) else None
+        for index, container in enumerate(containers if isinstance(containers, list) else ()):
+            if not isinstance(container, dict) or container.get("name") not in OWN_CONTAINERS:
+                continue
+            variables = container.get("env")
+            for at, variable in enumerate(variables if isinstance(variables, list) else ()):
+                name = variable.get("name") if isinstance(variable, dict) else None
+                if isinstance(name, str) and is_reserved(name) and name != KEY_VARIABLE:
+                    return f"{kind}[{index}].env[{at}].name", name
+    return None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.formats import PRINTABLE
 from rlrun.config.free import FreeMapping
 
 
@@ -49,18 +50,30 @@ FailureReason = Literal[
 
 
 class FailureRule(Config):
-    """Matches failures with all that is set; without codes and reasons, those that count anyway."""
+    """Matches failures with all that is set, at least one condition; without codes and reasons, those that count anyway."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63)]
+    name: Annotated[str, Field(min_length=1, max_length=63), PRINTABLE]
     """For messages."""
     action: Literal["FailRun", "Restart", "RestartUncounted"]
     """Restart counts."""
-    on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=64)] | None = None
+    on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)] | None = (
+        None
+    )
     """Not of disrupted pods."""
-    on_reasons: Annotated[list[FailureReason], Field(max_length=64)] | None = None
+    on_reasons: Annotated[list[FailureReason], Field(min_length=1, max_length=64)] | None = None
     """As in `status.lastFailure`."""
-    roles: Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(max_length=3)] | None = None
+    roles: (
+        Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(min_length=1, max_length=3)] | None
+    ) = None
     """Whose pod failed first."""
+
+    @model_validator(mode="after")
+    def _conditional(self) -> Self:
+        if self.on_exit_codes is None and self.on_reasons is None and self.roles is None:
+            raise ValueError(
+                f"rule {self.name} has no condition; set onExitCodes, onReasons or roles, or all three roles to mean every failure"
+            )
+        return self
 
 
 class FailurePolicySpec(Config):
@@ -74,6 +87,14 @@ class FailurePolicySpec(Config):
     """Waits between restarts."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = Field(default_factory=list)
     """The first that fits decides, else the built-in ones."""
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> Self:
+        names = [rule.name for rule in self.rules]
+        for index, name in enumerate(names):
+            if names.index(name) != index:
+                raise ValueError(f"several rules are called {name}; give each its own rules[].name")
+        return self
 
 
 class NodeLossSpec(Config):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from rlrun.api.kubernetes import LabelKey, LabelValue
+from rlrun.api.kubernetes import ExtendedResource, LabelKey, LabelValue
 from rlrun.config.base import Config
 
 
@@ -58,5 +58,5 @@ class PlacementSpec(Config):
     """Put engines on different nodes, so that one node's loss leaves others."""
     colocate: bool = False
     """Run an engine in each of the trainer's pods, on its GPUs, in turn with it."""
-    gpu_resource: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    gpu_resource: ExtendedResource = "nvidia.com/gpu"
     """Extended resource that counts GPUs."""

@@ -13,12 +13,14 @@ from rlrun.api.kubernetes import (
     LabelKey,
     LabelValue,
     LocalObjectReference,
-    Quantity,
+    ObjectName,
+    PositiveQuantity,
     ResourceRequirements,
     Toleration,
+    reserved_variable,
 )
 from rlrun.config.base import Config
-from rlrun.config.formats import Distinct, GuestPattern
+from rlrun.config.formats import Distinct, GuestPattern, ImageReference
 from rlrun.config.free import FreeMapping
 from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 
@@ -26,7 +28,7 @@ from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 class PodFields(Config):
     """The pods of one role."""
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    image: ImageReference | None = None
     """Container image; default: the operator's for this role."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When to pull the image; default: Kubernetes'."""
@@ -42,18 +44,25 @@ class PodFields(Config):
     """Tolerated taints; pods with GPUs always tolerate the GPU resource's own."""
     affinity: Affinity = Affinity()
     """Kubernetes affinity; `placement` adds to it."""
-    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    priority_class_name: ObjectName | None = None
     """PriorityClass of the pods."""
-    runtime_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods, such as `nvidia`."""
     env: Annotated[list[EnvVar], Field(max_length=128), Distinct("name")] = Field(default_factory=list)
     """Environment variables; `RLRUN_*` and torchrun's own are reserved."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=32)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables."""
-    shared_memory: Quantity | None = None
+    shared_memory: PositiveQuantity | None = None
     """Size limit of `/dev/shm`; default: the container's memory."""
     pod_template: FreeMapping = Field(default_factory=dict)
     """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
+
+    @model_validator(mode="after")
+    def _unreserved(self) -> Self:
+        if (found := reserved_variable(self.pod_template)) is not None:
+            where, name = found
+            raise ValueError(f"podTemplate.spec.{where} ({name}) is reserved: RLRun sets it itself; remove it")
+        return self
 
 
 class TrainerBlock(TrainerSpec, PodFields):

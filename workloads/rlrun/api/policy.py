@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rlrun.api.crd import GROUP, PLURAL, RULES_KEY, VERSION, spec_schema
+from rlrun.api.crd import GROUP, KEYS_KEY, PLURAL, RULES_KEY, VERSION, spec_schema
 from rlrun.api.resource import RLRun
 from rlrun.api.rule import Rule, compact, quoted
 from rlrun.api.rules import ROOT_RULES, TRANSITION_RULES
@@ -109,6 +109,9 @@ def _below(schema: Json, path: str, lists: int) -> str:
     if "items" in schema and (below := _below(schema["items"], _plus(path, "[", f"string({index})", "]"), lists + 1)):
         item = f"[self[{index}]].map(self,({below}).join('; '))[0]"
         parts.append(f"variables.indices.filter({index},{index}<size(self)).map({index},{item}).filter(s,s!='')")
+    if KEYS_KEY in schema:
+        key = _messages(schema[KEYS_KEY][RULES_KEY], _plus(path, ".", "k"))
+        parts.append(f"self.map(k,[k].map(self,({key}).join('; '))[0]).filter(s,s!='')")
     values = schema.get("additionalProperties")
     if isinstance(values, dict) and (below := _below(values, _plus(path, ".", "k"), lists)):
         parts.append(f"self.map(k,[self[k]].map(self,({below}).join('; '))[0]).filter(s,s!='')")

@@ -17,6 +17,7 @@ from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.data import DataConfig
+from rlrun.config.formats import OperatorName
 from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.model import ModelConfig
 from rlrun.config.policies import PoliciesConfig
@@ -99,7 +100,7 @@ class RLRunSpec(Config):
     """What the pods may talk to."""
     suspend: bool = False
     """Save and remove all pods; false again: go on."""
-    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    managed_by: OperatorName | None = None
     """The operator that looks after the run; default: any."""
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
     """Save and fail after this time, suspension not counted."""
@@ -314,3 +315,17 @@ class RLRun(Config):
     """What the run is."""
     status: Any = None
     """Written by the operator; ignored when read from a manifest."""
+
+    @model_validator(mode="after")
+    def _another_run(self) -> Self:
+        name, mount = self.metadata.name, self.spec.storage.mount_path
+        policies = self.spec.policies.from_run if self.spec.policies is not None else None
+        others = {
+            "spec.trainer.sharedWith": self.spec.trainer.shared_with,
+            "spec.checkpoint.resume.fromRun": self.spec.checkpoint.resume.from_run,
+            "spec.policies.fromRun": policies,
+        }
+        for path, other in others.items():
+            if other is not None and other.rstrip("/") in (name, f"{mount}/{name}"):
+                raise ValueError(f"{path} ({other}) is this run itself; name another one, or remove it")
+        return self

@@ -11,8 +11,16 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel
 
 from rlrun.api.frozen import frozen_rules
-from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX, EnvVar
-from rlrun.api.life import BackoffSpec
+from rlrun.api.kubernetes import (
+    RESERVED_ENV,
+    RESERVED_ENV_PREFIX,
+    EnvFromSource,
+    EnvVar,
+    EnvVarSource,
+    ResourceRequirements,
+    Toleration,
+)
+from rlrun.api.life import BackoffSpec, FailurePolicySpec, FailureRule
 from rlrun.api.placement import TopologySpec
 from rlrun.api.pods import InferenceBlock, TrainerBlock
 from rlrun.api.resource import NAME_MAX, RLRun, RLRunSpec
@@ -22,6 +30,7 @@ from rlrun.config.algorithm_names import ADVANTAGE_ENTRIES, DEFAULT_PRESET, LOSS
 from rlrun.config.checkpoint import ResumeConfig
 from rlrun.config.companions import ReferenceConfig
 from rlrun.config.data import DataConfig, SourceConfig, ValidationConfig
+from rlrun.config.engine_arguments import OWNED_FLAGS, OWNED_SHORT
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.learning import (
     AdvantageConfig,
@@ -179,8 +188,9 @@ _STORAGE = (
         "{has(self.claimName) ? 'both' : 'neither'}",
     ),
     Rule(
-        f"!{_listed(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/'))",
-        "mountPath ({self.mountPath}) is a folder of the image or of the pod; choose another such as /data",
+        f"!{_listed(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/') || "
+        "(path + '/').startsWith(self.mountPath + '/'))",
+        "mountPath ({self.mountPath}) is, or holds, a folder of the image or of the pod; choose another such as /data",
         ".mountPath",
     ),
     Rule(
@@ -265,6 +275,29 @@ _TRAINER = (
         ".compile",
     ),
 )
+_OWNED = (
+    "i < self.extraArgs.size() && [self.extraArgs[i]].exists(a, a.startsWith('--') ? "
+    "[a.split('=')[0].replace('_', '-').split('.')[0].replace('--no-', '--', 1)].exists(f, f.size() > 2 && "
+    f"{_listed(OWNED_FLAGS)}.exists(o, o.startsWith(f))) : {_listed(OWNED_SHORT)}.exists(o, a.startsWith(o)))"
+)
+_FIRST_OWNED = f"variables.indices.filter(i, {_OWNED})[0]"
+_VALUE_OF_FLAG = (
+    "i >= self.extraArgs.size() || self.extraArgs[i].startsWith('-') || "
+    "(i > 0 && !(self.extraArgs[i - 1].startsWith('--') && self.extraArgs[i - 1].contains('=')))"
+)
+_FIRST_STRAY = f"variables.indices.filter(i, !({_VALUE_OF_FLAG}))[0]"
+_RULE_TWICE = "self.rules.filter(r, !self.rules.exists_one(o, o.name == r.name))"
+
+
+def _amount(kind: str) -> str:
+    return f"string(self.{kind}[k])"
+
+
+_MORE = (
+    f"has(self.limits) && k in self.limits && isQuantity({_amount('requests')}) && isQuantity({_amount('limits')}) && "
+    f"quantity({_amount('requests')}).isGreaterThan(quantity({_amount('limits')}))"
+)
+_FIRST_MORE = f"self.requests.filter(k, {_MORE})[0]"
 _GAE = "has(self.advantage) ? self.advantage.name == 'gae' : self.preset in " + _listed(
     name for name, preset in PRESETS.items() if preset.advantage == "gae"
 )
@@ -388,6 +421,16 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     TrainerBlock: _TRAINER,
     InferenceBlock: (
         Rule(
+            f"!has(self.extraArgs) || variables.indices.all(i, !({_OWNED}))",
+            f"extraArgs[{{{_FIRST_OWNED}}}] ({{self.extraArgs[{_FIRST_OWNED}]}}) is set by RLRun itself; remove it, "
+            "and use the field of its own where there is one",
+        ),
+        Rule(
+            f"!has(self.extraArgs) || variables.indices.all(i, {_VALUE_OF_FLAG})",
+            f"extraArgs[{{{_FIRST_STRAY}}}] ({{self.extraArgs[{_FIRST_STRAY}]}}) is neither a flag nor the value of one; "
+            f"write --{{self.extraArgs[{_FIRST_STRAY}]}}, or put it behind its flag",
+        ),
+        Rule(
             "self.minAvailable <= self.replicas",
             "minAvailable ({self.minAvailable}) must be at most replicas ({self.replicas}); lower it or raise replicas",
             ".minAvailable",
@@ -407,7 +450,65 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             ".initialSeconds",
         ),
     ),
+    FailureRule: (
+        Rule(
+            "has(self.onExitCodes) || has(self.onReasons) || has(self.roles)",
+            "rule {self.name} has no condition; set onExitCodes, onReasons or roles, or all three roles to mean every failure",
+        ),
+    ),
+    FailurePolicySpec: (
+        Rule(
+            f"!has(self.rules) || {_RULE_TWICE}.size() == 0",
+            f"several rules are called {{{_RULE_TWICE}[0].name}}; give each its own rules[].name",
+            ".rules",
+        ),
+    ),
+    ResourceRequirements: (
+        Rule(
+            f"!has(self.requests) || !self.requests.exists(k, {_MORE})",
+            f"requests.{{{_FIRST_MORE}}} ({{string(self.requests[{_FIRST_MORE}])}}) is more than "
+            f"limits.{{{_FIRST_MORE}}} ({{string(self.limits[{_FIRST_MORE}])}}); lower it or raise the limit",
+        ),
+    ),
+    Toleration: (
+        Rule(
+            "!has(self.operator) || self.operator != 'Exists' || self.?value.orValue('') == ''",
+            "value ({self.value}) has no meaning with operator Exists; remove it, or set operator: Equal",
+            ".value",
+        ),
+        Rule(
+            "has(self.key) || self.?operator.orValue('') == 'Exists'",
+            "key is not set, which tolerates every taint and needs operator: Exists; set key or operator",
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || self.?effect.orValue('') == 'NoExecute'",
+            "tolerationSeconds ({self.tolerationSeconds}) needs effect NoExecute; set effect: NoExecute or remove it",
+            ".tolerationSeconds",
+        ),
+    ),
+    EnvVarSource: (
+        Rule(
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].exists_one(given, given)",
+            "exactly one of secretKeyRef, configMapKeyRef and fieldRef is the source of a variable; got "
+            "{[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(given, given).size()}",
+        ),
+    ),
+    EnvFromSource: (
+        Rule(
+            "has(self.secretRef) != has(self.configMapRef)",
+            "exactly one of secretRef and configMapRef names the source of variables; got {has(self.secretRef) ? 'both' : 'neither'}",
+        ),
+    ),
     EnvVar: (
+        Rule(
+            "self.?value.orValue('') == '' || !has(self.valueFrom)",
+            "{self.name} has a value and valueFrom; remove one of them",
+        ),
+        Rule(
+            r"!has(self.value) || !self.value.contains('\x00')",
+            "the value of {self.name} holds a NUL character, which no environment variable can; remove it",
+            ".value",
+        ),
         Rule(
             f"!(self.name in {_listed(RESERVED_ENV)}) && !self.name.startsWith('{RESERVED_ENV_PREFIX}')",
             "name ({self.name}) is reserved: RLRun sets it itself; remove it",
@@ -425,7 +526,27 @@ NAME_RULE = Rule(
 """Of the whole resource: only there can CEL see the name. In Python `check_name` says it."""
 
 
-ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE,)}
+_NAME = "self.metadata.name"
+_OWN_FOLDER = "self.spec.?storage.?mountPath.orValue('/data') + '/' + self.metadata.name"
+
+
+def _another_run(path: str) -> Rule:
+    """A field names another run than its own."""
+    value, parts = f"self.spec.{path}", path.split(".")
+    there = " && ".join(f"has(self.spec.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
+    same = " || ".join(f"{value} == {own}" for own in (_NAME, f"{_NAME} + '/'", _OWN_FOLDER, f"{_OWN_FOLDER} + '/'"))
+    return Rule(
+        f"!({there} && ({same}))",
+        f"spec.{path} ({{{value}}}) is this run itself; name another one, or remove it",
+        f".spec.{path}",
+    )
+
+
+_OTHER_RUNS = tuple(
+    _another_run(path) for path in ("trainer.sharedWith", "checkpoint.resume.fromRun", "policies.fromRun")
+)
+
+ROOT_RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {RLRun: (NAME_RULE, *_OTHER_RUNS)}
 """Rules of the whole resource."""
 TRANSITION_RULES = tuple(frozen_rules())
 """Rules of a change, over `self` and `oldSelf`, the whole resources."""

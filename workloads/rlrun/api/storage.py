@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.api.kubernetes import Quantity
+from rlrun.api.kubernetes import Capacity, ObjectName
 from rlrun.config.base import Config
 from rlrun.config.formats import Format
 
@@ -43,9 +43,9 @@ def _read_write_many() -> list[AccessMode]:
 class ClaimTemplate(Config):
     """A claim that the operator makes for the run."""
 
-    storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    storage_class_name: ObjectName | None = None
     """StorageClass; default: the cluster's."""
-    size: Quantity = "100Gi"
+    size: Capacity = "100Gi"
     """Requested capacity."""
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=2)] = Field(
         default_factory=_read_write_many
@@ -56,7 +56,7 @@ class ClaimTemplate(Config):
 class StorageSpec(Config):
     """The shared volume. Exactly one of `claimName` and `claimTemplate`."""
 
-    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    claim_name: ObjectName | None = None
     """An existing PersistentVolumeClaim of this namespace."""
     claim_template: ClaimTemplate | None = None
     """Make a claim named `<run>-data`."""
@@ -76,15 +76,19 @@ class StorageSpec(Config):
             raise ValueError(
                 f"exactly one of claimName and claimTemplate says where the run's volume comes from; got {given}"
             )
-        if any(f"{self.mount_path}/".startswith(f"{path}/") for path in RESERVED_PATHS):
+        if any(_one_holds_the_other(self.mount_path, path) for path in RESERVED_PATHS):
             raise ValueError(
-                f"mountPath ({self.mount_path}) is a folder of the image or of the pod; choose another such as /data"
+                f"mountPath ({self.mount_path}) is, or holds, a folder of the image or of the pod; choose another such as /data"
             )
         if self.claim_name is not None and self.when_deleted == "Delete":
             raise ValueError(
                 "whenDeleted (Delete) needs claimTemplate: a claim that the run did not make is never deleted; remove it"
             )
         return self
+
+
+def _one_holds_the_other(path: str, other: str) -> bool:
+    return f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
 
 
 DEFAULT_STORAGE = StorageSpec(claim_template=ClaimTemplate())

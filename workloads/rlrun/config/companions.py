@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.formats import ModelSource, Revision
 from rlrun.config.model import ModelConfig
 
 INITIAL = "initial"
@@ -16,9 +17,9 @@ INITIAL = "initial"
 class ReferenceConfig(Config):
     """A frozen model whose log-probs a KL term or a distillation reads: the run's own start, or a teacher."""
 
-    model: Annotated[str, Field(min_length=1, max_length=1024)] = INITIAL
+    model: ModelSource = INITIAL
     """`initial`: the model that the run starts from; else an absolute folder or a repository on the hub. Same vocabulary."""
-    revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    revision: Revision | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
 
     @model_validator(mode="after")

@@ -7,22 +7,22 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.formats import PRINTABLE, Column, FolderPath, HubName, Revision
 
 LossRole = Literal["system", "user", "assistant", "tool"]
 _ASSISTANT: list[LossRole] = ["assistant"]
-_Field = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class DataSetConfig(Config):
     """One data set. Exactly one of `path` and `name` says where it is."""
 
-    path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    path: FolderPath | None = None
     """A `.jsonl` or `.parquet` file, or a folder of them or as `datasets` saves it."""
-    name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    name: HubName | None = None
     """Data set on the hub with such files."""
-    revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    revision: Revision | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
-    split: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    split: Annotated[str, Field(min_length=1, max_length=63), PRINTABLE] | None = None
     """Only files and folders with this in their name."""
 
     @model_validator(mode="after")
@@ -61,13 +61,13 @@ class DataConfig(Config):
 
     sources: Annotated[list[SourceConfig], Field(min_length=1, max_length=64)]
     """The mixture."""
-    messages_field: _Field = "messages"
+    messages_field: Column = "messages"
     """Column of the chat."""
-    prompt_field: _Field = "prompt"
+    prompt_field: Column = "prompt"
     """Column of the prompt, where there is no chat."""
-    completion_field: _Field = "completion"
+    completion_field: Column = "completion"
     """Column of the completion, which alone is learned then."""
-    tools_field: _Field = "tools"
+    tools_field: Column = "tools"
     """Column of the tools of the chat, if any."""
     loss_roles: Annotated[list[LossRole], Field(min_length=1, max_length=4)] = _ASSISTANT
     """Roles that are learned. A message's own `weight` (default 1) weighs its tokens."""

@@ -85,14 +85,25 @@ GuestPattern = Annotated[
     str,
     Field(min_length=1, max_length=41),
     Format(
-        r"[a-z0-9]([-a-z0-9]*[a-z0-9])?|[a-z0-9][-a-z0-9]*[*]|[*]",
+        r"[a-z]([-a-z0-9]*[a-z0-9])?|[a-z][-a-z0-9]*[*]|[*]",
         "the name of a run, or the beginning of names followed by *, such as ann-*",
     ),
 ]
 RunName = Annotated[
     str,
     Field(min_length=1, max_length=40),
-    Format("[a-z0-9]([-a-z0-9]*[a-z0-9])?", "the name of a run: lower-case letters, digits, and '-' between them"),
+    Format(
+        "[a-z]([-a-z0-9]*[a-z0-9])?",
+        "the name of a run: lower-case letters, digits, and '-' between them, beginning with a letter",
+    ),
+]
+OperatorName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    Format(
+        "[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+        "the operatorName of an operator's installation: lower-case letters, digits, and '-' between them",
+    ),
 ]
 RESERVED_VARIABLES = "RLRUN_"
 """Begins RLRun's own environment variables, the run's key among them."""
@@ -104,6 +115,93 @@ def _not_reserved(name: str) -> str:
     return name
 
 
+_PRINTABLE = r"[^\x00-\x1f\x7f\x85]"
+_INNER = r"[^\x00-\x20\x7f\x85\xa0]"
+PRINTABLE = Format(
+    rf"{_INNER}({_PRINTABLE}*{_INNER})?",
+    "text of one line without blanks at its ends",
+)
+"""Of strings that stand in messages, or that a process takes as they are."""
+EnvironmentId = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        r"[A-Za-z0-9_][-A-Za-z0-9_.]*(:[A-Za-z0-9_][-A-Za-z0-9_./@]*)?",
+        "an environment such as gsm8k, verifiers:wordle or my_package.module:function, without blanks",
+    ),
+]
+EnvironmentName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    Format(
+        r"[A-Za-z0-9_]([-A-Za-z0-9_.:]*[A-Za-z0-9_])?",
+        "a name for metrics and files such as gsm8k-hard: letters and digits, and '-', '_', '.' or ':' between them",
+    ),
+]
+_HUB_PART = r"[A-Za-z0-9_]([-A-Za-z0-9_.]*[A-Za-z0-9_])?"
+HubName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        rf"{_HUB_PART}(/{_HUB_PART})?",
+        "a repository on the hub such as Qwen/Qwen3-8B: letters, digits, '-', '_' and '.', with at most one '/'; "
+        "a folder is set by path",
+    ),
+]
+Revision = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        r"[A-Za-z0-9_][-A-Za-z0-9_.+]*(/[A-Za-z0-9_][-A-Za-z0-9_.+]*)*",
+        "a branch, tag or commit such as main, v1.0 or refs/pr/1, without blanks",
+    ),
+]
+_ABSOLUTE = rf"(/{_SEGMENT})+/?"
+_RELATIVE = r"[^-~/\x00-\x20]([^\x00-\x1f]*[^\x00-\x20])?"
+FolderPath = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Format(
+        rf"{_ABSOLUTE}|{_RELATIVE}",
+        "a path such as /data/models/qwen: no '~', no '.' or '..' between the '/' of an absolute one, and nothing unprintable",
+    ),
+]
+ModelSource = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Format(
+        rf"{_ABSOLUTE}|{_HUB_PART}(/{_HUB_PART})?",
+        "initial, an absolute folder without '.' or '..' between its '/', or a repository on the hub such as Qwen/Qwen3-8B",
+    ),
+]
+ModulePattern = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Format(
+        r"[A-Za-z0-9_.*?\[\]!-]+",
+        "the name of one module, or its end, such as q_proj or mlp.*; each in an item of its own",
+    ),
+]
+Column = Annotated[str, Field(min_length=1, max_length=253), PRINTABLE]
+_DOMAIN = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?"
+_HOST = rf"(({_DOMAIN}(\.{_DOMAIN})+|\[[0-9a-fA-F:]+\])(:[0-9]+)?|{_DOMAIN}:[0-9]+)"
+_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+ImageReference = Annotated[
+    str,
+    Field(min_length=1, max_length=512),
+    Format(
+        rf"({_HOST}/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@[a-z0-9]+([+._-][a-z0-9]+)*:[0-9a-fA-F]+)?",
+        "an image such as registry.example.com/team/app:1.2, in lower-case letters but for its tag, without blanks or https://",
+    ),
+]
+ServerArgument = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Format(
+        rf"--?[A-Za-z0-9.][^=\x00-\x20\x7f]*(={_PRINTABLE}*)?|[^-\x00-\x1f\x7f\x85]{_PRINTABLE}*",
+        "--flag, --flag=value, or the value of the flag before it, each in an item of its own and on one line",
+    ),
+]
 VariableName = Annotated[
     str,
     Field(min_length=1, max_length=253),

@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlrun.config.base import Config
-
-Pattern = Annotated[str, Field(min_length=1, max_length=253)]
+from rlrun.config.formats import ModulePattern
 
 
 class LoRAConfig(Config):
@@ -20,9 +19,9 @@ class LoRAConfig(Config):
     """Numerator of the update's scale, alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that is zeroed in training."""
-    targets: Annotated[list[Pattern], Field(max_length=64)] = Field(default_factory=list)
+    targets: Annotated[list[ModulePattern], Field(max_length=64)] = Field(default_factory=list)
     """Linear layers with an adapter: the end of their names (`q_proj`, `mlp.up_proj`), with `*`. Default: all of attention and MLP."""
-    modules_to_save: Annotated[list[Pattern], Field(max_length=64)] = Field(default_factory=list)
+    modules_to_save: Annotated[list[ModulePattern], Field(max_length=64)] = Field(default_factory=list)
     """Modules trained in full, such as `lm_head`; merged weights are published, since vLLM takes no such adapter."""
 
     slots: Annotated[int, Field(ge=1, le=64)] = 1

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
+from rlrun.config.formats import EnvironmentId, FolderPath, HubName, Revision
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -21,7 +22,7 @@ class TinyModelConfig(Config):
     """Number of decoder layers."""
     max_length: Annotated[int, Field(ge=32, le=32768)] = 2048
     """Longest sequence that the model's positions allow, in tokens."""
-    warmup_environment: Annotated[str, Field(min_length=1)] | None = None
+    warmup_environment: EnvironmentId | None = None
     """Environment whose demonstrations the model is first trained on; none: random weights."""
     warmup_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Arguments of the warm-up environment."""
@@ -36,13 +37,13 @@ class TinyModelConfig(Config):
 class ModelConfig(Config):
     """The policy. Exactly one of `name`, `path` and `tiny` says where it comes from."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    name: HubName | None = None
     """Repository on the model hub, such as `Qwen/Qwen3-8B`."""
-    path: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    path: FolderPath | None = None
     """Folder with a Hugging Face model: `config.json`, safetensors, tokenizer."""
     tiny: TinyModelConfig | None = None
     """Make a tiny model in the run's folder before the first attempt."""
-    revision: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    revision: Revision | None = None
     """Branch, tag or commit on the hub; only with `name`. Default: the repository's main branch."""
     dtype: DType = "bfloat16"
     """Number format of published weights and the engine; the trainer keeps float32 masters."""

@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 from rlrun.config.base import Config
 from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.data import DataConfig
+from rlrun.config.engine_arguments import problem_of_arguments
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.formats import RunName
+from rlrun.config.formats import RunName, ServerArgument
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
@@ -173,7 +174,7 @@ class InferenceSpec(Config):
     """Longest sequence that the engine takes, in tokens; default: `seqLen`."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
     """Most sequences that one engine decodes at the same time."""
-    extra_args: list[Annotated[str, Field(max_length=1024)]] = Field(default_factory=list, max_length=64)
+    extra_args: list[ServerArgument] = Field(default_factory=list, max_length=64)
     """More arguments for vLLM's server, as on its command line."""
 
     @model_validator(mode="after")
@@ -183,6 +184,12 @@ class InferenceSpec(Config):
             raise ValueError(
                 f"gpusPerReplica ({self.gpus_per_replica}) must be tensorParallel x dataParallel ({needed}), or 0 for CPUs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _arguments_are_free(self) -> Self:
+        if (problem := problem_of_arguments(self.extra_args)) is not None:
+            raise ValueError(problem)
         return self
 
     @property

@@ -9,7 +9,14 @@ from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.formats import VariableName, VolumePath
+from rlrun.config.formats import (
+    PRINTABLE,
+    EnvironmentId,
+    EnvironmentName,
+    ImageReference,
+    VariableName,
+    VolumePath,
+)
 from rlrun.config.free import FreeMapping
 
 SOLVED = 1.0
@@ -155,9 +162,9 @@ class CurriculumConfig(Config):
 class EnvironmentConfig(Config):
     """One environment that makes tasks, runs episodes and scores them."""
 
-    id: Annotated[str, Field(min_length=1, max_length=253)]
+    id: EnvironmentId
     """A shipped environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
-    name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    name: EnvironmentName | None = None
     """Name in metrics and traces; default: its id. Must be unique in the run."""
     args: FreeMapping = Field(default_factory=dict)
     """Arguments of the environment; each names its own in its documentation."""
@@ -183,11 +190,11 @@ class EnvironmentConfig(Config):
     """Memory of one worker's processes, above which they are restarted."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes that play side by side."""
-    python: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    python: Annotated[str, Field(min_length=1, max_length=1024), PRINTABLE] | None = None
     """Interpreter that has the environment's packages; default: the orchestrator's, or `python3` of `image`."""
     variables: Annotated[list[VariableName], Field(max_length=64)] = Field(default_factory=list)
     """Environment variables of the orchestrator that its code gets besides the usual ones; `AWS_*`: all that begin so."""
-    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    image: ImageReference | None = None
     """Image of the environment's own container beside the orchestrator, with Python and pydantic; left out on one machine."""
     volume_paths: Annotated[list[VolumePath], Field(max_length=16)] = Field(default_factory=list)
     """Folders and files of the run's volume that the container of `image` may read, as paths below its mount; default: none."""

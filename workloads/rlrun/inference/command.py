@@ -59,6 +59,10 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
             arguments.append("--enable-sleep-mode")
     if settings.enforce_eager:
         arguments.append("--enforce-eager")
+    if settings.revision is not None:
+        arguments.append(f"--revision={settings.revision}")
+    if settings.trust_remote_code:
+        arguments.append("--trust-remote-code")
     return [*arguments, *settings.extra_args]
 
 

@@ -12,13 +12,8 @@ from rlrun.protocol.paths import RunPaths
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:
     """The settings of the engine that serves this run; raises `SettingsError` for values that cannot work."""
     paths, model = RunPaths(Path(config.output_dir)), config.model
-    arguments = list(config.extra_args)
     lora = config.lora if config.lora is not None and config.lora.served_as_adapter else None
     runs = lora.slots if lora is not None else 1
-    if model.revision is not None:
-        arguments.append(f"--revision={model.revision}")
-    if model.trust_remote_code:
-        arguments.append("--trust-remote-code")
     return InferenceSettings(
         model_path=model.source(paths.model),
         served_model_name=config.name,
@@ -40,5 +35,7 @@ def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceS
         receives=config.weight_sync.transport == "NCCL",
         colocated=config.colocated,
         enforce_eager=config.gpus_per_replica == 0,  # on CPU compiling costs minutes and gains nothing
-        extra_args=tuple(arguments),
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        extra_args=tuple(config.extra_args),
     )

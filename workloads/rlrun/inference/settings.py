@@ -8,44 +8,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from rlrun.config.engine_arguments import problem_of_arguments
+
 Device = Literal["cpu", "cuda"]
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank; an adapter's own rank may be any below."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-OWNED_FLAGS = frozenset(
-    {
-        "--allowed-origins",
-        "--api-key",
-        "--config",
-        "--data-parallel-size",
-        "--dtype",
-        "--enable-log-requests",
-        "--enable-lora",
-        "--enable-scale-out",
-        "--enable-sleep-mode",
-        "--enforce-eager",
-        "--gpu-memory-utilization",
-        "--host",
-        "--load-format",
-        "--logprobs-mode",
-        "--lora-modules",
-        "--max-cpu-loras",
-        "--max-lora-rank",
-        "--max-loras",
-        "--max-model-len",
-        "--max-num-seqs",
-        "--middleware",
-        "--model",
-        "--port",
-        "--root-path",
-        "--seed",
-        "--served-model-name",
-        "--tensor-parallel-size",
-        "--uds",
-        "--weight-transfer-config",
-    }
-)
-"""vLLM flags that `extra_args` must not repeat: a field sets them, or changing them would open the guard."""
 
 
 class SettingsError(ValueError):
@@ -97,6 +65,10 @@ class InferenceSettings:
     heartbeat_interval: float = 2.0
     heartbeat_timeout: float = 30.0
     """The engine counts as dead when its workers did not answer for this long."""
+    revision: str | None = None
+    """Branch, tag or commit of the model on the hub; None: the main branch."""
+    trust_remote_code: bool = False
+    """Run Python code of the model's repository."""
     extra_args: tuple[str, ...] = ()
     """Further vLLM flags, such as `--block-size=32`."""
 
@@ -118,10 +90,8 @@ class InferenceSettings:
             raise SettingsError(f"maxLoraRank: {self.max_lora_rank} is not between 1 and {LORA_RANKS[-1]}")
         if self.receives and self.max_lora_rank is not None:
             raise SettingsError("receives: adapters are handed over as folders; remove maxLoraRank or receives")
-        for argument in self.extra_args:
-            flag = "--" + argument.lstrip("-").split("=", 1)[0].replace("_", "-").removeprefix("no-")
-            if argument.startswith("-") and flag in OWNED_FLAGS:
-                raise SettingsError(f"extraArgs: {argument!r} is set by RLRun itself; use the field instead")
+        if (problem := problem_of_arguments(self.extra_args)) is not None:
+            raise SettingsError(problem)
 
     @property
     def local_model(self) -> bool:

@@ -155,3 +155,23 @@ def test_no_template_breaks_the_builders_or_hides_a_pod(template: dict[str, Any]
         assert run_uid_of(pod["metadata"]) == ctx.uid
         if isinstance(pod["spec"]["containers"], list):
             assert role in [one.get("name") for one in pod["spec"]["containers"] if isinstance(one, dict)]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        [{"$patch": "replace"}, {"name": "A", "value": "1"}],
+        [{"name": "A", "value": "1"}],
+    ],
+    ids=["replaced", "added"],
+)
+def test_a_template_leaves_the_reserved_variables_as_they_are(env: list[dict[str, Any]]) -> None:
+    plain = container(context({}), "trainer")["env"]
+    patched = container(
+        context({"trainer": {"podTemplate": {"spec": {"containers": [{"name": "trainer", "env": env}]}}}}), "trainer"
+    )["env"]
+    assert {"name": "A", "value": "1"} in patched
+    reserved = [variable for variable in plain if variable["name"].startswith("RLRUN_")]
+    assert len(reserved) > 5
+    assert [variable for variable in reserved if variable not in patched] == []
+    assert len({variable["name"] for variable in patched}) == len(patched)

@@ -29,6 +29,9 @@ def cause(reason: str, code: int | None = None, kind: Kind = "failure", role: An
     return Cause(kind, 0.0, role, "pod", "node", code, reason, "it said so")
 
 
+EVERY = ["trainer", "inference", "orchestrator"]
+
+
 def rule(name: str, action: str, **fits: Any) -> dict[str, Any]:
     return {"name": name, "action": action, **fits}
 
@@ -64,9 +67,9 @@ FAIL, RESTART, FREE = "FailRun", "Restart", "RestartUncounted"
         ([rule("r", FAIL, onExitCodes=[137], onReasons=["PodEvicted"])], cause("PodEvicted", 137, "disruption"), "r", "FailedByRule", False),  # noqa: E501
         # a rule without codes and reasons is of what would count
         ([rule("r", FAIL, roles=["trainer"])], cause("ExitCode", 1), "r", "FailedByRule", False),
-        ([rule("r", FREE)], cause("Killed", 137, role="orchestrator"), "r", None, False),
-        ([rule("r", FAIL)], cause("PodDeleted", None, "disruption"), None, None, False),
-        ([rule("r", FREE)], cause("DataError", 65, "permanent"), None, "PermanentFailure", False),
+        ([rule("r", FREE, roles=EVERY)], cause("Killed", 137, role="orchestrator"), "r", None, False),
+        ([rule("r", FAIL, roles=EVERY)], cause("PodDeleted", None, "disruption"), None, None, False),
+        ([rule("r", FREE, roles=EVERY)], cause("DataError", 65, "permanent"), None, "PermanentFailure", False),
         # what the operator does itself is not judged by rules
         ([rule("r", FAIL, onExitCodes=[11])], cause("AttemptNumberTaken", 11, "taken"), None, None, False),
     ],

@@ -1,0 +1,71 @@
+"""Arguments of vLLM's server that a run may add to its own (`inference.extraArgs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+OWNED_FLAGS = (
+    "--allowed-origins",
+    "--api-key",
+    "--config",
+    "--data-parallel-size",
+    "--dtype",
+    "--enable-log-requests",
+    "--enable-lora",
+    "--enable-scale-out",
+    "--enable-sleep-mode",
+    "--enforce-eager",
+    "--gpu-memory-utilization",
+    "--help",
+    "--host",
+    "--load-format",
+    "--logprobs-mode",
+    "--lora-modules",
+    "--max-cpu-loras",
+    "--max-lora-rank",
+    "--max-loras",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--middleware",
+    "--model",
+    "--port",
+    "--revision",
+    "--root-path",
+    "--seed",
+    "--served-model-name",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+    "--tensor-parallel-size",
+    "--trust-remote-code",
+    "--uds",
+    "--weight-transfer-config",
+)
+"""Flags that a run's fields set, or that would open the guard, hide the server or end it."""
+OWNED_SHORT = ("-tp", "-dp", "-h")
+"""The same in their short forms."""
+
+
+def flag_of(argument: str) -> str:
+    """The flag of an argument as vLLM reads it: without value, with `-` for `_`; a part of a flag's JSON (`--flag.key`) is the flag."""
+    return argument.partition("=")[0].replace("_", "-").partition(".")[0].replace("--no-", "--", 1)
+
+
+def is_owned(argument: str) -> bool:
+    """Whether an argument is one that RLRun sets itself; argparse takes a flag's beginning for the flag."""
+    if argument.startswith("--"):
+        flag = flag_of(argument)
+        return len(flag) > len("--") and any(owned.startswith(flag) for owned in OWNED_FLAGS)
+    return any(argument.startswith(short) for short in OWNED_SHORT)
+
+
+def problem_of_arguments(arguments: Sequence[str]) -> str | None:
+    """Reason why vLLM's server cannot have these arguments: field, value and fix; None: it can."""
+    for index, argument in enumerate(arguments):
+        if is_owned(argument):
+            return f"extraArgs[{index}] ({argument}) is set by RLRun itself; remove it, and use the field of its own where there is one"
+        if argument.startswith("-"):
+            continue
+        before = arguments[index - 1] if index else "--first="
+        if before.startswith("--") and "=" in before:
+            return f"extraArgs[{index}] ({argument}) is neither a flag nor the value of one; write --{argument}, or put it behind its flag"
+    return None
