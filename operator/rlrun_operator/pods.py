@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rlrun_operator.deletion import asked_at, first_asked_at
-from rlrun_operator.names import ROLE_LABEL, ROLES, Ref, Role, attempt_of, run_uid_of
+from rlrun_operator.names import ROLE_LABEL, ROLES, RUN_LABEL, Names, Ref, Role, attempt_of, run_uid_of
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
@@ -118,7 +118,7 @@ def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> 
 def _read(manifest: Manifest) -> Pod | None:
     metadata, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
     role = (metadata.get("labels") or {}).get(ROLE_LABEL)
-    if role not in ROLES:
+    if role not in ROLES or not _is_original(metadata, cast(Role, role)):
         return None
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     first = first_asked_at(metadata)
@@ -149,6 +149,18 @@ def _read(manifest: Manifest) -> Pod | None:
         containers=tuple(containers),
         manifest=manifest,
     )
+
+
+def _is_original(metadata: Mapping[str, Any], role: Role) -> bool:
+    """Whether a pod has the name that its role's pods have: a copy that somebody made of one carries its labels, and has another name."""
+    name, labels = str(metadata.get("name", "")), metadata.get("labels") or {}
+    names, attempt = Names(str(labels.get(RUN_LABEL, ""))), attempt_of(metadata)
+    if role == "inference":
+        return name.startswith(f"{names.inference}-")
+    if role == "orchestrator" and attempt is not None:
+        return name == names.orchestrator(attempt)
+    start, _, number = name.rpartition("-")
+    return number.isdecimal() and start == (names.trainer if role == "trainer" else f"{names.run}-orchestrator")
 
 
 def _container(status: Mapping[str, Any], init: bool, images: Mapping[str, str]) -> Container:

@@ -13,7 +13,7 @@ from rlrun_operator.failures import next_number
 from rlrun_operator.names import Ref
 from rlrun_operator.policy import backoff
 from rlrun_operator.state import Delete, Scale
-from tests.unit.operator.decide.kube import Kube
+from tests.unit.operator.decide.kube import Kube, copied
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}}
 TRAINER = Ref("StatefulSet", "run-trainer")
@@ -554,3 +554,25 @@ def test_an_upgrade_in_the_middle_of_a_beginning_makes_one_attempt() -> None:
     assert kube.status["attempt"] == 2
     deployment = kube.objects[Ref("Deployment", "run-inference")]
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "reg/inference:2"
+
+
+@pytest.mark.parametrize("role", ["trainer", "orchestrator"])
+@pytest.mark.parametrize("other", [False, True], ids=["of this run", "of a deleted run"])
+def test_a_labelled_copy_of_a_pod_is_no_member_of_the_group(role: str, other: bool) -> None:
+    """Somebody copies a pod with its labels, to look into it: its end ends nothing, and nothing waits for it."""
+    kube = Kube(SPEC).start()
+    copy = copied(kube.pod(role))
+    name = f"{copy['metadata']['name']}-debug"
+    copy["metadata"] |= {"name": name, "uid": "uid-of-copy", "ownerReferences": []}
+    if other:
+        copy["metadata"]["annotations"]["rlrun.io/run-uid"] = "uid-of-deleted"
+    copy["status"] |= {"phase": "Failed", "reason": "Evicted"}
+    kube.objects[Ref("Pod", name)] = copy
+    kube.settle()
+    assert (kube.status["phase"], kube.status["restarts"]) == ("Running", 0)
+    kube.exit("trainer", 1)
+    for _ in range(40):
+        kube.tick()
+        kube.settle()
+    assert kube.status["attempt"] == 2, "the next attempt does not wait for the copy"
+    assert Ref("Pod", name) in kube.objects
