@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlrun.api.kubernetes import (
     Affinity,
@@ -23,6 +23,13 @@ from rlrun.config.base import Config
 from rlrun.config.formats import Distinct, GuestPattern, ImageReference
 from rlrun.config.free import FreeMapping
 from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
+
+
+def _without_reserved(template: Any) -> Any:
+    if (found := reserved_variable(template)) is not None:
+        where, name = found
+        raise ValueError(f"spec.{where} ({name}) is reserved: RLRun sets it itself; remove it")
+    return template
 
 
 class PodFields(Config):
@@ -54,15 +61,8 @@ class PodFields(Config):
     """Secrets and ConfigMaps whose keys become environment variables."""
     shared_memory: PositiveQuantity | None = None
     """Size limit of `/dev/shm`; default: the container's memory."""
-    pod_template: FreeMapping = Field(default_factory=dict)
+    pod_template: Annotated[FreeMapping, AfterValidator(_without_reserved)] = Field(default_factory=dict)
     """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
-
-    @model_validator(mode="after")
-    def _unreserved(self) -> Self:
-        if (found := reserved_variable(self.pod_template)) is not None:
-            where, name = found
-            raise ValueError(f"podTemplate.spec.{where} ({name}) is reserved: RLRun sets it itself; remove it")
-        return self
 
 
 class TrainerBlock(TrainerSpec, PodFields):
