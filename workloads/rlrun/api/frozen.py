@@ -17,6 +17,18 @@ _BEGUN = "self.?status.?attempt.orValue(0)>0"
 _SUSPENDED = "oldSelf.spec.?suspend.orValue(false)&&self.status.?phase.orValue('')=='Suspended'"
 _SINCE = "since attempt {self.status.attempt} began"
 _SCALARS = ("int", "choice")
+_SUSPEND, _EDIT = "set spec.suspend to true", "wait for phase Suspended, then edit and set it to false"
+_BY_PHASE = {
+    "Failed": f"the run has failed: {_SUSPEND}, annotate it with rlrun.io/restart-requested-at and the time of now, {_EDIT}",
+    "Complete": f"the run is complete: {_SUSPEND}, raise spec.maxSteps, {_EDIT}",
+}
+_PHASE = "self.?status.?phase.orValue('')"
+_WAY = (
+    f"{_PHASE}=='Complete'&&self.spec.?task.orValue('')=='Eval'?'the run is complete: create it under another name':"
+    + "".join(f"{_PHASE}=='{phase}'?{quoted(way)}:" for phase, way in _BY_PHASE.items())
+    + quoted(f"{_SUSPEND}, {_EDIT}")
+)
+"""Way to an edit of what is frozen: an ended run is suspended once something makes it go on."""
 
 
 def frozen_rules() -> list[Rule]:
@@ -26,7 +38,7 @@ def frozen_rules() -> list[Rule]:
     return [
         Rule(
             f"!({_BEGUN})||{_SUSPENDED}||{_same(rest)}",
-            f"frozen {_SINCE}: {{{_changed(rest)}}}; set spec.suspend to true and wait for phase Suspended, then edit and set it to false",
+            f"frozen {_SINCE}: {{{_changed(rest)}}}; {{{_WAY}}}",
             ".spec",
         ),
         Rule(
