@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlrun_operator.build.origin import Cause, causes
 from rlrun_operator.client import ABSENT, ApiError, Client, address
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.resources import BY_KIND, POD, SECRET, WATCHED
@@ -17,7 +18,17 @@ log = logging.getLogger(__name__)
 
 
 class RejectedError(Exception):
-    """Error for a child that the API server refuses because of the spec; the message is for the user."""
+    """Error for a child that the API server refuses because of the spec.
+
+    Attributes:
+        manifest: the child.
+        causes: fields of it, and what is wrong with them.
+    """
+
+    def __init__(self, message: str, manifest: Manifest, causes: Sequence[Cause]) -> None:
+        super().__init__(message)
+        self.manifest = manifest
+        self.causes = causes
 
 
 class KeptOutError(Exception):
@@ -176,7 +187,7 @@ class Applier:
             if error.kept_out:
                 raise KeptOutError(error.message, manifest, quota=error.over_quota) from error
             if error.refused:
-                raise RejectedError(f"{_what(manifest)}: {error.message}") from error
+                raise RejectedError(error.message, manifest, causes(error.message, error.details)) from error
             raise
         return answer
 

@@ -49,13 +49,17 @@ Count = Callable[[str, str, str], None]
 class ApiError(Exception):
     """The API server refused a request."""
 
-    def __init__(self, status: int, reason: str, message: str, what: str) -> None:
+    def __init__(
+        self, status: int, reason: str, message: str, what: str, details: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
         self.message = message
         self.what = what
         """The request, for the log: verb and path."""
+        self.details: Mapping[str, Any] = details or {}
+        """Of the `Status`: the causes."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.status} {self.message}"
@@ -332,4 +336,7 @@ def _answer(status: int, raw: bytes, what: str) -> Json:
     message = str(document.get("message") or raw[:200].decode(errors="replace") or "no reason given")
     if status == 429 or (status >= 500 and _WRONG_SHAPE not in message and _NOT_ASKED not in message):
         raise UnavailableError(f"{what}: {status} {message}")
-    raise ApiError(status, str(document.get("reason", "")), message, what)
+    details = document.get("details")
+    raise ApiError(
+        status, str(document.get("reason", "")), message, what, details if isinstance(details, dict) else None
+    )

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 from rlrun_operator import reasons
 from rlrun_operator.apply import Applier, KeptOutError, NameTakenError, RejectedError, StaleViewError
 from rlrun_operator.attempts import TAKEN_SECONDS
+from rlrun_operator.build.origin import told
 from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.conditions import phase, raw_conditions
 from rlrun_operator.events import Poster
-from rlrun_operator.judge import forget
+from rlrun_operator.judge import bounded, forget
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.names import Names
 from rlrun_operator.observe import LookUps, observe
@@ -147,7 +148,8 @@ class Reconciler:
                     memory.access = mark
             except RejectedError as error:
                 metadata = observed.run["metadata"]
-                memory.rejection = (metadata["uid"], metadata.get("generation", 0), str(error))
+                problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
+                memory.rejection = (metadata["uid"], metadata.get("generation", 0), bounded(problems))
                 continue
             except NameTakenError as error:
                 memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS

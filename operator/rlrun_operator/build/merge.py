@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _DIRECTIVE = "$patch"
-_MERGE_KEYS = {
+MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
     "ephemeralContainers": "name",
@@ -62,7 +62,7 @@ def _merged(key: str, base: Any, patch: Any) -> Any:
 
 
 def _merge_list(key: str, base: Sequence[Any], patch: Sequence[Any]) -> list[Any]:
-    merge_key = _MERGE_KEYS.get(key)
+    merge_key = MERGE_KEYS.get(key)
     replaces = any(element == {_DIRECTIVE: "replace"} for element in patch)
     elements = [element for element in patch if element != {_DIRECTIVE: "replace"}]
     if merge_key is None or replaces:

@@ -183,14 +183,12 @@ ModulePattern = Annotated[
     ),
 ]
 Column = Annotated[str, Field(min_length=1, max_length=253), PRINTABLE]
-_DOMAIN = r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?"
-_HOST = rf"(({_DOMAIN}(\.{_DOMAIN})+|\[[0-9a-fA-F:]+\])(:[0-9]+)?|{_DOMAIN}:[0-9]+)"
-_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 ImageReference = Annotated[
     str,
     Field(min_length=1, max_length=512),
     Format(
-        rf"({_HOST}/)?{_PART}(/{_PART})*(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@[a-z0-9]+([+._-][a-z0-9]+)*:[0-9a-fA-F]+)?",
+        r"([A-Za-z0-9\[][-A-Za-z0-9]*[.:][]A-Za-z0-9.:-]*/)?[a-z0-9]+([-_./][-_.]*[a-z0-9]+)*"
+        r"(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@[a-z0-9][a-z0-9+._-]*:[0-9a-fA-F]+)?",
         "an image such as registry.example.com/team/app:1.2, in lower-case letters but for its tag, without blanks or https://",
     ),
 ]
