@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from rlrun.api.crd import KEYS_KEY, RULES_KEY, spec_schema
 from rlrun.api.manifest import parse_manifest
 from rlrun.config.problems import ConfigError
 from tests.controlplane.corpus import MALFORMED, Malformed
@@ -27,3 +30,29 @@ def test_a_malformed_manifest_is_told_with_field_value_and_fix(case: Malformed) 
     (line,) = str(error.value).splitlines()
     assert re.search(case.local, line), line
     assert case.field in line
+
+
+def formatted(schema: dict[str, Any], path: str = "spec") -> Iterator[str]:
+    """Paths of the values, and of the mappings' keys, that have a format; what all roles have stands as a role's."""
+    if any("self.matches(" in rule.holds and rule.message.startswith("got ") for rule in schema.get(RULES_KEY, ())):
+        yield path
+    if KEYS_KEY in schema:
+        yield f"{path} key"
+    for name, inner in schema.get("properties", {}).items():
+        yield from formatted(
+            inner, re.sub(r"^spec\.(trainer|inference|orchestrator)\.", "spec.ROLE.", f"{path}.{name}")
+        )
+    for key, suffix in (("items", "[]"), ("additionalProperties", "")):
+        if isinstance(schema.get(key), dict):
+            yield from formatted(schema[key], path + suffix)
+
+
+def test_every_field_with_a_format_has_a_malformed_manifest() -> None:
+    """So that a field that loses its format fails a manifest, here and on the API server."""
+    said = set()
+    for case in MALFORMED:
+        path = re.sub(r"\[\d+\]", "[]", case.field)
+        path = re.sub(r"^spec\.(trainer|inference|orchestrator)\.", "spec.ROLE.", path)
+        said |= {path, f"{path} key"} if "key" in case.name or "resource-" in case.name else {path}
+    wanted = dict.fromkeys(formatted(spec_schema(ruled=True)))
+    assert [path for path in wanted if path not in said] == []
