@@ -78,8 +78,9 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     assert "the engine without vLLM serves" in (logs / "demo-trainer-0.log").read_text()
 
     assert config.inference is not None
-    wrong = config.inference.model_copy(update={"extra_args": ["--enable-sleep-mode"]})
+    model = config.inference.model.model_copy(update={"dtype": "float16"})
+    wrong = config.inference.model_copy(update={"model": model})
     pod = pods("demo-trainer-0", config.model_copy(update={"inference": wrong}))
     assert pod.run_real("trainer", RLRUN_ATTEMPT="3", **STUB)[0] == exit_codes.CONFIGURATION
-    said = "the engine in the trainer's pod: extraArgs[0] (--enable-sleep-mode) is set by RLRun itself"
+    said = "the engine in the trainer's pod: dtype: 'float16' does not work on cpu"
     assert pod.message.startswith(said)
