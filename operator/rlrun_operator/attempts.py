@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from rlrun.api.kubernetes import Affinity
 from rlrun.api.life import NodeLossSpec
+from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus, SharedWithStatus
 from rlrun_operator import build, exclusion, failures, hindsight, nodeloss, placement, policy, progress, reasons, report
@@ -112,9 +114,14 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
 
 
 def _untried(spec: RLRunSpec, made: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Workloads that hold fields which the manifest's own validation does not know."""
+    """Workloads that hold what only the API server can judge."""
     roles: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
-    return tuple(child for child in made if placement.block(spec, roles[child["kind"]]).pod_template)
+    return tuple(child for child in made if _is_unjudged(placement.block(spec, roles[child["kind"]])))
+
+
+def _is_unjudged(block: PodFields) -> bool:
+    extended = any("/" in name for name in (*block.resources.limits, *block.resources.requests))
+    return bool(block.pod_template) or block.affinity != Affinity() or extended
 
 
 def record(case: Case, cause: Cause) -> Decision:

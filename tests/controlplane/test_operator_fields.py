@@ -112,7 +112,11 @@ def test_edge_values_make_children(world: World) -> None:
     wait_for(lambda: world.kube.get(orchestrator), lambda pod: pod is not None, "the orchestrator is made")
     claim = world.kube("GET", world.path(CORE, "persistentvolumeclaims", f"{LONGEST}-data"))
     assert claim["spec"]["storageClassName"] == SUBDOMAIN
-    assert world.condition(LONGEST, "ConfigurationValid")["status"] == "True"
+    wait_for(
+        lambda: world.condition(LONGEST, "ConfigurationValid"),
+        lambda condition: condition.get("status") == "True",
+        "the status tells that the configuration is valid",
+    )
 
 
 def test_the_largest_lists_cost_the_policy_too_little_to_refuse(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,17 @@ BUDGET = Ref("PodDisruptionBudget", "run-inference")
 @pytest.mark.parametrize(
     ("role", "kind"), [("trainer", "StatefulSet"), ("inference", "Deployment"), ("orchestrator", "Pod")]
 )
-def test_only_what_holds_a_template_of_the_users_is_dry_run(role: str, kind: str) -> None:
-    template = {"podTemplate": {"spec": {"nodeSelector": {"zone": "a"}}}}
-    first = Kube({**SPEC, role: {**SPEC.get(role, {}), **template}}).decide()
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"podTemplate": {"spec": {"nodeSelector": {"zone": "a"}}}},
+        {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}},
+        {"resources": {"limits": {"example.com/rdma": 1}}},
+    ],
+    ids=["podTemplate", "affinity", "extended resource"],
+)
+def test_only_what_the_api_server_alone_can_judge_is_dry_run(role: str, kind: str, block: dict[str, Any]) -> None:
+    first = Kube({**SPEC, role: {**SPEC.get(role, {}), **block}}).decide()
     assert [child["kind"] for child in first.dry_run] == [kind]
 
 
