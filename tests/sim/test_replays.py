@@ -163,7 +163,7 @@ def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_be
         *[("calm", a, b) for a, b in ((8, 7), (3, 9), (1, 5))],
         ("API fault", 1, 2),
         ("process ends", 3, 2),
-        *[("calm", a, b) for a, b in ((5, 6), (8, 6), (5, 1), (10, 2), (1, 10), (10, 0))],
+        *[("calm", a, b) for a, b in ((5, 6), (8, 6), (5, 1), (10, 2), (1, 10), (10, 0), (11, 5))],
     ]
     world = replay(steps, seed=37697)
     assert (world.status["phase"], world.status["attempt"], world.status["checkpoint"]["resumedFromStep"]) == (
