@@ -428,6 +428,23 @@ def test_the_free_number_is_read_from_the_message(message: str, number: int | No
     assert next_number(message) == number
 
 
+def test_an_attempt_that_was_never_put_on_record_and_completes_tells_where_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kube = Kube(SPEC).start(step=27)
+    written = kube._write_status
+    kube.exit("trainer", 137)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(kube, "_write_status", lambda d: written(d) if d.status.get("attempt") == 1 else None)
+        kube.tick()
+    assert (kube.status["attempt"], kube.attempts_of_trainers()) == (1, {"2"})
+    kube.report(100, attempt=2, resumed=20)
+    kube.exit("orchestrator", 0)
+    kube.tick()
+    assert kube.status["attempt"] == 2
+    assert kube.status["checkpoint"] == {"resumedFromStep": 20, "stepsLostTotal": 7}
+
+
 def test_steps_lost_are_counted_once_per_restart() -> None:
     kube = Kube(SPEC).start(step=27)
     for attempt, (reached, resumed, lost) in enumerate([(27, 20, 7), (44, 40, 11), (40, None, 51)], start=2):
