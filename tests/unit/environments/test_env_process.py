@@ -385,7 +385,7 @@ async def test_it_ends_with_the_orchestrator_even_while_it_computes() -> None:
 async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: Path) -> None:
     document = {
         "id": "reverse-text",
-        "name": "a b/c",
+        "name": "a:b",
         "start_timeout_seconds": 7,
         "memory_gib": 0.5,
         "timeout_seconds": 9,
@@ -394,7 +394,7 @@ async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: P
     found = arenas.isolated(EnvironmentConfig.model_validate(document), tmp_path)
     assert found._limits == Limits(start_seconds=7, memory_bytes=2**29, hang_seconds=9)
     assert found._command == Command("reverse-text", {}, "/opt/py", variables=("TEAM_*",))
-    assert found.workers[0].log.path == tmp_path / "environment-a_b_c.log"
+    assert found.workers[0].log.path == tmp_path / "environment-a_b.log"
 
 
 def test_a_log_has_an_end_and_does_not_mind_a_full_volume(tmp_path: Path) -> None:
