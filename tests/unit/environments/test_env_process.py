@@ -385,7 +385,7 @@ async def test_it_ends_with_the_orchestrator_even_while_it_computes() -> None:
 async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: Path) -> None:
     document = {
         "id": "reverse-text",
-        "name": "a:b",
+        "name": "a/b",
         "start_timeout_seconds": 7,
         "memory_gib": 0.5,
         "timeout_seconds": 9,

@@ -193,7 +193,7 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
         {"id": "reverse-text", "group_size": 2, "ratio": 3},
         {
             "id": "orch_environments:mortal",
-            "name": "mortal:one",
+            "name": "mortal/one",
             "group_size": 2,
             "args": {"marker": str(tmp_path / "m")},
         },
@@ -203,12 +203,12 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
     assert outcome.code == exit_codes.OK
     assert {sample.environment for batch in outcome.trainer.batches for sample in batch.samples} == {
         "reverse-text",
-        "mortal:one",
+        "mortal/one",
     }
     metrics = lines(outcome.paths.metrics)
-    assert sum(line.get("errors/mortal:one/crash", 0) for line in metrics) >= 1
+    assert sum(line.get("errors/mortal/one/crash", 0) for line in metrics) >= 1
     assert not any("errors/reverse-text" in name for line in metrics for name in line)
-    assert metrics[-1]["environment/mortal:one/restarts"] == 1
+    assert metrics[-1]["environment/mortal/one/restarts"] == 1
     assert metrics[-1]["environment/reverse-text/restarts"] == 0
     logs = outcome.paths.logs(1, "orchestrator")
     assert (logs / "environment-mortal_one.log").read_text() == "farewell\n"

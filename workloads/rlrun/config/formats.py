@@ -134,8 +134,8 @@ EnvironmentName = Annotated[
     str,
     Field(min_length=1, max_length=63),
     Format(
-        r"[A-Za-z0-9_]([-A-Za-z0-9_.:]*[A-Za-z0-9_])?",
-        "a name for metrics and files such as gsm8k-hard: letters and digits, and '-', '_', '.' or ':' between them",
+        r"[A-Za-z0-9_]([-/.:]*[A-Za-z0-9_])*",
+        "a name for metrics and files such as gsm8k-hard: letters and digits, and '-', '_', '.', ':' or '/' between them",
     ),
 ]
 _HUB_PART = r"[A-Za-z0-9_]([-A-Za-z0-9_.]*[A-Za-z0-9_])?"
