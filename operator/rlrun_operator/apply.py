@@ -1,4 +1,4 @@
-"""Carries out a decision: dry-run, create, apply, scale, delete, in this order. The answers go into the store at once."""
+"""Carries out a decision: dry-run, create, apply, scale, delete, repair, in this order. The answers go into the store at once."""
 
 from __future__ import annotations
 
@@ -93,8 +93,19 @@ class Applier:
             await self._scale(namespace, scale)
         for delete in decision.delete:
             await self._delete(namespace, delete)
-        if (out := pod_kept_out) is not None:
-            raise KeptOutError(str(out), out.manifest, quota=out.quota, rest_done=True)
+        kept_out = pod_kept_out or await self._repaired(decision.repair)
+        if kept_out is not None:
+            raise KeptOutError(str(kept_out), kept_out.manifest, quota=kept_out.quota, rest_done=True)
+
+    async def _repaired(self, parts: Sequence[Apply]) -> KeptOutError | None:
+        """Apply each part; the first refusal by admission."""
+        refused: KeptOutError | None = None
+        for item in parts:
+            try:
+                await self._apply(item)
+            except KeptOutError as error:
+                refused = refused or error
+        return refused
 
     async def _tried(self, manifest: Manifest) -> None:
         try:
@@ -117,8 +128,7 @@ class Applier:
     async def _apply(self, item: Apply) -> None:
         # Never over what was not looked at: an apply with force takes over what is there, and deletes it with the run.
         expected = item.replaces or (ABSENT if item.expect_absent else None)
-        version = expected or (ABSENT if item.is_first else None)
-        if version is not None and await self._applied_over(item.manifest, version):
+        if await self._applied_over(item.manifest, expected or item.known or ABSENT):
             return
         found = await self._find_own(item.manifest)
         if found is None:
@@ -128,11 +138,11 @@ class Applier:
             self._learn(found)
             raise StaleViewError(f"{_what(item.manifest)} {'has changed' if item.replaces else 'exists already'}")
         else:
-            self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)))
+            self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)), applied=True)
 
     async def _applied_over(self, manifest: Manifest, version: str) -> bool:
         made = await self._judged(manifest, self._client.apply_over(manifest, version))
-        self._learn(made)
+        self._learn(made, applied=True)
         return made is not None
 
     async def _find_own(self, manifest: Manifest) -> Manifest | None:
@@ -191,9 +201,9 @@ class Applier:
             raise
         return answer
 
-    def _learn(self, manifest: Mapping[str, Any] | None) -> None:
+    def _learn(self, manifest: Mapping[str, Any] | None, *, applied: bool = False) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
-            self._store.put(manifest, self._now())
+            self._store.put(manifest, self._now(), applied=applied)
 
 
 def _what(manifest: Manifest) -> str:

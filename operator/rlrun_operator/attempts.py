@@ -10,14 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from rlrun.api.kubernetes import Affinity
 from rlrun.api.life import NodeLossSpec
 from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus, SharedWithStatus
-from rlrun_operator import build, exclusion, failures, hindsight, nodeloss, placement, policy, progress, reasons, report
+from rlrun_operator import (
+    build,
+    exclusion,
+    failures,
+    hindsight,
+    nodeloss,
+    parts,
+    placement,
+    policy,
+    progress,
+    reasons,
+    report,
+)
 from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, rendering_of, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.failures import Cause
@@ -25,7 +37,7 @@ from rlrun_operator.follow import configuration, finish, follow, of_inference, s
 from rlrun_operator.life import restart_request
 from rlrun_operator.names import Role, attempt_of
 from rlrun_operator.pods import Pod
-from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
+from rlrun_operator.state import Apply, Decision, Delete, Fact, Manifest, Scale
 from rlrun_operator.times import rfc3339, seconds_of
 
 FAILURES_KEPT = 5
@@ -108,7 +120,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         attempt,
         updates=updates,
         create=create,
-        apply=[*(Apply(child, is_first=not case.past.launched_attempt) for child in needs.apply), *applies],
+        apply=[*parts.applies(case, needs.apply), *applies],
         dry_run=_untried(spec, made) if not there and case.past.spec_hash != case.spec_hash else (),
     )
 
@@ -279,7 +291,7 @@ def restarting(
     scale: list[Scale] | None = None,
     delete: list[Delete] | None = None,
     wake_in: float | None = None,
-    look_up: frozenset[Literal["events", "nodes"]] = frozenset(),
+    look_up: frozenset[Fact] = frozenset(),
     **updates: Any,
 ) -> Decision:
     """Say that the run restarts, and why; `updates`: more fields of the status."""

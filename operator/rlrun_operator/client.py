@@ -23,6 +23,8 @@ PAGE = 250
 ABSENT = "1"
 """A resourceVersion that no object of a run has: etcd's first revision is older than any. An apply with it makes an object or nothing."""
 
+_JSON = "application/json"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _RBAC = re.compile(r'User "[^"]*" cannot \w+ resource')
@@ -139,8 +141,9 @@ class Client:
         *,
         labels: str = "",
         fields: str = "",
+        metadata_only: bool = False,
     ) -> AsyncIterator[Json]:
-        """All objects that match, page by page; each with its kind."""
+        """All objects that match, page by page; each with its kind. `metadata_only`: of each no more than its metadata."""
         query = {"limit": str(PAGE)}
         if labels:
             query["labelSelector"] = labels
@@ -153,6 +156,7 @@ class Client:
                 resource.plural,
                 resource.path(namespace),
                 query=query,
+                accept=_METADATA_LIST if metadata_only else _JSON,
             )
             for item in page.get("items") or ():
                 yield {
@@ -272,7 +276,8 @@ class Client:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content: str = "application/json",
+        content: str = _JSON,
+        accept: str = _JSON,
         write: bool = False,
         seconds: float = REQUEST_SECONDS,
     ) -> Json:
@@ -298,7 +303,7 @@ class Client:
                 self._server + path,
                 params=query,
                 data=None if body is None else to_json(body),
-                headers={"Accept": "application/json"} | ({"Content-Type": content} if body is not None else {}),
+                headers={"Accept": accept} | ({"Content-Type": content} if body is not None else {}),
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
                 code = str(response.status)

@@ -12,7 +12,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun_operator import again, exclusion, failures, hosts, life, progress, reasons, report, stuck, suspend, volumes
+from rlrun_operator import (
+    again,
+    exclusion,
+    failures,
+    hosts,
+    life,
+    parts,
+    progress,
+    reasons,
+    report,
+    stuck,
+    suspend,
+    volumes,
+)
 from rlrun_operator.attempts import begun, ends_run, fail, give_up, hurried, launch, record, restart, run_over
 from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, since
@@ -95,7 +108,12 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
     )
     if guest and cause is not None and cause.kind == "failure" and not hosts.trainer_ready(case.observed.host):
         return replace(cause, kind="disruption")
-    return cause or volumes.withheld(case) or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
+    return (
+        cause
+        or volumes.withheld(case)
+        or parts.withheld(case)
+        or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
+    )
 
 
 def _mended(case: Case) -> bool:
@@ -197,7 +215,9 @@ def _stay(case: Case) -> Decision | None:
         "checkpoint": progress.checkpointed(begun(case), heard, case.now),
     }
     scale, apply = engines_as_specified(case)
-    return finish(case, report.status(case, said, updates, training=True), scale=scale, apply=apply)
+    beside = parts.see(case, case.attempt)
+    new = report.status(case, {**said, **beside.said}, updates, training=True)
+    return finish(case, new, scale=scale, apply=apply, repair=beside.repair, wake_in=beside.wake_in)
 
 
 def _ended(case: Case) -> Decision:

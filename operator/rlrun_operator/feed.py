@@ -11,7 +11,7 @@ from rlrun_operator.client import Client
 from rlrun_operator.logs import where
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.reconcile import SETTLE_SECONDS
-from rlrun_operator.resources import CLAIM, LEASE, RLRUN
+from rlrun_operator.resources import CLAIM, LEASE, PARTS, RLRUN
 from rlrun_operator.slim import identified
 from rlrun_operator.store import Key, Store
 from rlrun_operator.watches import Stream
@@ -60,7 +60,8 @@ class Feed:
         selector = "" if stream.resource in (RLRUN, CLAIM) else SELECTOR
         before = self._store.idents(kind, namespace)
         listed = set()
-        async for found in self._client.list(stream.resource, namespace, labels=selector):
+        metadata_only = stream.resource in PARTS
+        async for found in self._client.list(stream.resource, namespace, labels=selector, metadata_only=metadata_only):
             try:
                 metadata = identified(found)["metadata"]
             except (LookupError, TypeError, AttributeError) as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rlrun.api.status import RLRunStatus, StorageStatus
-from rlrun_operator import build, diagnose, exclusion, hosts, policy, progress, reasons, report, stuck, volumes
+from rlrun_operator import build, diagnose, exclusion, hosts, parts, policy, progress, reasons, report, stuck, volumes
 from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, is_true, not_failed, since
 from rlrun_operator.diagnose import Scene
 from rlrun_operator.names import ACCESS_ANNOTATION
-from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Manifest, Scale
+from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Fact, Manifest, Scale
 
 PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
@@ -55,6 +55,7 @@ def follow(
     if case.host_available is not None:
         said[reasons.HOST_AVAILABLE] = case.host_available
     said |= not_failed(case.past.conditions)
+    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
     fields: dict[str, Any] = {
         **report.roles(case, attempt, heard),
         "progress": progress.progressed(case.past, heard, case.total_steps, case.now),
@@ -64,7 +65,7 @@ def follow(
         "excluded_nodes": exclusion.active(case.past, case.now) or None,
         **(updates or {}),
     }
-    new = report.status(case, said, fields, training=training)
+    new = report.status(case, {**said, **beside.said}, fields, training=training)
     patient = [kind for kind in waits.kinds(said) if waits.patient(kind)]
     unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
@@ -78,6 +79,7 @@ def follow(
         _until_on_record(case, said[reasons.PODS_READY]),
         stuck.wake_in(case, heard),
         LOOK_FOR_NAME_SECONDS if case.taken is not None else None,
+        beside.wake_in,
     ]
     return finish(
         case,
@@ -87,6 +89,7 @@ def follow(
         dry_run=dry_run,
         scale=() if begins else _scales(case),
         delete=_zombies(case, attempt),
+        repair=beside.repair,
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=frozenset(("events", "nodes") if nodes else ("events",)) if helps else frozenset(),
     )
@@ -110,8 +113,9 @@ def finish(
     dry_run: Sequence[Manifest] = (),
     scale: Sequence[Scale] = (),
     delete: Sequence[Delete] = (),
+    repair: Sequence[Apply] = (),
     wake_in: float | None = None,
-    look_up: frozenset[Literal["events", "nodes"]] = frozenset(),
+    look_up: frozenset[Fact] = frozenset(),
 ) -> Decision:
     """The decision with its status, urgency and events."""
     document, before = report.document(new), case.observed.run.get("status") or {}
@@ -123,6 +127,7 @@ def finish(
         apply=tuple(apply),
         scale=tuple(scale),
         delete=tuple(delete),
+        repair=tuple(repair),
         events=report.events(case.past, new, trains=case.trains) if document != before else (),
         wake_in=wake_in,
         look_up=look_up,
@@ -335,10 +340,10 @@ def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
 
 
 def _edited_budget(case: Case, begins: bool) -> list[Apply]:
-    """What a drain leaves follows an edit of `inference`. Nobody watches the budget: until the edit is on record it is applied again."""
+    """What a drain leaves follows an edit of `inference`: until the edit is on record, the budget is applied again."""
     if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
         return []
-    return [Apply(build.eviction_budget(case.context(case.spec, case.past.attempt)))]
+    return parts.applies(case, [build.eviction_budget(case.context(case.spec, case.past.attempt))])
 
 
 def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
@@ -350,7 +355,7 @@ def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
     known = {(pod.manifest["metadata"].get("annotations") or {}).get(ACCESS_ANNOTATION) for pod in asking}
     if not asking or network.mark in (*known, case.observed.access):
         return []
-    return [Apply(build.orchestrator_policy(case.context(spec, attempt)))]
+    return parts.applies(case, [build.orchestrator_policy(case.context(spec, attempt))])
 
 
 def _lost_children(case: Case, attempt: int) -> list[Manifest]:

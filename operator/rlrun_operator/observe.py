@@ -8,13 +8,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlrun_operator.client import ApiError, Client
 from rlrun_operator.names import KIND, Names, Ref
-from rlrun_operator.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, POD, RLRUN, STATEFUL_SET
+from rlrun_operator.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, PART_KINDS, POD, RLRUN, STATEFUL_SET
 from rlrun_operator.sharing import host_name
-from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.state import Fact, Manifest, Observed
 from rlrun_operator.store import Key, Store, claim_name
 
 LOOK_UP_SECONDS = 5.0
@@ -24,7 +24,6 @@ LOOK_UP_SHARE = 0.05
 FORBIDDEN_SECONDS = 300.0
 """How long a refusal is taken for the answer."""
 
-Fact = Literal["events", "nodes"]
 T = TypeVar("T")
 _CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
 log = logging.getLogger(__name__)
@@ -42,6 +41,7 @@ def observe(
     children = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in _CHILDREN}
     shares = host_name(run)
     host = store.get(RLRUN.kind, namespace, shares) if shares is not None else None
+    parts = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in PART_KINDS}
     claim = claim_of(host) if host is not None else claim_name(run)
     brought = store.get(CLAIM.kind, namespace, claim) if claim else None
     if brought is not None:
@@ -60,6 +60,7 @@ def observe(
         taken=taken,
         access=access,
         host=host,
+        parts=parts,
         guests=tuple(store.guests((namespace, shares or name))),
     )
 

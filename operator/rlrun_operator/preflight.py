@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun_operator.client import ApiError, Client
 from rlrun_operator.names import GROUP, PLURAL, VERSION
-from rlrun_operator.resources import WATCHED
+from rlrun_operator.resources import PARTS, WATCHED
 
 _WATCH = ("get", "list", "watch")
 NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -18,14 +18,8 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("apps", "deployments", ("create", "patch", "delete")),
     ("", "persistentvolumeclaims", ("create",)),
     ("coordination.k8s.io", "leases", ("create", "patch")),
-    ("", "services", ("get", "create", "patch")),
-    ("", "configmaps", ("get", "create", "patch")),
-    ("", "serviceaccounts", ("get", "create", "patch")),
+    *((resource.group, resource.plural, ("create", "patch")) for resource in PARTS),
     ("", "secrets", ("create",)),
-    ("rbac.authorization.k8s.io", "roles", ("get", "create", "patch")),
-    ("rbac.authorization.k8s.io", "rolebindings", ("get", "create", "patch")),
-    ("networking.k8s.io", "networkpolicies", ("get", "create", "patch")),
-    ("policy", "poddisruptionbudgets", ("get", "create", "patch")),
     ("", "events", ("list", "create", "patch")),
 )
 """API group, resource, verbs in every watched namespace; the chart's Role grants them."""

@@ -14,6 +14,7 @@ PODS_READY = "PodsReady"
 INFERENCE_AVAILABLE = "InferenceAvailable"
 PROGRESSING = "Progressing"
 CHECKPOINT_HEALTHY = "CheckpointHealthy"
+CHILDREN_INTACT = "ChildrenIntact"
 RESTARTING = "Restarting"
 SUSPENDED = "Suspended"
 COMPLETE = "Complete"
@@ -32,6 +33,8 @@ CONDITION_TYPES = {
     INFERENCE_AVAILABLE: "At least `inference.minAvailable` engines are ready.",
     PROGRESSING: "Steps are trained, or questions answered. Unknown: not (or no longer) known.",
     CHECKPOINT_HEALTHY: "A restart would lose no more than the checkpoint interval promises.",
+    CHILDREN_INTACT: "Services, policies, ConfigMap and rights of the attempt are as they were made. Told once somebody has deleted or "
+    "edited one.",
     RESTARTING: "An attempt has ended and the next one has not begun.",
     SUSPENDED: "No pod is left, as `spec.suspend` asks. False with reason Suspending: they save and end.",
     COMPLETE: "All steps are trained, or every policy is measured. False with reason Completing: the pods are being removed; "
@@ -94,6 +97,8 @@ NO_CHECKPOINT_YET = "NoCheckpointYet"
 CHECKPOINTS_COMPLETE = "CheckpointsComplete"
 CHECKPOINTS_OVERDUE = "CheckpointsOverdue"
 CHECKPOINTS_OFF = "CheckpointsOff"
+DRIFTED = "Drifted"
+REPAIRED = "Repaired"
 NOT_RESTARTING = "NotRestarting"
 PODS_ENDING = "PodsEnding"
 BACK_OFF = "BackOff"
@@ -162,6 +167,8 @@ CONDITION_REASONS = {
     CHECKPOINTS_COMPLETE: "Checkpoints are completed as the interval says.",
     CHECKPOINTS_OVERDUE: "The newest complete checkpoint is older than three intervals.",
     CHECKPOINTS_OFF: "`checkpoint.enabled` is false: an interrupted run starts again from the model.",
+    DRIFTED: "Somebody has deleted or edited an object that the attempt was begun with; the message names it, and what follows.",
+    REPAIRED: "What somebody has deleted or edited in this attempt was put right; the message names it.",
     NOT_RESTARTING: "No restart is under way.",
     RESTARTING: "The attempt has ended and the next one has not begun.",
     PODS_ENDING: "The ended attempt's pods are being removed.",
@@ -211,6 +218,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         MOUNT_FAILED,
         NODE_NOT_READY,
         CHECKPOINTS_OVERDUE,
+        DRIFTED,
         HEARTBEAT_LOST,
         NO_PROGRESS,
     }
@@ -302,6 +310,7 @@ FAILURE_REASONS = {
     POD_REPLACED: "The pod is a new one: its predecessor was deleted unseen. Does not count.",
     POD_EVICTED: "The pod was evicted or preempted. Does not count.",
     CLAIM_DELETED: "The run's own claim is being deleted, and a pod waits for a node until it is gone. Does not count.",
+    DRIFTED: "A pod waits for the ConfigMap, which was deleted and depends on a specification that was edited since. Does not count.",
     NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
     SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
     HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",

@@ -62,6 +62,8 @@ class _Memory:
     """In a row in which something else than a quota kept an object out."""
     access: str | None = None
     """See `Observed`."""
+    repaired_at: float = float("-inf")
+    """When a part was asked to be put right last (steady clock)."""
     sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
@@ -141,6 +143,7 @@ class Reconciler:
             decision = await self._decided(observed, memory)
             try:
                 mark = self._settings.network.mark
+                memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
                 await self._applier.act(key[0], decision)
                 if any(
                     apply.manifest["metadata"]["name"] == Names(key[1]).orchestrator_access for apply in decision.apply
@@ -169,7 +172,7 @@ class Reconciler:
             await self._report(key, observed.run, decision, memory)
             if decision.wake_in is not None:
                 self._again(key, decision.wake_in)
-            if decision.create or decision.apply or decision.scale or decision.delete:
+            if decision.create or decision.apply or decision.scale or decision.delete or decision.repair:
                 self._again(
                     key, SETTLE_SECONDS
                 )  # the store knows the answers: no watch event is going to come for them
@@ -185,9 +188,10 @@ class Reconciler:
                 rejection = message
         taken = None
         if run is not None and memory.taken is not None:
-            uid, found, until = memory.taken
-            taken = found if uid == run["metadata"]["uid"] and self._clock() < until else None
-        return observe(self._store, key, rejection=rejection, taken=taken, access=memory.access)
+            uid, thing, until = memory.taken
+            taken = thing if uid == run["metadata"]["uid"] and self._clock() < until else None
+        found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access)
+        return found and replace(found, repaired_ago=self._clock() - memory.repaired_at)
 
     async def _decided(self, observed: Observed, memory: _Memory) -> Decision:
         """A decision, made once more when it asks for facts that can be looked up."""

@@ -151,7 +151,7 @@ def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
 
 
 def _truth(document: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The conditions that ask for action; readiness of pods is not among them and may wait a moment."""
+    """The conditions that ask for action, or tell of one that is over at once; readiness of pods is not among them and may wait."""
     acted_on = (
         reasons.CONFIGURATION_VALID,
         reasons.RESTARTING,
@@ -159,6 +159,7 @@ def _truth(document: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         reasons.COMPLETE,
         reasons.FAILED,
         reasons.STALLED,
+        reasons.CHILDREN_INTACT,
     )
     return {
         c["type"]: (c.get("status"), c.get("reason")) for c in raw_conditions(document) if c.get("type") in acted_on
@@ -270,7 +271,7 @@ def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     """The problem that matters most, once it appears; of what a running run may have beside it, each."""
     if new.reason in reasons.PROBLEMS and new.reason != old.reason:
         yield EventRecord("Warning", str(new.reason), new.message or "")
-    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY):
+    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY, reasons.CHILDREN_INTACT):
         was, (reason, message) = _said(old, kind)[0], _said(new, kind)
         if reason in reasons.PROBLEMS and reason not in (was, new.reason):
             yield EventRecord("Warning", reason, message)

@@ -42,12 +42,7 @@ LEASE = Resource("Lease", "coordination.k8s.io", "v1", "leases")
 EVENT = Resource("Event", "", "v1", "events")
 NODE = Resource("Node", "", "v1", "nodes", namespaced=False)
 
-WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE)
-"""What the watches deliver into the store."""
-
-SECRET = Resource("Secret", "", "v1", "secrets")
-_WRITTEN = (
-    SECRET,
+PARTS = (
     Resource("Service", "", "v1", "services"),
     Resource("ConfigMap", "", "v1", "configmaps"),
     Resource("ServiceAccount", "", "v1", "serviceaccounts"),
@@ -56,4 +51,12 @@ _WRITTEN = (
     Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
-BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, *_WRITTEN)}
+"""What a run has beside its workloads. Watched by their metadata alone: those say whether somebody has deleted or edited one."""
+PART_KINDS = frozenset(resource.kind for resource in PARTS)
+
+WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE, *PARTS)
+"""What the watches deliver into the store."""
+
+SECRET = Resource("Secret", "", "v1", "secrets")
+"""Created and never read: nobody who takes over the operator reads a key."""
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, SECRET)}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun_operator.names import GROUP
+from rlrun_operator.ownership import held
+from rlrun_operator.resources import PART_KINDS
 from rlrun_operator.state import Manifest
 
 Select = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -30,12 +33,20 @@ _OWN = f"{GROUP}/"
 
 
 def slimmed(manifest: Mapping[str, Any]) -> Manifest:
-    """An object without what decisions never read. Of annotations they read their own."""
+    """An object without what decisions never read; of a part its metadata, and what the operator holds of it.
+
+    Of annotations decisions read their own.
+    """
     metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
     annotations = metadata.get("annotations")
     if annotations:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name.startswith(_OWN)}
     slim: dict[str, Any] = {"apiVersion": manifest.get("apiVersion"), "kind": manifest["kind"], "metadata": metadata}
+    if manifest["kind"] in PART_KINDS:
+        slim["held"] = (
+            sys.intern(manifest["held"]) if "held" in manifest else held(manifest)
+        )  # as a watch has thinned it
+        return slim
     select_spec, select_status = _SELECT.get(manifest["kind"], (_all, _all))
     if manifest.get("spec") is not None:
         slim["spec"] = select_spec(manifest["spec"])

@@ -44,6 +44,13 @@ class Observed:
     """Mark of the way to the API server that this process applied the run's policy with last."""
     host: Manifest | None = None
     """The RLRun that `trainer.sharedWith` names, if there is one."""
+    parts: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """Its Services, policies, ConfigMap, account, rights and budget, by their metadata: `held` is what the operator's applies hold of one
+    (`ownership.held`), `accepted` what they held after this process's last one; None: it has applied none."""
+    repaired_ago: float = float("inf")
+    """Seconds since this process last asked for one of them to be put right."""
+    key_exists: bool | None = None
+    """Whether the Secret with the run's key is there; None: not asked."""
     guests: tuple[Manifest, ...] = ()
     """The RLRuns whose `trainer.sharedWith` names this run; for a guest: those that name its host, itself included."""
 
@@ -57,8 +64,9 @@ class Apply:
     """The cache says that it does not exist; one that exists is left alone: the cache may lag."""
     replaces: str | None = None
     """resourceVersion of the one that the cache knows; any other is left alone, likewise."""
-    is_first: bool = False
-    """No attempt has needed it before: it hardly exists. Saves a look, and no more: a run's own is applied over."""
+    known: str | None = None
+    """resourceVersion of the one that the cache knows; None: it knows none. Where it is another one, the object is looked at before, to
+    see that it is the run's own; it is then applied over."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,8 @@ class EventRecord:
     message: str
 
 
+Fact = Literal["events", "nodes", "key"]
+"""What is not watched, and looked up when a decision asks for it."""
 Urgency = Literal["now", "soon", "progress"]
 """How long a status may wait to be written together with later changes: not at all, SOON_SECONDS, `progress_seconds`."""
 SOON_SECONDS = 2.0
@@ -113,7 +123,7 @@ def progress_seconds(age: float, runs: int) -> float:
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions, in this order: dry-run, create, apply, scale, delete, status, events."""
+    """Actions, in this order: dry-run, create, apply, scale, delete, repair, status, events."""
 
     status: Mapping[str, Any]
     """The whole new status, camelCase, without nulls; written if it differs."""
@@ -125,9 +135,11 @@ class Decision:
     apply: tuple[Apply, ...] = ()
     scale: tuple[Scale, ...] = ()
     delete: tuple[Delete, ...] = ()
+    repair: tuple[Apply, ...] = ()
+    """Parts of a running attempt that somebody has deleted or edited. Nothing waits for them: one that is refused is tried again."""
     events: tuple[EventRecord, ...] = ()
     """Posted after the status is written, so that a retry does not repeat them."""
     wake_in: float | None = None
     """Look again after this many seconds even if nothing happens."""
-    look_up: frozenset[Literal["events", "nodes"]] = field(default_factory=frozenset)
+    look_up: frozenset[Fact] = field(default_factory=frozenset)
     """Facts that would explain a wait better; the next observation should hold them."""

@@ -13,7 +13,7 @@ from typing import Any
 from rlrun_operator.deletion import remembered
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
 from rlrun_operator.pulse import Pulse, beat
-from rlrun_operator.resources import CLAIM, LEASE, POD, RLRUN
+from rlrun_operator.resources import CLAIM, LEASE, PART_KINDS, POD, RLRUN
 from rlrun_operator.sharing import host_name, told
 from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Manifest
@@ -41,12 +41,13 @@ class Store:
         self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
 
-    def put(self, manifest: Mapping[str, Any], now: float) -> set[Key]:
+    def put(self, manifest: Mapping[str, Any], now: float, *, applied: bool = False) -> set[Key]:
         """Take in one object.
 
         Args:
             manifest: the object as the API server sent it, with its kind.
             now: seconds since the epoch; when the operator saw it.
+            applied: the answer to an apply of it: whatever the operator holds of it now is all that can be held.
 
         Returns:
             runs for which something changed; none for an old or an equal version.
@@ -57,8 +58,15 @@ class Store:
             return set()
         known = self._objects.get(ident)
         if known is not None and not _newer(manifest, known):
+            if applied and _version(manifest) == _version(known):
+                self._objects[ident] = {**known, "accepted": known.get("held")}
             return set()
         slim: Manifest = _interned(slimmed(manifest))
+        if ident[0] in PART_KINDS:
+            before = (
+                known.get("accepted") if known is not None and known["metadata"]["uid"] == metadata["uid"] else None
+            )
+            slim = {**slim, "accepted": slim["held"] if applied else before}
         if ident[0] == POD.kind:
             slim = remembered(slim, known)
         if ident[0] == LEASE.kind:
@@ -144,7 +152,7 @@ class Store:
         return len(self._runs)
 
     def children(self, key: Key) -> list[Manifest]:
-        """Everything that carries the run's label, pods included, sorted by kind and name."""
+        """Everything that is watched and carries the run's label, pods included, sorted by kind and name."""
         return [self._objects[ident] for ident in sorted(self._of_run.get(key, ()))]
 
     def gone(self, key: Key) -> list[Manifest]:

@@ -10,7 +10,7 @@ checkpoint of the last finished step; the engines go when they are gone. The vol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from rlrun_operator import progress, reasons, report
 from rlrun_operator.attempts import begun, launch, next_attempt, overdue, removals, settles_in
@@ -18,14 +18,14 @@ from rlrun_operator.case import Case, has_let_go, is_ending
 from rlrun_operator.conditions import Say, find, is_true, not_failed
 from rlrun_operator.follow import configuration, finish
 from rlrun_operator.judge import counted
-from rlrun_operator.state import Decision, Delete, Scale
+from rlrun_operator.state import Decision, Delete, Fact, Scale
 
 
 class _Ends(TypedDict):
     """When and with which facts to look again at pods that do not end."""
 
     wake_in: float | None
-    look_up: frozenset[Literal["events", "nodes"]]
+    look_up: frozenset[Fact]
 
 
 def is_wanted(case: Case) -> bool:
@@ -122,7 +122,7 @@ def _say(
     scale: Sequence[Scale] = (),
     delete: Sequence[Delete] = (),
     wake_in: float | None = None,
-    look_up: frozenset[Literal["events", "nodes"]] = frozenset(),
+    look_up: frozenset[Fact] = frozenset(),
 ) -> Decision:
     suspending = Say("False", reasons.SUSPENDING, message)
     return _written(case, suspending, over=False, scale=scale, delete=delete, wake_in=wake_in, look_up=look_up)
@@ -136,7 +136,7 @@ def _written(
     scale: Sequence[Scale] = (),
     delete: Sequence[Delete] = (),
     wake_in: float | None = None,
-    look_up: frozenset[Literal["events", "nodes"]] = frozenset(),
+    look_up: frozenset[Fact] = frozenset(),
 ) -> Decision:
     heard = progress.read_lease(case.observed.lease, case.attempt)
     away = Say("False", suspended.reason, suspended.message)

@@ -17,8 +17,9 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from pydantic_core import to_json
 
 from rlrun_operator.reading import UnreadableError, parsed
-from rlrun_operator.resources import Resource
+from rlrun_operator.resources import PARTS, Resource
 from rlrun_operator.slim import identified, slimmed
+from rlrun_operator.state import Manifest
 
 HEADER_SECONDS = 15.0
 """The API server begins to answer a list or a watch at once. One that is starting or stopping may never; kopf then tries again."""
@@ -26,6 +27,7 @@ STALE_SECONDS = 150.0
 """A watch that brought nothing for so long is dead: bookmarks come every 60 s, and kopf opens a silent watch anew after 70 s."""
 DEAD_SECONDS = 180.0
 """One that brought nothing for so long while the API server answers other requests does not come back by itself."""
+_METADATA_OF = {False: "PartialObjectMetadataList", True: "PartialObjectMetadata"}
 log = logging.getLogger(__name__)
 
 
@@ -93,6 +95,8 @@ class Watches:
         if stream is None or request.method != "GET":
             return await handler(request)
         watch = request.url.query.get("watch") == "true"
+        if stream.resource in PARTS:
+            request.headers["Accept"] = f"application/json;as={_METADATA_OF[watch]};g=meta.k8s.io;v=v1"
         async with asyncio.timeout(HEADER_SECONDS):
             response = await handler(request)
         if response.status != 200:
@@ -103,7 +107,7 @@ class Watches:
             state.listed = True
             return response
         state.alive_at = self.clock()
-        response.content = _Tap(response.content, lambda: self._heard(state), state.told)  # type: ignore[assignment]
+        response.content = _Tap(response.content, stream.resource, lambda: self._heard(state), state.told)  # type: ignore[assignment]
         if state.listed:
             state.listed = False
             state.told.clear()
@@ -121,8 +125,9 @@ class _Tap:
     nothing but those ends here; it would cost kopf a millisecond.
     """
 
-    def __init__(self, content: Any, heard: Callable[[], None], told: dict[str, int]) -> None:
+    def __init__(self, content: Any, resource: Resource, heard: Callable[[], None], told: dict[str, int]) -> None:
         self._content = content
+        self._resource = resource
         self._heard = heard
         self._told = told
 
@@ -147,7 +152,7 @@ class _Tap:
             kind = event["type"]
             if kind not in ("ADDED", "MODIFIED", "DELETED"):
                 return to_json(event) + b"\n"
-            slim = identified(slimmed(event["object"]))
+            slim = identified(_slim(event["object"], self._resource))
             metadata = slim["metadata"]
             uid = metadata["uid"]
             content = hash(to_json({**slim, "metadata": {**metadata, "resourceVersion": ""}}))
@@ -170,7 +175,12 @@ def _page(raw: bytes, resource: Resource) -> bytes:
     items = []
     for item in page.get("items") or ():
         try:
-            items.append(identified(slimmed({**item, "apiVersion": resource.api_version, "kind": resource.kind})))
+            items.append(identified(_slim(item, resource)))
         except (LookupError, TypeError, AttributeError) as error:
             log.error("one of the %s was left out: %s: %s", resource.plural, type(error).__name__, error)
     return to_json({**page, "items": items})
+
+
+def _slim(found: Manifest, resource: Resource) -> Manifest:
+    """What decisions read of an object, which a list or a watch of metadata calls by another kind."""
+    return slimmed({**found, "apiVersion": resource.api_version, "kind": resource.kind})

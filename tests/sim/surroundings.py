@@ -8,7 +8,6 @@ from tests.sim.cluster.admission import FOR_GOOD, Refusal
 from tests.sim.cluster.api import Api, Ident, Json
 from tests.sim.cluster.cluster import Cluster
 from tests.sim.invariants.memory import Memory
-from tests.sim.invariants.rest import CHILDREN_ARE_REPAIRED
 from tests.sim.operator.process import Process
 
 NAME = "run"
@@ -91,9 +90,3 @@ class Surroundings:
         """Nothing makes volumes, for a reason that it had not before."""
         self.lifted.add(self.cluster.pool)
         self.cluster.binds, self.cluster.pool = False, self.mark()
-
-    def _restore(self) -> None:
-        """People make again what the operator does not."""
-        for (kind, name), (child, _) in self.memory.damaged.items():
-            if self.api.get(kind, name) is None and not CHILDREN_ARE_REPAIRED:
-                self.api.add(child)

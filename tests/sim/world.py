@@ -84,13 +84,7 @@ class World(Surroundings):
         self.memory.refused_for_good = any(refusal.sort == FOR_GOOD for refusal in self.api.refusals)
 
     def recreate(self) -> None:
-        """Somebody deletes the run and makes another one of its name at once: nobody else knows yet.
-
-        Not beside a second operator: what that one would still write for the run before would be collected as garbage, and only the
-        repair of small objects puts that right.
-        """
-        if not invariants.CHILDREN_ARE_REPAIRED:
-            self.end_rival()
+        """Somebody deletes the run and makes another one of its name at once: nobody else knows yet."""
         if self.run is not None:
             self.api.drop(RLRUN.kind, NAME)
         self._create()
@@ -321,7 +315,6 @@ class World(Surroundings):
         self.remove_foreign()
         self.end_rival()
         self.late_request()
-        self._restore()
         run = self.run
         if run is not None:
             self.edit(trainer=self._spec["trainer"])

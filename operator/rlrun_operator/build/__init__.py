@@ -7,7 +7,7 @@ attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic 
 from rlrun_operator.build.context import Host, RunContext, config, spec_hash
 from rlrun_operator.build.eviction import eviction_budget
 from rlrun_operator.build.network import orchestrator_policy
-from rlrun_operator.build.objects import Prerequisites, api_key_secret, prerequisites
+from rlrun_operator.build.objects import Prerequisites, api_key_secret, parts, prerequisites
 from rlrun_operator.build.workloads import Workloads, workloads
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "config",
     "eviction_budget",
     "orchestrator_policy",
+    "parts",
     "prerequisites",
     "spec_hash",
     "workloads",

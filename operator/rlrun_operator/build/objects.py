@@ -28,10 +28,17 @@ class Prerequisites(NamedTuple):
 
 def prerequisites(ctx: RunContext) -> Prerequisites:
     """Everything but the Secret and the workloads, in the order in which it should appear."""
-    return Prerequisites(
-        create=(*_claim(ctx), _lease(ctx)),
-        apply=(*_account(ctx), _config_map(ctx), *services(ctx), *network_policies(ctx), *_budget(ctx)),
-    )
+    text = config(ctx).model_dump_json(indent=1, by_alias=False) + "\n"
+    return Prerequisites(create=(*_claim(ctx), _lease(ctx)), apply=_parts(ctx, text))
+
+
+def parts(ctx: RunContext) -> tuple[Manifest, ...]:
+    """Which objects are applied, and which of their fields. The text of the configuration, which takes a while to make, is left out."""
+    return _parts(ctx, "")
+
+
+def _parts(ctx: RunContext, text: str) -> tuple[Manifest, ...]:
+    return (*_account(ctx), _config_map(ctx, text), *services(ctx), *network_policies(ctx), *_budget(ctx))
 
 
 def api_key_secret(ctx: RunContext, key: str) -> Manifest:
@@ -105,8 +112,7 @@ def _account(ctx: RunContext) -> list[Manifest]:
     ]
 
 
-def _config_map(ctx: RunContext) -> Manifest:
-    text = config(ctx).model_dump_json(indent=1, by_alias=False) + "\n"
+def _config_map(ctx: RunContext, text: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

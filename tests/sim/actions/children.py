@@ -58,7 +58,7 @@ def _edited(world: World, a: int, b: int) -> None:
         world.damage(child)
         labels = child["metadata"]["labels"] | {"app.kubernetes.io/managed-by": "somebody"}
         emptied = {part: {} for part in ("spec", "data") if part in child}
-        world.api.put(child, metadata=child["metadata"] | {"labels": labels}, **emptied)
+        world.api.put(child, metadata=child["metadata"] | {"labels": labels, "managedFields": []}, **emptied)
 
 
 def _in_the_way(world: World, a: int, b: int) -> None:

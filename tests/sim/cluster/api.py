@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlrun_operator.names import RUN_LABEL
-from rlrun_operator.resources import BY_KIND, CLAIM, EVENT, RLRUN, WATCHED
+from rlrun_operator.names import MANAGER, RUN_LABEL
+from rlrun_operator.resources import BY_KIND, CLAIM, EVENT, PART_KINDS, RLRUN, WATCHED
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.sim.cluster.admission import Refusal, RefusedError
 
@@ -212,6 +212,8 @@ class Api:
 
     def _apply(self, kind: str, name: str, body: Json, *, force: bool) -> Json:
         found = self.get(kind, name)
+        if kind in PART_KINDS:
+            body = {**body, "metadata": body["metadata"] | {"managedFields": [_held(body)]}}
         if found is None:
             return self.add(body)  # whatever resourceVersion it names: so does the real one
         if body["metadata"].get("resourceVersion") not in (None, found["metadata"]["resourceVersion"]):
@@ -259,6 +261,15 @@ class Api:
             raise RefusedError(409, "Conflict", "the UID in the precondition does not match")
         self.end(kind, name, options.get("gracePeriodSeconds", GRACE_SECONDS))
         return self.get(kind, name) or {"kind": "Status"}
+
+
+def _held(body: Json) -> Json:
+    """The entry of `managedFields` after an apply with force: everything in it."""
+    return {"manager": MANAGER, "operation": "Apply", "fieldsV1": _fields(body)}
+
+
+def _fields(value: Any) -> Json:
+    return {f"f:{name}": _fields(inner) for name, inner in value.items()} if isinstance(value, dict) else {}
 
 
 def claim_of(pod: Json) -> str | None:

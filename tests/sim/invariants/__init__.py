@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.invariants.common import derived
 from tests.sim.invariants.memory import Memory
 from tests.sim.invariants.requests import makes_workload, of_request
-from tests.sim.invariants.rest import CHILDREN_ARE_REPAIRED, at_rest, of_writes
+from tests.sim.invariants.rest import at_rest, of_writes
 from tests.sim.invariants.states import STATES
 from tests.sim.invariants.statuses import STEPS
 from tests.sim.invariants.truth import told_truly
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 __all__ = [
-    "CHILDREN_ARE_REPAIRED",
     "Memory",
     "at_rest",
     "derived",

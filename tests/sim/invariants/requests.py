@@ -86,6 +86,8 @@ def what_runs_is_not_applied_again(world: World, asked: Request) -> str | None:
     found = world.api.get(asked.body["kind"], asked.body["metadata"]["name"])
     if found is None or not is_of_the_run(world, found) or found["kind"] == "PodDisruptionBudget":
         return None  # the budget follows an edit
+    if found["metadata"].get("managedFields") == []:
+        return None  # somebody has edited it
     return f"{found['kind']} {found['metadata']['name']} is there, and the run is Running"
 
 

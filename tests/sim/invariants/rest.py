@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlrun_operator import reasons
 from rlrun_operator.names import MANAGER, attempt_of
 from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
 from tests.sim.invariants.truth import over
@@ -11,10 +12,8 @@ from tests.sim.invariants.truth import over
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-CHILDREN_ARE_REPAIRED = False
-"""Whether the operator makes again at once what somebody deletes or edits of a run's small objects; else an attempt's beginning does."""
-NEVER_AGAIN = () if CHILDREN_ARE_REPAIRED else ("Secret", "PodDisruptionBudget")
-"""Kinds that no later attempt makes again, or not always."""
+NEVER_AGAIN = ("Secret",)
+"""Kinds that nobody makes again. One engine has no budget."""
 WRITES_AT_MOST = 60
 """Requests that change something which a run costs, whatever happens to it ..."""
 WRITES_OF_AN_ATTEMPT = 40
@@ -59,12 +58,23 @@ def lacking(world: World) -> str | None:
     if world.api.get("Lease", "run-progress") is None:
         return "nothing is heard of a run without its Lease"
     for (kind, name), (_, then) in world.memory.damaged.items():
-        if kind in NEVER_AGAIN or (world.status["attempt"] <= then and not CHILDREN_ARE_REPAIRED):
+        engines = (world.run or {})["spec"]["inference"]["replicas"]
+        if kind in NEVER_AGAIN or (kind == "PodDisruptionBudget" and engines < 2):
+            continue
+        if world.status["attempt"] <= then and _waits(world, kind):
             continue
         found = world.api.get(kind, name)
         if found is None or found["metadata"]["labels"].get("app.kubernetes.io/managed-by") != MANAGER:
             return f"{kind} {name} was damaged in attempt {then} and is in attempt {world.status['attempt']}"
     return None
+
+
+def _waits(world: World, kind: str) -> bool:
+    """Whether what was damaged is left to the next attempt: it depends on a specification that is not that of the attempt."""
+    valid = next((c for c in world.status["conditions"] if c["type"] == reasons.CONFIGURATION_VALID), {})
+    pending = valid.get("reason") in (reasons.CHANGE_PENDING, reasons.FORBIDDEN)
+    independent = kind in ("Service", "ServiceAccount", "Role", "RoleBinding")
+    return valid.get("reason") == reasons.INVALID_CONFIGURATION or (pending and not independent)
 
 
 def of_writes(world: World) -> str | None:

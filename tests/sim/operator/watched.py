@@ -20,11 +20,11 @@ class WatchedStore(Store):
         self.wrong: str | None = None
         self._left: set[str] = set()
 
-    def put(self, manifest: Mapping[str, Any], now: float) -> set[Key]:
+    def put(self, manifest: Mapping[str, Any], now: float, *, applied: bool = False) -> set[Key]:
         metadata = manifest["metadata"]
         ident: Ident = (manifest["kind"], metadata.get("namespace", ""), metadata["name"])
         before = self.get(*ident)
-        keys = super().put(manifest, now)
+        keys = super().put(manifest, now, applied=applied)
         after = self.get(*ident)
         if after is not None and after["metadata"]["uid"] in self._left:
             self.wrong = f"{ident[0]} {ident[2]} is back, which was known to be gone"

@@ -15,6 +15,7 @@ from rlrun_operator.decide import decide
 from rlrun_operator.deletion import remembered
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
 from rlrun_operator.pulse import Pulse, beat
+from rlrun_operator.resources import PART_KINDS
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Decision, Observed
@@ -70,6 +71,9 @@ class Kube:
         self.nodes: list[Object] | None = None
         self.rejection: str | None = None
         self.taken: str | None = None
+        self.edited: set[Ref] = set()
+        """Parts that somebody has edited."""
+        self.repaired_at = float("-inf")
         self.host: Kube | None = None
         """The run that `trainer.sharedWith` names; None: there is none."""
         self.guests: list[Kube] = []
@@ -132,9 +136,17 @@ class Kube:
             nodes=tuple(self.nodes) if self.nodes is not None else None,
             rejection=self.rejection,
             taken=self.taken,
+            parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
+            repaired_ago=self.now - self.repaired_at,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),
         )
+
+    def _held(self, part: Object) -> Object:
+        """As the store keeps it: its metadata, and whether the operator still holds what it has applied."""
+        edited = Ref(part["kind"], part["metadata"]["name"]) in self.edited
+        metadata = {"resourceVersion": "1", **part["metadata"]}
+        return {"kind": part["kind"], "metadata": metadata, "held": "{}" if edited else "all", "accepted": "all"}
 
     def _met_again(self, pod: Object) -> Object:
         """As the store keeps it."""
@@ -185,6 +197,8 @@ class Kube:
             yield lambda scale=scale: self._scale(scale.ref, scale.uid, scale.replicas)
         for delete in decision.delete:
             yield lambda delete=delete: self._delete(delete.ref, delete.uid, delete.grace_seconds)
+        for part in decision.repair:
+            yield lambda part=part: self._repair(part.manifest)
         yield lambda: self._write_status(decision)
 
     def settle(self) -> None:
@@ -230,6 +244,11 @@ class Kube:
             old |= copied({k: v for k, v in child.items() if k not in ("metadata", "status")})
             old["metadata"]["generation"] += 1
             self.writes.append(f"apply {ref.kind} {ref.name}")
+
+    def _repair(self, part: Any) -> None:
+        self.repaired_at = self.now
+        self.edited.discard(Ref(part["kind"], part["metadata"]["name"]))
+        self._apply(part, False)
 
     def _put(self, ref: Ref, child: Any) -> None:
         self._uids += 1

@@ -15,6 +15,7 @@ from tests.unit.operator.decide.kube import Kube
 SPEC: dict[str, Any] = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}, "maxSteps": 1000}
 OWN_DOING = {
     "ClaimDeleted",
+    "Drifted",
     "AttemptNumberTaken",
     "SpecChanged",
     "HostRestarted",

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rlrun.api.status import Phase
 from rlrun_operator import health, logs, preflight
 from rlrun_operator.metrics import Metrics
-from rlrun_operator.resources import POD, WATCHED
+from rlrun_operator.resources import BY_KIND, POD, STATEFUL_SET, WATCHED, Resource
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
 from rlrun_operator.store import Store
 from rlrun_operator.watches import STALE_SECONDS, Stream, Watches
@@ -195,10 +195,11 @@ def unused_port() -> int:
 class Kopf:
     """Sends requests through the middleware as kopf's session would."""
 
-    def __init__(self) -> None:
+    def __init__(self, resource: Resource = POD) -> None:
         self.time = 0.0
         self.listed: list[Stream] = []
-        self.stream = Stream(POD, "team-a")
+        self.accepts: list[str] = []
+        self.stream = Stream(resource, "team-a")
         self.watches = Watches([self.stream], on_listed=self.listed.append, clock=lambda: self.time)
 
     async def send(
@@ -220,9 +221,13 @@ class Kopf:
 
         class Request:
             method = "GET"
-            url = URL("http://api" + POD.path("team-a")).with_query({"watch": "true"} if watch else {})
+            url = URL("http://api" + self.stream.resource.path("team-a")).with_query({"watch": "true"} if watch else {})
 
-        async def handler(_: Any) -> Any:
+            def __init__(self) -> None:
+                self.headers = {"Accept": "application/json"}
+
+        async def handler(request: Any) -> Any:
+            self.accepts.append(request.headers["Accept"])
             return Response()
 
         response = await self.watches.middleware(Request(), handler)  # type: ignore[arg-type]
@@ -280,13 +285,40 @@ async def test_kopf_gets_every_line_whole_and_slim_however_the_network_cuts_it()
     assert (await Kopf().send(watch=True, chunks=unreadable)).count(b"\n") == 3, "one bad line costs no other"
 
 
+async def test_of_a_part_no_more_than_its_metadata_is_asked_for_and_kept() -> None:
+    def event(kind: str, version: int, *fields: str) -> bytes:
+        found = make("PartialObjectMetadata", "a-trainer", version, run="a")
+        held = {"f:spec": {f"f:{name}": {} for name in fields}}
+        mine = {"manager": "rlrun-operator", "operation": "Apply", "fieldsV1": held}
+        other = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:ports": {}}}}
+        found["metadata"]["managedFields"] = [other, mine]
+        return json.dumps({"type": kind, "object": found}).encode() + b"\n"
+
+    kopf, store = Kopf(BY_KIND["Service"]), Store()
+    told = await kopf.send(
+        watch=True, chunks=(event("ADDED", 1, "ports"), event("MODIFIED", 2, "ports"), event("MODIFIED", 3))
+    )
+    await kopf.send(watch=False)
+    assert [each.split(";")[1] for each in kopf.accepts] == ["as=PartialObjectMetadata", "as=PartialObjectMetadataList"]
+    found = [json.loads(line)["object"] for line in told.splitlines()]
+    assert [each["metadata"]["resourceVersion"] for each in found] == ["1", "3"], (
+        "the second one changes nothing that is read"
+    )
+    assert {each["kind"] for each in found} == {"Service"}
+    assert "managedFields" not in found[0]["metadata"]
+    for each in found:
+        store.put(each, 0.0)
+    (kept,) = store.children(("ns", "a"))
+    assert json.loads(kept["held"]) == {"f:metadata": {}, "f:spec": {}}
+
+
 async def test_kopf_is_spared_events_that_change_nothing_that_is_read() -> None:
     def event(version: int, *, kind: str = "MODIFIED", replicas: int = 2, ready: int = 0) -> bytes:
         status = {"replicas": 2, "readyReplicas": ready, "observedGeneration": 1}
         sts = make("StatefulSet", "t", version, run="a", spec={"replicas": replicas}, status=status)
         return json.dumps({"type": kind, "object": sts}).encode() + b"\n"
 
-    kopf = Kopf()
+    kopf = Kopf(STATEFUL_SET)
     events = (
         event(1, kind="ADDED"),
         event(2, ready=1),

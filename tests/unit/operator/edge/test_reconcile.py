@@ -107,6 +107,7 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
             apply=(Apply(child()),),
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
             delete=(Delete(Ref("Pod", "old"), old["metadata"]["uid"], grace_seconds=0),),
+            repair=(Apply(child("Service", "a-trainer")),),
             events=(EventRecord("Normal", "Started", "go"),),
         )
 
@@ -116,10 +117,10 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
     assert [(verb, path.split("/")[-2]) for verb, path in api.requests] == [
         ("dry-run", "statefulsets"),
         ("create", "ns"),
-        ("get", "statefulsets"),
         ("patch", "statefulsets"),
         ("patch", "deployments"),
         ("delete", "pods"),
+        ("patch", "services"),
         ("patch", "a"),
         ("create", "ns"),
     ]
@@ -237,15 +238,14 @@ async def test_a_child_taken_for_absent_is_left_alone_when_it_exists() -> None:
     )
 
 
-async def test_one_of_somebody_else_that_comes_between_look_and_apply_is_left_alone() -> None:
+async def test_one_of_somebody_else_that_comes_just_before_the_apply_is_left_alone() -> None:
     api = FakeApi()
     foreign = {"kind": "StatefulSet", "metadata": {"name": "a-trainer"}, "spec": {"replicas": 9}}
 
     def appear(verb: str, path: str, body: dict[str, Any]) -> tuple[int, str, str] | None:
-        if (verb, path) == ("get", STS) and STS not in api.objects:
+        if (verb, path) == ("patch", STS):
             api.hook = lambda verb, path, body: None
             api.seed(STS, foreign)
-            return 404, "NotFound", "not found"
         return None
 
     api.hook = appear
@@ -264,13 +264,17 @@ async def test_one_of_somebody_else_that_comes_between_look_and_apply_is_left_al
 
 async def test_a_child_that_no_attempt_has_needed_is_made_without_a_look_and_a_runs_own_is_applied_over() -> None:
     api = FakeApi()
-    first = Decision(status={}, apply=(Apply(child(spec={"replicas": 1}), is_first=True),))
+    first = Decision(status={}, apply=(Apply(child(spec={"replicas": 1})),))
     async with serving(api) as client:
         bench = Bench(api, client, lambda observed: first)
         await bench.go()
         assert [verb for verb, _ in api.requests] == ["patch"]
         await bench.go()
-    assert [verb for verb, _ in api.requests] == ["patch", "patch", "get", "patch"]
+        assert [verb for verb, _ in api.requests] == ["patch", "patch", "get", "patch"]
+        known = api.objects[STS]["metadata"]["resourceVersion"]
+        again = Decision(status={}, apply=(Apply(child(spec={"replicas": 1}), known=known),))
+        await Bench(api, client, lambda observed: again).go()
+    assert [verb for verb, _ in api.requests][4:] == ["patch"], "one that the cache knows needs no look"
 
 
 async def test_a_child_that_is_absent_is_made() -> None:

@@ -1,0 +1,90 @@
+"""Fields that the operator's applies still hold, by `metadata.managedFields`: who edits or removes one takes it from them.
+
+The API server keeps this book for every object (KEP 555, structured-merge-diff). So metadata alone say whether somebody has edited
+what the operator applied, without its content and without a memory of what was applied.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rlrun_operator.names import MANAGER
+from rlrun_operator.state import Manifest
+
+_KEPT_OF_METADATA = ("f:labels", "f:ownerReferences")
+_UNCOMPARED = ("apiVersion", "kind", "metadata")
+
+
+def held(manifest: Mapping[str, Any]) -> str:
+    """Fields that the operator's apply holds, as JSON; the same string for all objects of one shape. `null`: none.
+
+    Args:
+        manifest: an object with its `metadata.managedFields`.
+    """
+    for entry in manifest["metadata"].get("managedFields") or ():
+        if entry.get("manager") == MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
+            return sys.intern(json.dumps(_shape(entry.get("fieldsV1") or {}), sort_keys=True))
+    return "null"
+
+
+def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what differs between two runs: owners by their UID, and annotations."""
+    metadata = fields.get("f:metadata") or {}
+    kept = {name: metadata[name] for name in _KEPT_OF_METADATA if name in metadata}
+    if "f:ownerReferences" in kept:
+        kept["f:ownerReferences"] = {}
+    return {**fields, "f:metadata": kept}
+
+
+def unheld(found: str, manifest: Manifest) -> list[str]:
+    """Fields of `manifest` that the operator does not hold any more, as paths; empty: nobody has touched them.
+
+    Args:
+        found: `held` of the object that exists.
+        manifest: as it is applied. The values of its fields do not matter.
+    """
+    fields = _parsed(found) or {}
+    metadata = manifest["metadata"]
+    wanted: dict[str, Any] = {"labels": metadata.get("labels") or {}}
+    if metadata.get("ownerReferences"):
+        wanted["ownerReferences"] = True
+    lost = _missing(fields.get("f:metadata") or {}, wanted, "metadata")
+    return lost + _missing(fields, {name: value for name, value in manifest.items() if name not in _UNCOMPARED}, "")
+
+
+@lru_cache(maxsize=256)
+def _parsed(found: str) -> Any:
+    return json.loads(found)
+
+
+def _missing(fields: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> list[str]:
+    lost: list[str] = []
+    for name, value in wanted.items():
+        here = f"{path}.{name}" if path else name
+        inner = fields.get(f"f:{name}")
+        if inner is None:
+            lost.append(here)
+        elif isinstance(value, Mapping) and inner:  # {}: the field is held as a whole
+            lost += _missing(inner, value, here)
+        elif isinstance(value, list) and any(key != "." for key in inner):
+            lost += _of_items(inner, value, here)
+    return lost
+
+
+def _of_items(fields: Mapping[str, Any], wanted: list[Any], path: str) -> list[str]:
+    """Items of a list that is a map by keys (`k:{...}`) or a set (`v:...`)."""
+    keyed = {key: json.loads(key[2:]) for key in fields if key.startswith("k:")}
+    values = [json.loads(key[2:]) for key in fields if key.startswith("v:")]
+    lost: list[str] = []
+    for index, item in enumerate(wanted):
+        here = f"{path}[{index}]"
+        if not isinstance(item, Mapping):
+            lost += [] if item in values else [here]
+            continue
+        key = next((key for key, named in keyed.items() if named.items() <= item.items()), None)
+        lost += [here] if key is None else _missing(fields[key], item, here)
+    return lost

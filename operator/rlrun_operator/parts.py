@@ -1,0 +1,121 @@
+"""What a run has beside its workloads: who deletes or edits one of them during an attempt is told so, and it is put right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rlrun_operator import build, reasons
+from rlrun_operator.case import Case, is_ending
+from rlrun_operator.conditions import Say, find
+from rlrun_operator.failures import Cause
+from rlrun_operator.names import Ref
+from rlrun_operator.ownership import unheld
+from rlrun_operator.state import Apply, Manifest
+
+REPAIR_SECONDS = 5.0
+"""From one repair of a run to the next: somebody, or a controller, may go on deleting."""
+SHOWN = 4
+"""Parts that a message names."""
+_INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
+"""Kinds that are made the same of every specification that a run may have."""
+_NOW = "; it is being put right"
+_LATER = "; it is made again when the next attempt begins, of the specification that is there then"
+
+
+class Seen(NamedTuple):
+    """The state of a run's parts."""
+
+    said: dict[str, Say | None]
+    """ChildrenIntact, where there is anything to say."""
+    repair: tuple[Apply, ...] = ()
+    wake_in: float | None = None
+    """Seconds until what cannot be put right yet can."""
+
+
+def applies(case: Case, made: Iterable[Manifest]) -> list[Apply]:
+    """Applies of parts, over those that the cache knows."""
+    return [Apply(part, known=_version(case.observed.parts.get(_ref(part)))) for part in made]
+
+
+def see(case: Case, attempt: int) -> Seen:
+    """Compare the parts of `attempt`, which has begun, with what was made for it.
+
+    A specification that was edited since, or is not allowed any more, is not that of the attempt: what is made of it waits for the next.
+    """
+    if case.spec is None or case.past.launched_attempt != attempt or case.taken is not None:
+        return Seen({})
+    as_begun = case.spec_hash == case.past.spec_hash and not case.forbidden
+    context = case.context(case.spec, attempt)
+    damaged = {
+        _ref(part): what
+        for part in build.parts(context)
+        if (as_begun or part["kind"] in (*_INDEPENDENT, "ConfigMap")) and (what := _damage(case, part)) is not None
+    }
+    before = find(case.past.conditions, reasons.CHILDREN_INTACT)
+    if not damaged:
+        if before is None or before.status == "True":
+            return Seen({})
+        return Seen(
+            {reasons.CHILDREN_INTACT: Say("True", reasons.REPAIRED, f"{_happened(before.message)}; it is put right")}
+        )
+    now = [ref for ref in damaged if as_begun or ref.kind in _INDEPENDENT]
+    found = [f"{ref.kind} {ref.name} {what}" for ref, what in damaged.items()]
+    shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    refused = _refused(case, damaged)
+    message = shown + (_NOW if now else _LATER) + (f", and refused: {refused}" if refused else "")
+    said: dict[str, Say | None] = {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, message)}
+    left = REPAIR_SECONDS - case.observed.repaired_ago
+    if not now or (left > 0 and not refused):
+        return Seen(said, wake_in=left if now else None)
+    made = [part for part in build.prerequisites(context).apply if _ref(part) in now]
+    return Seen(said, tuple(applies(case, made)))
+
+
+def withheld(case: Case) -> Cause | None:
+    """Why an attempt cannot go on: a pod waits for its configuration, which can be made of the edited specification alone."""
+    attempt, name = case.past.attempt, case.names.account
+    pending = case.spec is not None and case.spec_hash != case.past.spec_hash and not case.forbidden
+    if not pending or case.past.launched_attempt != attempt or Ref("ConfigMap", name) in case.observed.parts:
+        return None
+    pods = case.pods_of_attempt(attempt)
+    waiting = next((p for p in pods if p.phase == "Pending" and p.node is not None and not p.mounted), None)
+    if waiting is None:
+        return None
+    what = f"ConfigMap {name} was deleted, and the specification was edited since the attempt began"
+    return Cause("disruption", None, waiting.role, waiting.name, None, None, reasons.DRIFTED, what)
+
+
+def _damage(case: Case, part: Manifest) -> str | None:
+    """What has become of a part; None: nothing, or it is on its way out and cannot be made again yet."""
+    found = case.observed.parts.get(_ref(part))
+    if found is None:
+        return "was deleted"
+    if is_ending(found) or found.get("held") == found.get("accepted"):
+        return None
+    lost = unheld(str(found.get("held")), part)
+    return f"was edited ({', '.join(lost[:SHOWN])})" if lost else None
+
+
+def _refused(case: Case, damaged: Iterable[Ref]) -> str:
+    """Words of the admission that does not let a repair in."""
+    about = {(ref.kind, ref.name) for ref in damaged}
+    for event in case.observed.events:
+        subject = event.get("involvedObject") or {}
+        if (subject.get("kind"), subject.get("name")) in about:
+            return str(event.get("message", ""))
+    return ""
+
+
+def _happened(message: str) -> str:
+    for ending in (_NOW, _LATER):
+        message = message.partition(ending)[0]
+    return message
+
+
+def _ref(part: Manifest) -> Ref:
+    return Ref(part["kind"], part["metadata"]["name"])
+
+
+def _version(part: Manifest | None) -> str | None:
+    return None if part is None else str(part["metadata"]["resourceVersion"])

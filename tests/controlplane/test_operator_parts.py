@@ -1,0 +1,72 @@
+"""What somebody deletes or edits of a run's Services, policies, rights and ConfigMap while an attempt runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import CORE, World
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+NETWORK = "/apis/networking.k8s.io/v1"
+PARTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    (CORE, "services", "Service drift-trainer", {"spec": {"publishNotReadyAddresses": False}}),
+    (CORE, "services", "Service drift-inference", {"spec": {"selector": {"rlrun.io/role": "trainer"}}}),
+    (CORE, "configmaps", "ConfigMap drift-rlrun", {"data": {"run.json": "{}"}}),
+    (CORE, "serviceaccounts", "ServiceAccount drift-rlrun", {"automountServiceAccountToken": True}),
+    (RBAC, "roles", "Role drift-rlrun", {"rules": []}),
+    (RBAC, "rolebindings", "RoleBinding drift-rlrun", {"subjects": None}),
+    (NETWORK, "networkpolicies", "NetworkPolicy drift-rlrun", {"spec": {"ingress": None}}),
+    (NETWORK, "networkpolicies", "NetworkPolicy drift-egress", {"spec": {"egress": [{}]}}),
+    ("/apis/policy/v1", "poddisruptionbudgets", "PodDisruptionBudget drift-inference", {"spec": {"maxUnavailable": 2}}),
+)
+"""API, plural, kind and name, and what somebody writes into it."""
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes with GPUs."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="parts")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+@pytest.mark.parametrize("verb", ["deleted", "edited"])
+def test_what_somebody_deletes_or_edits_is_put_right_and_told_and_the_attempt_goes_on(world: World, verb: str) -> None:
+    world.create("drift", inference={"replicas": 2})
+    world.wait_phase("drift", "Starting")
+    world.wait_pods_ready("drift", 3)
+    world.renew("drift", step=3)
+    world.wait_phase("drift", "Running")
+    assert world.condition("drift", "ChildrenIntact") == {}, "nobody has touched anything"
+    for api, plural, part, change in PARTS:
+        path = world.path(api, plural, part.partition(" ")[2])
+        before = _content(world.kube("GET", path))
+        if verb == "deleted":
+            world.kube("DELETE", path)
+        else:
+            world.kube("PATCH", path, change)
+        wait_for(
+            lambda: world.condition("drift", "ChildrenIntact"),
+            lambda c, part=part: _tells(c, part, verb),
+            f"{part} is told",
+        )
+        assert _content(world.kube("GET", path)) == before
+    status = world.status("drift")
+    assert (status["attempt"], status["phase"], status.get("restarts", 0)) == (1, "Running", 0)
+    assert "Drifted" in world.events("drift")
+
+
+def _tells(condition: dict[str, Any], part: str, verb: str) -> bool:
+    told = (condition.get("status"), condition.get("reason"), condition.get("message", ""))
+    return told[:2] == ("True", "Repaired") and f"{part} was {verb}" in told[2]
+
+
+def _content(part: dict[str, Any]) -> dict[str, Any]:
+    """What a part holds, without what the API server writes of it."""
+    apart = ("metadata", "status", "secrets")
+    return {name: value for name, value in part.items() if name not in apart} | {"labels": part["metadata"]["labels"]}
