@@ -187,8 +187,15 @@ def give_up(case: Case, cause: Cause) -> Decision:
     return fail(case, cause.reason, failures.told_of(cause), _failure(case, cause, counted=False))
 
 
-def fail(case: Case, reason: str, message: str, failure: FailureRecord | None = None) -> Decision:
-    """End the run for good; the next pass frees its GPUs."""
+def fail(
+    case: Case, reason: str, message: str, failure: FailureRecord | None = None, *, corrects: bool = False
+) -> Decision:
+    """End the run for good; the next pass frees its GPUs.
+
+    Args:
+        failure: to put on record.
+        corrects: whether it takes the place of the last one.
+    """
     past, attempt = case.past, case.past.attempt
     heard = progress.read_lease(case.observed.lease, attempt)
     said = {
@@ -204,13 +211,16 @@ def fail(case: Case, reason: str, message: str, failure: FailureRecord | None = 
         "checkpoint": progress.checkpointed(past, heard, case.now),
     }
     if failure is not None:
-        updates |= {"last_failure": failure, "failures": [*past.failures, failure][-FAILURES_KEPT:]}
+        before = past.failures[:-1] if corrects else past.failures
+        updates |= {"last_failure": failure, "failures": [*before, failure][-FAILURES_KEPT:]}
     new = report.status(case, said, updates, training=False)
     return finish(case, new, wake_in=0.0)
 
 
 def restart(case: Case) -> Decision:
     """Remove the ended attempt's pods; once they are gone and the backoff is over, begin the next attempt."""
+    if (late := _ended_for_good(case)) is not None:
+        return late
     scale, delete = removals(case)
     left = sorted(pod.name for pod in case.group)
     past, retry_at = case.past, seconds_of(case.past.next_retry_time)
@@ -249,6 +259,18 @@ def restart(case: Case) -> Decision:
     if case.spec is None:
         return fail(case, reasons.INVALID_CONFIGURATION, case.problems)
     return launch(case, case.spec, next_attempt(case))
+
+
+def _ended_for_good(case: Case) -> Decision | None:
+    """The end of the run, where Kubernetes told of a peer's failure before it told of the one that no restart can mend."""
+    cause = hindsight.ends_for_good(case)
+    if cause is None or case.spec is None:
+        return None
+    budget = policy.budget_of(case.past, case.past.progress, case.spec.failure_policy)
+    what = policy.verdict(cause, budget=budget, policy=case.spec.failure_policy, random=case.random)
+    if what.fails is None:
+        return None
+    return fail(case, *what.fails, _failure(case, cause, counted=False), corrects=True)
 
 
 def settles_in(case: Case, kind: str) -> float:

@@ -34,6 +34,9 @@ _FIRST_HAND = frozenset(
         reasons.OUT_OF_MEMORY,
         reasons.SIGNALLED,
         reasons.STORAGE_ERROR,
+        reasons.DATA_ERROR,
+        reasons.CONFIGURATION_ERROR,
+        reasons.PERMANENT_ERROR,
         reasons.CUDA_OUT_OF_MEMORY,
         reasons.CUDA_ERROR,
     }
@@ -135,9 +138,11 @@ def _gone_cause(pod: Pod) -> Cause:
 
 
 def end_of(pod: Pod) -> Cause | None:
-    """Failure of a trainer's or the orchestrator's process by itself; None: it did not fail, or was ended."""
+    """End of a trainer's or the orchestrator's process by itself, for good or not; None: it did not fail, or was ended."""
     found = _role_cause(pod)
-    return found if found is not None and found.kind == "failure" and found.exit_code is not None else None
+    return (
+        found if found is not None and found.kind in ("failure", "permanent") and found.exit_code is not None else None
+    )
 
 
 def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:

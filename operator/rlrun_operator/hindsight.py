@@ -51,6 +51,18 @@ def corrections(case: Case, silent: Sequence[Pod]) -> dict[str, Any]:
     return {} if first is None else _kept(case, _record(known, first, counted=known.counted))
 
 
+def ends_for_good(case: Case) -> Cause | None:
+    """The end of another pod of the attempt that no restart can mend, and that came before the one on record; None: there is none.
+
+    One that came later may be what a lost peer made of a role, and the next attempt shows whether it was.
+    """
+    known = case.past.last_failure
+    if known is None or known.attempt != case.past.attempt or known.reason not in AFTERMATH:
+        return None
+    first = _first(case, known)
+    return first if first is not None and first.kind == "permanent" else None
+
+
 def _first(case: Case, known: FailureRecord) -> Cause | None:
     """The end of another pod of the attempt that explains the one on record."""
     at = seconds_of(known.time) or case.now
@@ -61,7 +73,7 @@ def _first(case: Case, known: FailureRecord) -> Cause | None:
     found = {
         (failures.echo_of(end.reason), end.at, ROLES.index(end.role), end.pod): end
         for end in ends
-        if end is not None and end.at is not None and end.at <= at + AFTERMATH_SECONDS
+        if end is not None and end.at is not None and end.at <= at + (AFTERMATH_SECONDS if end.kind == "failure" else 0)
     }
     first = min(found, default=recorded)
     return found[first] if first < recorded else None

@@ -168,3 +168,45 @@ def test_what_ended_before_it_was_told_to_is_the_cause_though_that_is_heard_at_i
     kube.shorten(kube.pod("trainer", 0)["metadata"], 0)
     kube.tick()
     assert failure(kube)[:3] == ("run-trainer-0", 137, "OOMKilled")
+
+
+@pytest.mark.parametrize("peer", ["ExitCode: a peer is gone", "NcclError: connection closed by peer"])
+def test_an_end_for_good_that_is_told_after_its_peers_fails_the_run(peer: str) -> None:
+    kube = started()
+    kube.lingering = {"trainer"}
+    kube.exit("trainer", 1, 1, message=peer)
+    kube.do(kube.decide())
+    assert kube.status["phase"] == "Restarting"
+    kube.exit("trainer", 65, 0, message="DataError: line 3 of data.jsonl is no JSON")
+    kube.tick()
+    assert kube.status["phase"] == "Failed"
+    assert failure(kube) == ("run-trainer-0", 65, "DataError", False)
+    assert len(kube.status["failures"]) == 1
+    kube.lingering = set()
+    kube.tick(30)
+    assert kube.pods("trainer") == []
+    assert kube.status["attempt"] == 1
+
+
+def test_an_end_for_good_that_came_after_a_failure_is_left_to_the_next_attempt() -> None:
+    kube = started()
+    kube.lingering = {"trainer"}
+    kube.exit("trainer", 1, 1)
+    kube.do(kube.decide())
+    kube.now += 3
+    kube.exit("trainer", 65, 0)
+    kube.tick()
+    assert kube.status["phase"] == "Restarting"
+    assert failure(kube)[:3] == ("run-trainer-1", 1, "ExitCode")
+
+
+def test_an_end_for_good_that_a_rule_answers_with_a_restart_is_the_cause_and_ends_nothing() -> None:
+    rules = [{"name": "again", "action": "Restart", "onExitCodes": [65]}]
+    kube = started(failurePolicy={"rules": rules})
+    kube.lingering = {"trainer"}
+    kube.exit("trainer", 1, 1)
+    kube.do(kube.decide())
+    kube.exit("trainer", 65, 0)
+    kube.tick()
+    assert kube.status["phase"] == "Restarting"
+    assert failure(kube)[:3] == ("run-trainer-0", 65, "DataError")
