@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_every_test_file_belongs_to_exactly_one_tier_that_runs() -> None:
     for file in (ROOT / "tests").rglob("test_*.py"):
         if not file.is_relative_to(ROOT / GPU):
             assert sum(holds(tier, file) for tier in tiers) == 1, file
+
+
+def test_no_folder_of_tests_has_a_name_that_pytest_leaves_out(pytestconfig: pytest.Config) -> None:
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {part for file in (ROOT / "tests").rglob("test_*.py") for part in file.relative_to(ROOT).parts[:-1]}
+    assert "build" in folders, "pytest's own default leaves out folders of this name"
+    assert [name for name in sorted(folders) if any(fnmatch(name, pattern) for pattern in left_out)] == []
 
 
 def test_a_tier_in_which_nothing_runs_has_not_passed() -> None:
