@@ -49,8 +49,6 @@ class Observed:
     (`ownership.held`), `accepted` what they held after this process's last one; None: it has applied none."""
     repaired_ago: float = float("inf")
     """Seconds since this process last asked for one of them to be put right."""
-    key_exists: bool | None = None
-    """Whether the Secret with the run's key is there; None: not asked."""
     guests: tuple[Manifest, ...] = ()
     """The RLRuns whose `trainer.sharedWith` names this run; for a guest: those that name its host, itself included."""
 
@@ -99,7 +97,7 @@ class EventRecord:
     message: str
 
 
-Fact = Literal["events", "nodes", "key"]
+Fact = Literal["events", "nodes"]
 """What is not watched, and looked up when a decision asks for it."""
 Urgency = Literal["now", "soon", "progress"]
 """How long a status may wait to be written together with later changes: not at all, SOON_SECONDS, `progress_seconds`."""
