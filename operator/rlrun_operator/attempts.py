@@ -33,7 +33,7 @@ from rlrun_operator import (
 from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, rendering_of, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.failures import Cause
-from rlrun_operator.follow import configuration, finish, follow, of_inference, storage_status
+from rlrun_operator.follow import TAKEN_SECONDS, configuration, finish, follow, of_inference, storage_status
 from rlrun_operator.life import restart_request
 from rlrun_operator.names import Role, attempt_of
 from rlrun_operator.pods import Pod
@@ -48,8 +48,6 @@ can hear it, and the first process of a container that does not hear it lives on
 SETTLE_SECONDS = 3.0
 """The cache is believed that a StatefulSet that is gone has left no pod so long after its end was wanted: what it made just before may
 still be on its way. Mostly there is something to wait for that takes longer."""
-TAKEN_SECONDS = 10.0
-"""Between two looks whether an object of somebody else still has a child's name."""
 LOOK_AGAIN_SECONDS = 2.0
 """Where only the cache lags, or objects of others have to go: no event may come."""
 

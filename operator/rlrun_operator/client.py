@@ -61,7 +61,7 @@ class ApiError(Exception):
         self.what = what
         """The request, for the log: verb and path."""
         self.details: Mapping[str, Any] = details or {}
-        """Of the `Status`: the causes."""
+        """Details of the `Status`, with the causes."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.status} {self.message}"

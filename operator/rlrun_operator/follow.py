@@ -17,8 +17,8 @@ PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
 EXPLAIN_SECONDS = (5.0, 60.0)
 """How often a wait is explained anew: at first, and when it has lasted long. Events and nodes are not watched."""
-LOOK_FOR_NAME_SECONDS = 10.0
-"""Between two looks whether an object of somebody else still has the name of one that a running attempt lacks."""
+TAKEN_SECONDS = 10.0
+"""Time between two looks whether an object of somebody else still has a child's name."""
 OVERDUE_INTERVALS = 3
 """A newest complete checkpoint older than this many intervals is overdue."""
 
@@ -78,7 +78,7 @@ def follow(
         _until_silent(case, heard),
         _until_on_record(case, said[reasons.PODS_READY]),
         stuck.wake_in(case, heard),
-        LOOK_FOR_NAME_SECONDS if case.taken is not None else None,
+        TAKEN_SECONDS if case.taken is not None else None,
         beside.wake_in,
     ]
     return finish(

@@ -20,7 +20,7 @@ from rlrun_operator.store import Key, Store, claim_name
 LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""
 LOOK_UP_SHARE = 0.05
-"""Of the time, at most, that is spent on such a request: thousands of nodes are asked for less often than ten."""
+"""Largest share of the time that is spent on such a request: thousands of nodes are asked for less often than ten."""
 FORBIDDEN_SECONDS = 300.0
 """How long a refusal is taken for the answer."""
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from rlrun_operator import reasons
 from rlrun_operator.apply import Applier, KeptOutError, NameTakenError, RejectedError, StaleViewError
-from rlrun_operator.attempts import TAKEN_SECONDS
 from rlrun_operator.build.origin import told
 from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.conditions import phase, raw_conditions
 from rlrun_operator.events import Poster
+from rlrun_operator.follow import TAKEN_SECONDS
 from rlrun_operator.judge import bounded, forget
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.names import Names

@@ -54,7 +54,7 @@ def causes(message: str, details: Mapping[str, Any]) -> list[Cause]:
 
 
 def told(child: Mapping[str, Any], refused: Sequence[Cause], message: str, run: Mapping[str, Any]) -> list[str]:
-    """What is wrong, in the manifest's own fields.
+    """Causes of a refusal, by the manifest's own fields.
 
     Args:
         child: as it was refused.

@@ -17,7 +17,7 @@ TOKEN_SECONDS = 3600
 ENGINE_GRACE_SECONDS = 15
 """Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
 _EDITED_WHILE_ENGINES_LIVE = {"replicas", "max_steps"}
-"""Of an engine's configuration: what no engine acts on."""
+"""Fields of an engine's configuration that no engine acts on."""
 MARGIN_SECONDS = 10
 """The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
 

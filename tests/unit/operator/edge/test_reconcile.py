@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlrun_operator import judge as judging
-from rlrun_operator.attempts import TAKEN_SECONDS
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.events import Poster
+from rlrun_operator.follow import TAKEN_SECONDS
 from rlrun_operator.judge import judge
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.names import Ref
