@@ -49,7 +49,7 @@ def unheld(found: str, manifest: Manifest) -> list[str]:
     """
     fields = _parsed(found) or {}
     metadata = manifest["metadata"]
-    wanted: dict[str, Any] = {"labels": metadata.get("labels") or {}}
+    wanted: dict[str, Any] = {"labels": metadata["labels"]} if metadata.get("labels") else {}
     if metadata.get("ownerReferences"):
         wanted["ownerReferences"] = True
     lost = _missing(fields.get("f:metadata") or {}, wanted, "metadata")
