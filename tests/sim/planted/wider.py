@@ -7,7 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun_operator import attempts, build, case, client, decide, diagnose, follow, policy, reconcile, suspend, volumes
+from rlrun_operator import (
+    attempts,
+    build,
+    case,
+    client,
+    decide,
+    diagnose,
+    follow,
+    parts,
+    policy,
+    reconcile,
+    suspend,
+    volumes,
+)
 from rlrun_operator.apply import Applier
 from rlrun_operator.case import is_ending, replicas
 from rlrun_operator.client import ApiError
@@ -78,6 +91,19 @@ def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
             await real(self, item)
 
     put(stack, Applier, "_apply", applies)
+
+
+def what_is_deleted_waits_for_the_next_attempt(stack: contextlib.ExitStack) -> None:
+    put(stack, parts, "see", lambda found, attempt: parts.Seen({}))
+
+
+def an_edit_of_a_small_object_is_not_noticed(stack: contextlib.ExitStack) -> None:
+    put(stack, parts, "unheld", lambda held, part: [])
+
+
+def a_pod_waits_for_ever_for_a_lost_configuration(stack: contextlib.ExitStack) -> None:
+    """That of an attempt whose specification was edited since."""
+    put(stack, parts, "withheld", lambda found: None)
 
 
 def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
@@ -189,6 +215,9 @@ WIDER: tuple[Plant, ...] = (
     a_lost_lease_is_not_made_again,
     small_objects_are_made_for_the_first_attempt_alone,
     what_exists_is_not_applied_again,
+    what_is_deleted_waits_for_the_next_attempt,
+    an_edit_of_a_small_object_is_not_noticed,
+    a_pod_waits_for_ever_for_a_lost_configuration,
     engines_hold_a_deleted_claim,
     objects_of_others_are_taken_over,
     a_name_that_was_taken_stays_so,
