@@ -93,7 +93,8 @@ class Applier:
             await self._scale(namespace, scale)
         for delete in decision.delete:
             await self._delete(namespace, delete)
-        kept_out = pod_kept_out or await self._repaired(decision.repair)
+        unrepaired = await self._repaired(decision.repair)
+        kept_out = pod_kept_out or unrepaired
         if kept_out is not None:
             raise KeptOutError(str(kept_out), kept_out.manifest, quota=kept_out.quota, rest_done=True)
 

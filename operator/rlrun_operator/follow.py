@@ -340,7 +340,7 @@ def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
 
 
 def _edited_budget(case: Case, begins: bool) -> list[Apply]:
-    """What a drain leaves follows an edit of `inference`: until the edit is on record, the budget is applied again."""
+    """The budget after an edit of `inference`, which a drain has to follow; applied until the edit is on record."""
     if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
         return []
     return parts.applies(case, [build.eviction_budget(case.context(case.spec, case.past.attempt))])

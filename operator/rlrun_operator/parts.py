@@ -1,4 +1,4 @@
-"""What a run has beside its workloads: who deletes or edits one of them during an attempt is told so, and it is put right."""
+"""Repair of a run's objects beside its workloads, where somebody deletes or edits one of them during an attempt."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def withheld(case: Case) -> Cause | None:
 
 
 def _damage(case: Case, part: Manifest) -> str | None:
-    """What has become of a part; None: nothing, or it is on its way out and cannot be made again yet."""
+    """Damage to a part, in words; None: there is none, or the part is on its way out and cannot be made again yet."""
     found = case.observed.parts.get(_ref(part))
     if found is None:
         return "was deleted"

@@ -51,7 +51,7 @@ PARTS = (
     Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
-"""What a run has beside its workloads. Watched by their metadata alone: those say whether somebody has deleted or edited one."""
+"""Kinds of a run's objects beside its workloads. Watched by their metadata alone: those say whether somebody has deleted or edited one."""
 PART_KINDS = frozenset(resource.kind for resource in PARTS)
 
 WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE, *PARTS)

@@ -33,7 +33,7 @@ def prerequisites(ctx: RunContext) -> Prerequisites:
 
 
 def parts(ctx: RunContext) -> tuple[Manifest, ...]:
-    """Which objects are applied, and which of their fields. The text of the configuration, which takes a while to make, is left out."""
+    """Objects that are applied, without the text of the configuration, which takes most of the time to make: for their names and fields."""
     return _parts(ctx, "")
 
 

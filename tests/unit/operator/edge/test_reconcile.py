@@ -23,6 +23,7 @@ from rlrun_operator.store import Key, Store
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
 RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
+SERVICE = "/api/v1/namespaces/ns/services/a-trainer"
 STS = "/apis/apps/v1/namespaces/ns/statefulsets/a-trainer"
 POD = "/api/v1/namespaces/ns/pods/a-orchestrator-1"
 KEY: Key = ("ns", "a")
@@ -392,7 +393,8 @@ async def test_a_pod_that_a_quota_keeps_out_is_told_while_all_else_goes_on() -> 
         told = " ".join(event["message"] for event in observed.events)
         pod = child("Pod", "a-orchestrator-1", spec={})
         status = {"phase": "Starting", "attempt": 1, "message": told}
-        return Decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(child())))
+        repair = (Apply(child("Service", "a-trainer")),)
+        return Decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(child())), repair=repair)
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -400,12 +402,30 @@ async def test_a_pod_that_a_quota_keeps_out_is_told_while_all_else_goes_on() -> 
         assert "exceeded quota: small" in bench.status["message"]
         assert bench.status["attempt"] == 1
         assert STS in api.objects
+        assert SERVICE in api.objects
         assert bench.again == [10.0]
         api.hook = lambda verb, path, body: None
         await bench.go()
         await bench.go()
     assert POD in api.objects
     assert bench.status["message"] == ""
+
+
+async def test_a_repair_that_admission_refuses_stops_no_other_and_is_tried_again() -> None:
+    api = FakeApi()
+    api.hook = quota("a-inference")
+
+    def brain(observed: Observed) -> Decision:
+        repair = (Apply(child("Service", "a-inference")), Apply(child("Service", "a-trainer")))
+        told = " ".join(event["message"] for event in observed.events)
+        return Decision(status={"phase": "Running", "message": told}, repair=repair)
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        await bench.go()
+    assert SERVICE in api.objects
+    assert "exceeded quota: small" in bench.status["message"]
+    assert bench.again == [10.0]
 
 
 async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as_done() -> None:
