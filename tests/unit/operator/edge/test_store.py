@@ -291,3 +291,27 @@ def test_when_a_pod_was_asked_to_end_first_is_kept_though_kubernetes_writes_over
     found = store.get("Pod", "ns", "p")
     assert found is not None
     assert first_asked_at(found["metadata"]) is None
+
+
+def test_what_an_own_apply_left_is_what_a_part_is_compared_with() -> None:
+    def part(version: int, field: str, uid: str = "u") -> dict[str, Any]:
+        found = make("Service", "t", version, run="a", uid=uid)
+        entry = {"manager": "rlrun-operator", "operation": "Apply", "fieldsV1": {"f:spec": {f"f:{field}": {}}}}
+        found["metadata"]["managedFields"] = [entry]
+        return found
+
+    def accepted() -> Any:
+        return store.get("Service", "ns", "t")["accepted"]  # type: ignore[index]
+
+    store = Store()
+    store.put(part(1, "ports"), 0.0)
+    assert accepted() is None, "this process has applied nothing"
+    store.put(part(1, "ports"), 0.0, applied=True)  # the watch was faster than the answer
+    left = accepted()
+    assert left is not None
+    store.put(part(2, "selector"), 0.0)
+    assert accepted() == left != store.get("Service", "ns", "t")["held"]  # type: ignore[index]
+    store.put(part(3, "selector"), 0.0, applied=True)
+    assert accepted() == store.get("Service", "ns", "t")["held"]  # type: ignore[index]
+    store.put(part(4, "selector", uid="another"), 0.0)
+    assert accepted() is None
