@@ -9,8 +9,8 @@ from typing import Any
 from rlrun_operator.build.origin import Cause, causes
 from rlrun_operator.client import ABSENT, ApiError, Client, address
 from rlrun_operator.names import RUN_LABEL
-from rlrun_operator.resources import BY_KIND, POD, SECRET, WATCHED
-from rlrun_operator.state import Apply, Decision, Delete, Manifest, Scale
+from rlrun_operator.resources import BY_KIND, CLAIM, POD, SECRET, WATCHED
+from rlrun_operator.state import Apply, Decision, Delete, Grow, Manifest, Scale
 from rlrun_operator.store import Store
 
 _KEPT = {resource.kind for resource in WATCHED}
@@ -107,6 +107,31 @@ class Applier:
             except KeptOutError as error:
                 refused = refused or error
         return refused
+
+    async def grow(self, namespace: str, grow: Grow) -> str | None:
+        """Raise what a claim asks for.
+
+        Returns:
+            the API server's words, where it refuses that.
+
+        Raises:
+            StaleViewError: the claim is another one, or in another state, than was observed.
+            UnavailableError: to be retried.
+        """
+        preconditions = {"uid": grow.uid} | ({} if grow.version is None else {"resourceVersion": grow.version})
+        patch = {"metadata": preconditions, "spec": {"resources": {"requests": {"storage": grow.size}}}}
+        try:
+            self._learn(await self._client.merge(CLAIM, namespace, grow.claim, patch))
+        except ApiError as error:
+            found = await self._client.get(CLAIM, namespace, grow.claim)
+            if found is not None and preconditions.items() <= found["metadata"].items():
+                return error.message
+            if found is None or found["metadata"]["uid"] != grow.uid:
+                self._store.remove(CLAIM.kind, namespace, grow.claim, grow.uid)
+            if found is not None:
+                self._learn({**found, "apiVersion": CLAIM.api_version, "kind": CLAIM.kind})
+            raise StaleViewError(f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}") from error
+        return None
 
     async def _tried(self, manifest: Manifest) -> None:
         try:

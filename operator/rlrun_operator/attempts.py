@@ -30,7 +30,7 @@ from rlrun_operator import (
     reasons,
     report,
 )
-from rlrun_operator.case import Case, has_let_go, hash_of, is_ending, rendering_of, replicas, uid_of
+from rlrun_operator.case import Case, has_let_go, is_ending, rendering_of, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import TAKEN_SECONDS, configuration, finish, follow, of_inference, storage_status
@@ -78,7 +78,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     meant = case.past.spec_hash if recorded else case.spec_hash
     there = _there(case, attempt, meant, None if recorded else made)
     whole = len(there) == len(made)
-    if any(hash_of(child) != meant for child in there.values()) or (meant != case.spec_hash and not whole):
+    if any(case.hash_of(child) != meant for child in there.values()) or (meant != case.spec_hash and not whole):
         return _begin_again(case, attempt, "the specification was edited before all pods existed")
     trainers = [pod for pod in case.group if pod.role == "trainer" and pod.attempt == attempt]
     orphaned = bool(trainers) and case.host is None and "StatefulSet" not in there
@@ -445,7 +445,7 @@ def _there(case: Case, attempt: int, meant: str | None, made: Sequence[Manifest]
     deployment = case.deployment
     if deployment is not None:
         now = {rendering_of(child) for child in made or () if child["kind"] == "Deployment"}
-        kept = hash_of(deployment) == meant and (made is None or rendering_of(deployment) in now)
+        kept = case.hash_of(deployment) == meant and (made is None or rendering_of(deployment) in now)
         if kept or attempt_of(deployment["metadata"]) == attempt:
             result["Deployment"] = deployment
     orchestrator = case.orchestrator(attempt)

@@ -66,8 +66,17 @@ class Case:
 
     @cached_property
     def past(self) -> RLRunStatus:
-        """The status as it was written last."""
-        return read_status(self.observed.run.get("status") or {})
+        """The status as it was written last, with this release's mark of the specification where an earlier one gave it another."""
+        status = read_status(self.observed.run.get("status") or {})
+        return status.model_copy(update={"spec_hash": self._present(status.spec_hash)})
+
+    def hash_of(self, child: Manifest) -> str | None:
+        """Mark of the specification that a workload was rendered from."""
+        found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
+        return self._present(str(found)) if found is not None else None
+
+    def _present(self, mark: str | None) -> str | None:
+        return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
 
     @cached_property
     def judgement(self) -> Judgement:
@@ -99,13 +108,13 @@ class Case:
     @cached_property
     def taken(self) -> str | None:
         """An object that no run of this name has made, where a child of this one belongs."""
-        if self.wanted.own_claim and self.claim is not None and not self._made(self.claim):
+        if self.wanted.own_claim and self.claim is not None and not self.made(self.claim):
             return f"PersistentVolumeClaim {self.wanted.claim}"
-        if self.observed.lease is not None and not self._made(self.observed.lease):
+        if self.observed.lease is not None and not self.made(self.observed.lease):
             return f"Lease {self.names.progress}"
         return self.observed.taken
 
-    def _made(self, child: Manifest) -> bool:
+    def made(self, child: Manifest) -> bool:
         """Whether a run of this name made it, this one or an earlier one."""
         return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
 
@@ -296,12 +305,6 @@ class Case:
     def _is_own(self, child: Manifest) -> bool:
         owners = child["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == self.metadata["uid"] for owner in owners)
-
-
-def hash_of(child: Manifest) -> str | None:
-    """The specification that a workload was rendered from."""
-    found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
-    return str(found) if found is not None else None
 
 
 def rendering_of(child: Manifest) -> str | None:

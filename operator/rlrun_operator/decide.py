@@ -16,6 +16,7 @@ from rlrun_operator import (
     again,
     exclusion,
     failures,
+    growth,
     hosts,
     life,
     parts,
@@ -49,7 +50,7 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     case = Case(observed, now, settings, fresh_key, random)
     if "deletionTimestamp" in case.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
-    decision = again.told_of_nonsense(case, _decide(case))
+    decision = replace(again.told_of_nonsense(case, _decide(case)), grow=growth.wanted(case))
     clocks = [decision.wake_in, life.seconds_left(case), life.seconds_to_live(case)]
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 

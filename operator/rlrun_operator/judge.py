@@ -14,7 +14,7 @@ from rlrun.config.examine import validate
 from rlrun.config.layers import Reader
 from rlrun.config.problems import ConfigError
 from rlrun.protocol.printable import printable
-from rlrun_operator.build import spec_hash
+from rlrun_operator.build import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,11 @@ class Judgement:
     def spec_hash(self) -> str | None:
         """See `build.spec_hash`."""
         return spec_hash(self.spec) if self.spec is not None else None
+
+    @cached_property
+    def former_spec_hashes(self) -> frozenset[str]:
+        """See `build.former_spec_hashes`."""
+        return former_spec_hashes(self.spec) if self.spec is not None else frozenset()
 
 
 def judge(run: Manifest) -> Judgement:

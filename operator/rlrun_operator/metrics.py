@@ -12,7 +12,7 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from rlrun.api.status import Phase
+from rlrun.api.status import UNSERVED, Phase
 from rlrun_operator.case import read_status
 from rlrun_operator.names import ROLE_LABEL
 from rlrun_operator.resources import POD
@@ -20,7 +20,8 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.store import Key, Store
 from rlrun_operator.times import seconds_of
 
-PHASES = get_args(Phase)
+PHASES = tuple(phase for phase in get_args(Phase) if phase != UNSERVED["phase"])
+"""Of runs that an operator serves."""
 _RUN = ["namespace", "run"]
 _GPU_SUFFIX = "/gpu"
 

@@ -14,7 +14,7 @@ from rlrun_operator.client import ApiError, Client
 from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, PART_KINDS, POD, RLRUN, STATEFUL_SET
 from rlrun_operator.sharing import host_name
-from rlrun_operator.state import Fact, Manifest, Observed
+from rlrun_operator.state import Fact, Manifest, Observed, Ungrown
 from rlrun_operator.store import Key, Store, claim_name
 
 LOOK_UP_SECONDS = 5.0
@@ -30,7 +30,13 @@ log = logging.getLogger(__name__)
 
 
 def observe(
-    store: Store, key: Key, *, rejection: str | None = None, taken: str | None = None, access: str | None = None
+    store: Store,
+    key: Key,
+    *,
+    rejection: str | None = None,
+    taken: str | None = None,
+    access: str | None = None,
+    ungrown: Ungrown | None = None,
 ) -> Observed | None:
     """The run as the store knows it; None when it does not exist. For the others see `Observed`."""
     run = store.get(RLRUN.kind, *key)
@@ -59,6 +65,7 @@ def observe(
         rejection=rejection,
         taken=taken,
         access=access,
+        ungrown=ungrown,
         host=host,
         parts=parts,
         guests=tuple(store.guests((namespace, shares or name))),

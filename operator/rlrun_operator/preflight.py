@@ -16,7 +16,7 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "pods", ("create", "patch", "delete")),
     ("apps", "statefulsets", ("create", "patch", "delete")),
     ("apps", "deployments", ("create", "patch", "delete")),
-    ("", "persistentvolumeclaims", ("create",)),
+    ("", "persistentvolumeclaims", ("create", "patch")),
     ("coordination.k8s.io", "leases", ("create", "patch")),
     *((resource.group, resource.plural, ("create", "patch")) for resource in PARTS),
     ("", "secrets", ("create",)),

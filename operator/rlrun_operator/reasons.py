@@ -64,6 +64,8 @@ HOST_COMPLETE = "HostComplete"
 HOST_FAILED = "HostFailed"
 CLAIM_BOUND = "ClaimBound"
 CLAIM_PENDING = "ClaimPending"
+CLAIM_RESIZING = "ClaimResizing"
+CLAIM_RESIZE_REFUSED = "ClaimResizeRefused"
 CLAIM_WAITING = "ClaimWaiting"
 CLAIM_NOT_FOUND = "ClaimNotFound"
 CLAIM_LOST = "ClaimLost"
@@ -134,6 +136,8 @@ CONDITION_REASONS = {
     HOST_FAILED: "The host has failed.",
     CLAIM_BOUND: "The claim has its volume.",
     CLAIM_PENDING: "The claim gets no volume; the message says why.",
+    CLAIM_RESIZING: "The claim has its volume, which grows as `storage.claimTemplate.size` asks.",
+    CLAIM_RESIZE_REFUSED: "The claim has its volume, and the API server does not let it grow; the message says why. The run goes on.",
     CLAIM_WAITING: "The claim's volume is being made, or waits for the first pod's node.",
     CLAIM_NOT_FOUND: "`storage.claimName` names a claim that does not exist.",
     CLAIM_LOST: "The volume behind the claim is gone.",
@@ -204,6 +208,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         CLAIM_NOT_FOUND,
         CLAIM_LOST,
         CLAIM_DELETED,
+        CLAIM_RESIZE_REFUSED,
         STORAGE_FULL,
         STORAGE_READ_ONLY,
         STORAGE_SLOW,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
 
-from rlrun_operator import reasons
+from rlrun.api.status import UNSERVED
+from rlrun_operator import growth, reasons
 from rlrun_operator.apply import Applier, KeptOutError, NameTakenError, RejectedError, StaleViewError
 from rlrun_operator.build.origin import told
 from rlrun_operator.case import read_status
@@ -24,7 +25,16 @@ from rlrun_operator.names import Names
 from rlrun_operator.observe import LookUps, observe
 from rlrun_operator.resources import RLRUN
 from rlrun_operator.settings import NetworkSettings, RenderSettings
-from rlrun_operator.state import SOON_SECONDS, Decision, EventRecord, Manifest, Observed, progress_seconds
+from rlrun_operator.state import (
+    SOON_SECONDS,
+    Decision,
+    EventRecord,
+    Grow,
+    Manifest,
+    Observed,
+    Ungrown,
+    progress_seconds,
+)
 from rlrun_operator.store import Key, Store
 from rlrun_operator.times import seconds_of
 
@@ -64,6 +74,12 @@ class _Memory:
     """See `Observed`."""
     repaired_at: float = float("-inf")
     """When a part was asked to be put right last (steady clock)."""
+    ungrown: Ungrown | None = None
+    """The last growth of the claim, if it was refused."""
+    ungrown_until: float = float("-inf")
+    """Until when that is believed (steady clock)."""
+    grow_seconds: float = 0.0
+    """From that refusal to the next try."""
     sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
@@ -142,6 +158,8 @@ class Reconciler:
                 return
             decision = await self._decided(observed, memory)
             try:
+                if decision.grow is not None and not await self._grown(key, decision.grow, memory):
+                    continue  # decide once more, to tell the user
                 mark = self._settings.network.mark
                 memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
                 await self._applier.act(key[0], decision)
@@ -172,7 +190,9 @@ class Reconciler:
             await self._report(key, observed.run, decision, memory)
             if decision.wake_in is not None:
                 self._again(key, decision.wake_in)
-            if decision.create or decision.apply or decision.scale or decision.delete or decision.repair:
+            if (waits := memory.ungrown_until - self._clock()) > 0:
+                self._again(key, waits)
+            if any((decision.create, decision.apply, decision.scale, decision.delete, decision.repair, decision.grow)):
                 self._again(
                     key, SETTLE_SECONDS
                 )  # the store knows the answers: no watch event is going to come for them
@@ -190,8 +210,22 @@ class Reconciler:
         if run is not None and memory.taken is not None:
             uid, thing, until = memory.taken
             taken = thing if uid == run["metadata"]["uid"] and self._clock() < until else None
-        found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access)
+        ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
+        found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
         return found and replace(found, repaired_ago=self._clock() - memory.repaired_at)
+
+    async def _grown(self, key: Key, grow: Grow, memory: _Memory) -> bool:
+        """Enlarge the claim; False: that is refused."""
+        text = await self._applier.grow(key[0], grow)
+        if text is None:
+            memory.ungrown, memory.ungrown_until = None, float("-inf")
+            return True
+        known = memory.ungrown
+        same = known is not None and (known.grow.uid, known.grow.size) == (grow.uid, grow.size)
+        seconds = memory.grow_seconds * 2.0 if same else growth.RETRY_SECONDS
+        memory.grow_seconds = min(seconds, growth.LONGEST_RETRY_SECONDS)
+        memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + memory.grow_seconds
+        return False
 
     async def _decided(self, observed: Observed, memory: _Memory) -> Decision:
         """A decision, made once more when it asks for facts that can be looked up."""
@@ -219,7 +253,7 @@ class Reconciler:
         patch = {
             # Preconditions: a successor of the same name is not meant, and neither is a state that was not seen.
             "metadata": {name: run["metadata"][name] for name in ("uid", "resourceVersion")},
-            "status": merge_patch(old, decision.status),
+            "status": merge_patch(old or UNSERVED, decision.status),
         }
         try:
             written = await self._client.merge(RLRUN, *key, patch, subresource="status")

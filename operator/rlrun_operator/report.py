@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.api.status import RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.protocol.printable import printable
-from rlrun_operator import life, reasons
+from rlrun_operator import growth, life, reasons
 from rlrun_operator.case import Case, read_status
 from rlrun_operator.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
 from rlrun_operator.judge import counted, shorten
@@ -35,6 +35,7 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
     past = case.past
     if reasons.SUSPENDED not in said and find(past.conditions, reasons.SUSPENDED) is not None:
         said = {**said, reasons.SUSPENDED: Say("False", reasons.NOT_SUSPENDED, "the run is not suspended")}
+    said = growth.noted(case, said)
     born = max((pod.created_at for pod in case.group), default=0.0)
     conditions = write(past.conditions, said, generation=case.generation, now=case.now, born=born)
     kstatus = _kstatus(conditions, training)
@@ -51,6 +52,7 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
             "results": _results(case, updates.get("attempt", past.attempt)),
             **life.active(past, conditions, updates.get("attempt", past.attempt), case.now),
             **updates,
+            "storage": growth.sized(case, updates.get("storage", past.storage)),
         }
     )
     return new.model_copy(
@@ -271,7 +273,8 @@ def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     """The problem that matters most, once it appears; of what a running run may have beside it, each."""
     if new.reason in reasons.PROBLEMS and new.reason != old.reason:
         yield EventRecord("Warning", str(new.reason), new.message or "")
-    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY, reasons.CHILDREN_INTACT):
+    beside = (reasons.STORAGE_READY,) if is_true(new.conditions, reasons.STORAGE_READY) else ()
+    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY, reasons.CHILDREN_INTACT, *beside):
         was, (reason, message) = _said(old, kind)[0], _said(new, kind)
         if reason in reasons.PROBLEMS and reason not in (was, new.reason):
             yield EventRecord("Warning", reason, message)

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlrun_operator.names import GROUP
+from rlrun.api.status import UNSERVED
+from rlrun_operator.names import GROUP, KIND
 from rlrun_operator.ownership import held
 from rlrun_operator.resources import PART_KINDS
 from rlrun_operator.state import Manifest
@@ -50,9 +51,15 @@ def slimmed(manifest: Mapping[str, Any]) -> Manifest:
     select_spec, select_status = _SELECT.get(manifest["kind"], (_all, _all))
     if manifest.get("spec") is not None:
         slim["spec"] = select_spec(manifest["spec"])
-    if manifest.get("status") is not None:
+    if manifest.get("status") is not None and not _is_unserved(manifest):
         slim["status"] = select_status(manifest["status"])
     return slim
+
+
+def _is_unserved(manifest: Mapping[str, Any]) -> bool:
+    """Whether an RLRun's status is that of the CRD, which no operator wrote: for decisions it has none."""
+    status = manifest["status"]
+    return manifest["kind"] == KIND and isinstance(status, Mapping) and status.get("phase") == UNSERVED["phase"]
 
 
 def identified(manifest: Manifest) -> Manifest:
@@ -102,6 +109,6 @@ _SELECT: dict[str, tuple[Select, Select]] = {
     "Deployment": _WORKLOAD,
     "PersistentVolumeClaim": (
         _only("storageClassName", "volumeName", "accessModes", "resources", "volumeMode"),
-        _only("phase", "conditions"),
+        _only("phase", "conditions", "capacity"),
     ),
 }

@@ -13,6 +13,27 @@ Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Grow:
+    """Raise what a claim asks for."""
+
+    claim: str
+    """Its name."""
+    uid: str
+    """Precondition: a successor of the same name is not meant."""
+    version: str | None
+    """Precondition: resourceVersion of the one that the cache knows; somebody may have raised it further."""
+    size: str
+
+
+@dataclass(frozen=True)
+class Ungrown:
+    """A growth that the API server refused, and its words."""
+
+    grow: Grow
+    text: str
+
+
+@dataclass(frozen=True)
 class Observed:
     """Observed state of one run, from the API server."""
 
@@ -42,6 +63,8 @@ class Observed:
     """An object of somebody else under the name of a child, as it was found a moment ago."""
     access: str | None = None
     """Mark of the way to the API server that this process applied the run's policy with last."""
+    ungrown: Ungrown | None = None
+    """A growth of its claim that was refused, until it is tried again."""
     host: Manifest | None = None
     """The RLRun that `trainer.sharedWith` names, if there is one."""
     parts: Mapping[Ref, Manifest] = field(default_factory=dict)
@@ -121,7 +144,7 @@ def progress_seconds(age: float, runs: int) -> float:
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions, in this order: dry-run, create, apply, scale, delete, repair, status, events."""
+    """Actions, in this order: grow, dry-run, create, apply, scale, delete, repair, status, events."""
 
     status: Mapping[str, Any]
     """The whole new status, camelCase, without nulls; written if it differs."""
@@ -135,6 +158,8 @@ class Decision:
     delete: tuple[Delete, ...] = ()
     repair: tuple[Apply, ...] = ()
     """Parts of a running attempt that somebody has deleted or edited. Nothing waits for them: one that is refused is tried again."""
+    grow: Grow | None = None
+    """A refusal stops nothing else, and comes back as `Observed.ungrown`."""
     events: tuple[EventRecord, ...] = ()
     """Posted after the status is written, so that a retry does not repeat them."""
     wake_in: float | None = None

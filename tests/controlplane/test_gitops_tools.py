@@ -44,9 +44,16 @@ class Tools:
 
     def health(self, live: Json) -> tuple[str, str]:
         """Argo CD's status, by the script of the documentation, and kstatus'."""
+        return self._argo(live)["status"], json.loads(self("kstatus", live=live))["Status"]
+
+    def message(self, live: Json) -> str:
+        """Argo CD's words."""
+        return str(self._argo(live)["message"])
+
+    def _argo(self, live: Json) -> Json:
         (script,) = [block[HEALTH] for block in blocks() if HEALTH in block]
-        argo = json.loads(self("argo-health", live=live, script=script, key="rlrun.io/RLRun"))
-        return argo["status"], json.loads(self("kstatus", live=live))["Status"]
+        answer: Json = json.loads(self("argo-health", live=live, script=script, key="rlrun.io/RLRun"))
+        return answer
 
     def differs(self, desired: Json, live: Json) -> bool:
         """Whether Argo CD shows OutOfSync."""
@@ -123,6 +130,12 @@ def test_a_run_that_is_suspended_goes_on_and_completes(world: World, synced: Syn
     assert synced.health("Complete") == ("Healthy", "Current")
 
 
+def test_a_run_that_nobody_serves_is_in_progress(cluster: Cluster, world: World, tools: Tools) -> None:
+    synced = Synced(cluster, world, tools, run("a", managedBy="nobody"))
+    assert synced.health("Unserved") == ("Progressing", "InProgress")
+    assert tools.message(world.run("a")).startswith("no operator has taken this run yet")
+
+
 def test_a_run_that_fails_is_degraded(world: World, synced: Synced) -> None:
     train(world, "a")
     world.end_pod("a-orchestrator-1", 64, "no such data")
@@ -141,7 +154,7 @@ def test_a_run_that_restarts_is_in_progress(world: World, synced: Synced, tools:
 def test_a_specification_that_the_operator_refuses_is_degraded(cluster: Cluster, world: World, tools: Tools) -> None:
     document = run("a", orchestrator={"podTemplate": {"spec": {"hostNetwork": True}}, "batchSize": 16})
     Synced(cluster, world, tools, document)
-    live = wait_for(lambda: world.run("a"), lambda live: "status" in live, "the operator judges it")
+    live = wait_for(lambda: world.run("a"), lambda live: "conditions" in live["status"], "the operator judges it")
     assert tools.health(live) == ("Degraded", "Failed")
 
 

@@ -113,6 +113,12 @@ def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, nam
         ),
         ({"model": {"path": "/other"}}, r'fixed .*: \["model.path"\]; another value makes another run'),
         ({"storage": {"claimName": "other"}, "managedBy": "b"}, r'fixed .*: \["storage", "managedBy"\]'),
+        ({"storage": {"mountPath": "/mnt"}}, r'fixed .*: \["storage"\]'),
+        ({"storage": {"claimTemplate": {"size": "1Ti", "storageClassName": "b"}}}, r'fixed .*: \["storage"\]'),
+        (
+            {"storage": {"claimTemplate": {"size": "99Gi"}}},
+            r"size: size \(99Gi\) must be at least 100Gi since attempt 1 began: a claim cannot shrink; write 100Gi or more",
+        ),
         ({"trainer": {"sharedWith": "other"}}, r'fixed .*: \["trainer.sharedWith"\]'),
         ({"environments": [{"id": "arithmetic"}]}, r'frozen .*: \["environments"\]'),
         ({"evaluation": {"interval": 5}}, r'\["evaluation"\]'),
@@ -141,6 +147,28 @@ def test_a_running_run_is_frozen(cluster: Cluster, begun: str, spec: dict[str, A
     message = refusal(cluster, begun, "frozen", spec)
     assert re.search(words, message), message
     assert "since attempt 1 began" in message
+
+
+def test_a_claim_may_grow(cluster: Cluster, namespace: str, run: str) -> None:
+    begin(cluster, namespace, run)
+
+    def sized(size: str | None) -> dict[str, Any]:
+        return {"storage": {"claimTemplate": {"size": size} if size else {}}}
+
+    for size in (None, "100Gi", "200Gi", "0.2Ti", "2e12", "2T", "10Ti"):
+        patch(cluster, namespace, run, {"spec": sized(size)})
+    assert "size (9.9Ti) must be at least 10Ti" in refusal(cluster, namespace, run, sized("9.9Ti"))
+    told = refusal(cluster, namespace, run, sized("much"))
+    assert 'spec.storage.claimTemplate.size: got "much", expected a Kubernetes quantity above 0' in told
+    patch(
+        cluster,
+        namespace,
+        run,
+        {"status": {"storage": {"claimName": "a", "path": "/a", "size": "2T"}}},
+        "--subresource=status",
+    )
+    assert "size (1T) must be at least 2T" in refusal(cluster, namespace, run, sized("1T"))
+    patch(cluster, namespace, run, {"spec": sized("2T")})
 
 
 def test_what_stays_live(cluster: Cluster, namespace: str, run: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from rlrun.api.resolve import resolve
-from rlrun.api.resource import LIVE_FIELDS, NEXT_ATTEMPT_FIELDS, RLRunSpec
+from rlrun.api.resource import CLAIM_SIZE, LIVE_FIELDS, NEXT_ATTEMPT_FIELDS, RLRunSpec
 from rlrun.api.storage import StorageSpec
 from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
@@ -18,6 +21,7 @@ from rlrun.protocol import endpoints
 from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, labels
 from rlrun_operator.settings import RenderSettings
 
+B = TypeVar("B", bound=BaseModel)
 ALL_ADDRESSES = "0.0.0.0"
 """Roles in pods listen on every address."""
 
@@ -125,15 +129,33 @@ def spec_hash(spec: RLRunSpec) -> str:
     Values that equal their default do not count either: neither a schema that fills them in nor a later release with more fields may
     make a running attempt look edited.
     """
-    document = spec.model_dump(mode="json", exclude_defaults=True)
-    for path in LIVE_FIELDS:
-        block, _, name = snake(path).rpartition(".")
-        if path in NEXT_ATTEMPT_FIELDS or (block and block not in document):
-            continue
-        (document[block] if block else document).pop(name, None)
-        if block and not document[block]:
-            del document[block]
-    return mark(document)
+    return _mark_without(spec, LIVE_FIELDS)
+
+
+def former_spec_hashes(spec: RLRunSpec) -> frozenset[str]:
+    """Marks of earlier releases, which differ from `spec_hash`, for this same specification: one that ran under them is not edited.
+
+    Until claims could grow, their size was part of it.
+    """
+    former = [path for path in LIVE_FIELDS if path != CLAIM_SIZE]
+    return frozenset((_mark_without(spec, former),)) - {spec_hash(spec)}
+
+
+def _mark_without(spec: RLRunSpec, live: Iterable[str]) -> str:
+    for path in live:
+        if path not in NEXT_ATTEMPT_FIELDS:
+            spec = _unset(spec, snake(path).split("."))
+    return mark(spec.model_dump(mode="json", exclude_defaults=True))
+
+
+def _unset(block: B, path: list[str]) -> B:
+    """`block` with the default in the field at `path`; unchanged where a block on the way is not set."""
+    name, *rest = path
+    if not rest:
+        default = type(block).model_fields[name].get_default(call_default_factory=True, validated_data={})
+        return block.model_copy(update={name: default})
+    inner = getattr(block, name)
+    return block if inner is None else block.model_copy(update={name: _unset(inner, rest)})
 
 
 def mark(document: Any) -> str:

@@ -21,7 +21,7 @@ class Prerequisites(NamedTuple):
     """Objects that must exist before an attempt's workloads."""
 
     create: tuple[Manifest, ...]
-    """POST; what exists is left as it is: the claim's size and the Lease's progress are not ours to reset."""
+    """POST; what exists is left as it is: the Lease's progress is not ours to reset, and the claim is enlarged alone (`growth`)."""
     apply: tuple[Manifest, ...]
     """Server-side apply."""
 

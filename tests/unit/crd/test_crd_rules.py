@@ -105,9 +105,9 @@ def compared(rule: Rule) -> set[str]:
 def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> None:
     paths = {".".join(path) for path, _ in walk(RLRunSpec, "camel")}
     assert {*LIVE_FIELDS, *IDENTITY_FIELDS} <= paths
-    while_suspended, fixed, growing = TRANSITION_RULES
+    while_suspended, fixed, growing, enlarging = TRANSITION_RULES
     told = [rule.holds.partition("||")[0] for rule in TRANSITION_RULES]
-    assert told == ["!(self.?status.?attempt.orValue(0)>0)"] * 3
+    assert told == ["!(self.?status.?attempt.orValue(0)>0)"] * 4
     covered = [compared(while_suspended), compared(fixed), set(LIVE_FIELDS)]
     two_levels = {path for path in paths if path.count(".") < 2 and "[]" not in path}
     for path in two_levels:
@@ -116,6 +116,9 @@ def test_every_field_is_live_or_fixed_or_frozen_until_the_run_is_suspended() -> 
         inside = [part for part in covered if any(other.startswith(f"{path}.") for other in part)]
         assert len(owners) == 1 or (not owners and inside), path
     assert "self.spec.?maxSteps.orValue(100)>=oldSelf.spec.?maxSteps.orValue(100)" in growing.holds
+    assert "quantity" in enlarging.holds
+    assert ".?accessModes" in fixed.holds
+    assert "?size" not in fixed.holds, "the claim's size has a rule of its own"
     assert ("Suspended" in while_suspended.holds, "Suspended" in fixed.holds) == (True, False)
     assert set(ROOT_RULES) == {RLRun}
 

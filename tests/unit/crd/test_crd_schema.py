@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rlrun.api.crd import RULES_KEY, crd, spec_schema, status_schema
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import RLRunStatus
+from rlrun.api.status import UNSERVED, RLRunStatus
 from rlrun.api.unset import default_of
 from rlrun.cli.crd import compact_size, crd_files
 from rlrun.config.schema import walk
@@ -109,9 +109,10 @@ def test_bounds_choices_and_patterns_are_those_of_the_models() -> None:
     assert schema["required"] == ["model"]
 
 
-def test_nothing_is_written_into_an_object() -> None:
-    for half in (spec_schema(), status_schema()):
-        assert [path for path, node in nodes(half) if "default" in node] == []
+def test_nothing_is_written_into_an_object_but_a_status_where_there_is_none() -> None:
+    assert [path for path, node in nodes(spec_schema()) if "default" in node] == []
+    assert [node["default"] for _, node in nodes(status_schema()) if "default" in node] == [UNSERVED]
+    assert RLRunStatus.model_validate(UNSERVED, strict=True).phase == "Unserved"
 
 
 def test_a_description_ends_with_the_default() -> None:

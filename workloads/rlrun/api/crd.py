@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, and without defaults.
+"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, and no default in `spec`.
 
 Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere and no `anyOf` but for int-or-string; so the models
 are walked here instead of translating pydantic's JSON schema. The rules between fields are in `policy`.
@@ -20,7 +20,7 @@ from rlrun.api.kubernetes import NodeAffinity, PodAffinity
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
 from rlrun.api.rule import Rule, quoted
 from rlrun.api.rules import RULES
-from rlrun.api.status import RLRunStatus
+from rlrun.api.status import UNSERVED, RLRunStatus
 from rlrun.api.unset import default_of, reading_defaults
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.formats import Distinct, Format
@@ -135,11 +135,12 @@ def spec_schema(*, ruled: bool = False) -> Json:
 
 
 def status_schema() -> Json:
-    """The schema of `status`. Without defaults: what the operator did not write is unknown.
+    """The schema of `status`. Without defaults, but for a status that nobody has written: what the operator did not write is unknown.
 
     Atomic: it has one writer, and an owner of each of its fields would be a quarter of the object and of the cost of each write.
     """
-    return _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__)) | {"x-kubernetes-map-type": "atomic"}
+    schema = _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__))
+    return schema | {"x-kubernetes-map-type": "atomic", "default": dict(UNSERVED)}
 
 
 class _Writer:

@@ -10,12 +10,15 @@ from collections.abc import Iterable
 
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRunSpec
 from rlrun.api.rule import Rule, quoted
+from rlrun.api.storage import ClaimTemplate
 from rlrun.api.unset import always_there, canonical
 from rlrun.config.schema import fields, snake, spelled
 
 _BEGUN = "self.?status.?attempt.orValue(0)>0"
 _SUSPENDED = "oldSelf.spec.?suspend.orValue(false)&&self.status.?phase.orValue('')=='Suspended'"
 _SINCE = "since attempt {self.status.attempt} began"
+_UNREADABLE = "!q.all(s,isQuantity(s))"
+"""Of a pair of sizes: another rule refuses what is none, and a status may lack it."""
 _SCALARS = ("int", "choice")
 _SUSPEND, _EDIT = "set spec.suspend to true", "wait for phase Suspended, then edit and set it to false"
 _BY_PHASE = {
@@ -32,7 +35,7 @@ _WAY = (
 
 
 def frozen_rules() -> list[Rule]:
-    """`LIVE_FIELDS` may change at any time, `IDENTITY_FIELDS` never, `maxSteps` upwards, and all else while the run is suspended."""
+    """`LIVE_FIELDS` may change at any time, `maxSteps` and the size upwards, `IDENTITY_FIELDS` never, and all else while suspended."""
     rest = _below({*LIVE_FIELDS, *IDENTITY_FIELDS})
     identity = {block: [name for name in names if _is_identity(block, name)] for block, names in _all().items()}
     return [
@@ -50,6 +53,11 @@ def frozen_rules() -> list[Rule]:
             f"!({_BEGUN})||{_steps('self')}>={_steps('oldSelf')}",
             f"maxSteps ({{{_steps('self')}}}) may only grow {_SINCE}; it is {{{_steps('oldSelf')}}}",
             ".spec.maxSteps",
+        ),
+        Rule(
+            f"!({_BEGUN})||[[{_size('self')},{_FLOOR}]].all(q,{_UNREADABLE}||!quantity(q[0]).isLessThan(quantity(q[1])))",
+            f"size ({{{_size('self')}}}) must be at least {{{_FLOOR}}} {_SINCE}: a claim cannot shrink; write {{{_FLOOR}}} or more",
+            ".spec.storage.claimTemplate.size",
         ),
     ]
 
@@ -88,13 +96,28 @@ def _steps(root: str) -> str:
     return steps
 
 
+def _size(root: str) -> str:
+    ((_, size),) = canonical(f"{root}.spec.?storage.?claimTemplate.", ClaimTemplate, ["size"])
+    return size
+
+
+_CLAIMED = "self.?status.?storage.?size.orValue('')"
+_FLOOR = (
+    f"[[{_size('oldSelf')},{_CLAIMED}]].map(q,{_UNREADABLE}||!quantity(q[1]).isLessThan(quantity(q[0]))?q[0]:q[1])[0]"
+)
+"""Least size: the specified one, or less where the claim has never asked for so much, as its growth was refused."""
+
+
 def _values(compared: dict[str, list[str]]) -> dict[str, str]:
     """CEL expression of each field, by its path, in the specification of the resource `o`."""
     found: dict[str, str] = {}
     for block, names in compared.items():
         model = fields(RLRunSpec)[snake(block)].model if block else RLRunSpec
         assert model is not None, block
-        for name, value in canonical(f"o.spec.{f'?{block}.' if block else ''}", model, map(snake, names)):
+        live = frozenset(path.removeprefix(f"{block}.") for path in LIVE_FIELDS)
+        for name, value in canonical(
+            f"o.spec.{f'?{block}.' if block else ''}", model, map(snake, names), left_out=live
+        ):
             found[_path(block, name)] = value
     return found
 

@@ -27,6 +27,7 @@ from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingCo
 API_VERSION = "rlrun.io/v1alpha1"
 KIND = "RLRun"
 NAME_MAX = 40
+CLAIM_SIZE = "storage.claimTemplate.size"
 LIVE_FIELDS = (
     "suspend",
     "maxSteps",
@@ -36,15 +37,16 @@ LIVE_FIELDS = (
     "inference.replicas",
     "inference.minAvailable",
     "trainer.guests",
+    CLAIM_SIZE,
     "activeDeadlineSeconds",
     "ttlSecondsAfterFinished",
     "cleanupPolicy",
 )
-"""Of the spec: what may change at any time; `maxSteps` may only grow. All else only while the run is suspended."""
+"""Of the spec: what may change at any time; `maxSteps` and the size of a claim may only grow. All else only while the run is suspended."""
 NEXT_ATTEMPT_FIELDS = ("maxSteps",)
 """Of these: what the roles are told only when an attempt begins."""
 IDENTITY_FIELDS = ("task", "model", "storage", "trainer.sharedWith", "managedBy")
-"""Of the spec: what never changes once the first attempt has begun, because checkpoints would not fit it."""
+"""Of the spec: what never changes, but for `LIVE_FIELDS`, once the first attempt has begun, because checkpoints would not fit it."""
 SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
 """Parts of the objective that supervised fine-tuning has."""
 _NO_ENVIRONMENTS: list[EnvironmentConfig] = []

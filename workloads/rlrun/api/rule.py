@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 _SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,()\[\]])\s*")
 
-_EXPRESSION = re.compile(r"\{((?:[^{}]|\{\})*)\}")
-"""In a message. No map in it but an empty one."""
+_EXPRESSION = re.compile(r"\{((?:[^{}]|\{(?:[^{}]|\{\})*\})*)\}")
+"""In a message. A map in it may hold no other but an empty one."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,9 +10,25 @@ from pydantic import Field
 from rlrun.config.base import Config
 
 Phase = Literal[
-    "Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Completing", "Complete", "Failed"
+    "Unserved",
+    "Pending",
+    "Starting",
+    "Running",
+    "Restarting",
+    "Suspending",
+    "Suspended",
+    "Completing",
+    "Complete",
+    "Failed",
 ]
-"""Derived from the conditions by one function and never read back. Queued comes with its feature."""
+"""Derived from the conditions by one function and never read back. Unserved: see `UNSERVED`. Queued comes with its feature."""
+UNSERVED: Mapping[str, str | int] = {
+    "phase": "Unserved",
+    "message": "no operator has taken this run yet: is one installed that watches this namespace, and is managedBy (if set) its name?",
+    "observedGeneration": 0,
+}
+"""The status of a run until an operator writes one, filled in by the API server; for operators there is none. The generation is for
+kstatus, which takes a resource without conditions for ready."""
 
 
 class Condition(Config):
@@ -127,6 +144,8 @@ class StorageStatus(Config):
     """The run's folder as the pods see it."""
     volume_name: str | None = None
     """The bound PersistentVolume."""
+    size: str | None = None
+    """Capacity that the claim asks for."""
 
 
 class SharedWithStatus(Config):

@@ -46,7 +46,7 @@ class ClaimTemplate(Config):
     storage_class_name: ObjectName | None = None
     """StorageClass; default: the cluster's."""
     size: Capacity = "100Gi"
-    """Requested capacity."""
+    """Requested capacity; may grow at any time, where the StorageClass allows it (`allowVolumeExpansion`)."""
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=2)] = Field(
         default_factory=_read_write_many
     )

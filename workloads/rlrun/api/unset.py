@@ -55,7 +55,12 @@ def always_there(info: FieldInfo) -> bool:
 
 
 def canonical(
-    root: str, model: type[BaseModel], names: Iterable[str] | None = None, *, depth: int = 0
+    root: str,
+    model: type[BaseModel],
+    names: Iterable[str] | None = None,
+    *,
+    depth: int = 0,
+    left_out: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, str]]:
     """Name and CEL expression of each field of a block, alike for blocks that mean the same.
 
@@ -64,27 +69,34 @@ def canonical(
         model: of the block.
         names: Python names of the fields; default: all.
         depth: blocks and lists around it.
+        left_out: paths of fields that do not count, such as `claimTemplate.size`.
     """
     for name in names if names is not None else fields(model):
         info, shape = model.model_fields[name], fields(model)[name]
-        yield info.alias or name, _canonical(f"{root}?{info.alias or name}", info, shape, depth)
+        alias = info.alias or name
+        if alias not in left_out:
+            inside = frozenset(path.partition(".")[2] for path in left_out if path.startswith(f"{alias}."))
+            yield alias, _canonical(f"{root}?{alias}", info, shape, depth, inside)
 
 
-def _canonical(read: str, info: FieldInfo, shape: Shape, depth: int) -> str:
+def _canonical(read: str, info: FieldInfo, shape: Shape, depth: int, left_out: frozenset[str]) -> str:
     """CEL expression of the field that the optional expression `read` is."""
     inner, each = (shape.parts[0], f"i{depth}") if shape.kind == "list" else (shape, f"b{depth}")
     if inner.model is None:
         default = default_of(info)
         return read if default is None else f"{read}.orValue({literal(default)})"
     if shape.kind == "list":
-        return f"{read}.orValue([]).map({each},{_block(f'{each}.', inner.model, depth + 1)})"
+        return f"{read}.orValue([]).map({each},{_block(f'{each}.', inner.model, depth + 1, left_out)})"
     if always_there(info) and not info.is_required():
-        return _block(f"{read}.", inner.model, depth)
-    return f"{read}.optMap({each},{_block(f'{each}.', inner.model, depth + 1)})"
+        return _block(f"{read}.", inner.model, depth, left_out)
+    if isinstance(info.default, BaseModel):
+        given = info.default.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        read = f"{read}.or(optional.of({literal(given)}))"
+    return f"{read}.optMap({each},{_block(f'{each}.', inner.model, depth + 1, left_out)})"
 
 
-def _block(root: str, model: type[BaseModel], depth: int) -> str:
-    return f"[{','.join(f'dyn({cel})' for _, cel in canonical(root, model, depth=depth))}]"
+def _block(root: str, model: type[BaseModel], depth: int, left_out: frozenset[str]) -> str:
+    return f"[{','.join(f'dyn({cel})' for _, cel in canonical(root, model, depth=depth, left_out=left_out))}]"
 
 
 def default_of(info: FieldInfo) -> Any:
@@ -101,8 +113,8 @@ def literal(value: Any) -> str:
         return quoted(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(literal(item) for item in value)}]"
-    if isinstance(value, dict) and not value:
-        return "{}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{literal(name)}:{literal(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise TypeError(f"no CEL literal for {value!r}")

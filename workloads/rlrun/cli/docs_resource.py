@@ -31,9 +31,9 @@ def resource_page() -> str:
         "camelCase in YAML; TOML files and the command line also take `snake_case` and `kebab-case`. Unknown fields are refused.",
         "`kubectl explain rlrun.spec` tells the same; [status](status.md) is what the operator writes.",
         "",
-        f"Until the first attempt begins, everything may be edited. From then on {live} are live (`maxSteps` may only grow),",
-        f"{fixed} are fixed, and all else may be edited while the run is [suspended](../life.md). On one machine the blocks about",
-        "pods, placement, storage, failures, network and the run's life are accepted and have no meaning.",
+        f"Until the first attempt begins, everything may be edited. From then on {live} are live (`maxSteps` and the size may only grow),",
+        f"the rest of {fixed} is fixed, and all else may be edited while the run is [suspended](../life.md). On one machine the",
+        "blocks about pods, placement, storage, failures, network and the run's life are accepted and have no meaning.",
     ]
     return page([*head, *_block(RLRunSpec, "spec")])
 

@@ -18,7 +18,7 @@ from rlrun_operator.pulse import Pulse, beat
 from rlrun_operator.resources import PART_KINDS
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.slim import slimmed
-from rlrun_operator.state import Decision, Observed
+from rlrun_operator.state import Decision, Grow, Observed, Ungrown
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -74,6 +74,9 @@ class Kube:
         self.edited: set[Ref] = set()
         """Parts that somebody has edited."""
         self.repaired_at = float("-inf")
+        self.ungrown: Ungrown | None = None
+        self.refuses_growth = ""
+        """Why the API server does not let claims grow."""
         self.host: Kube | None = None
         """The run that `trainer.sharedWith` names; None: there is none."""
         self.guests: list[Kube] = []
@@ -138,6 +141,7 @@ class Kube:
             taken=self.taken,
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
             repaired_ago=self.now - self.repaired_at,
+            ungrown=self.ungrown,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),
         )
@@ -189,6 +193,8 @@ class Kube:
         return len(self.writes) > before
 
     def _requests(self, decision: Decision) -> Iterator[Any]:
+        if decision.grow is not None:
+            yield lambda grow=decision.grow: self._grow(grow)
         for child in decision.create:
             yield lambda child=child: self._create(child)
         for apply in decision.apply:
@@ -260,6 +266,16 @@ class Kube:
             self.lease_changed_at = self.lease_moved_at = self.now
         self.objects[ref] = new
         self.writes.append(f"create {ref.kind} {ref.name}")
+
+    def _grow(self, grow: Grow) -> None:
+        claim = self.objects[Ref("PersistentVolumeClaim", grow.claim)]
+        if claim["metadata"]["uid"] != grow.uid:
+            raise KeyError(grow)
+        if self.refuses_growth:
+            self.ungrown = Ungrown(grow, self.refuses_growth)
+            return
+        claim["spec"]["resources"]["requests"]["storage"] = grow.size
+        self.writes.append(f"grow {grow.claim} {grow.size}")
 
     def _scale(self, ref: Ref, uid: str, replicas: int) -> None:
         if self.objects[ref]["metadata"]["uid"] != uid:
@@ -346,7 +362,8 @@ class Kube:
                 self._views[ref] = copied(view)
                 child["status"] = self._reconcile(ref, view)
             elif ref.kind == "PersistentVolumeClaim" and self.bind_claims:
-                child["status"] = {"phase": "Bound"}
+                capacity = dict(child["spec"].get("resources", {}).get("requests", {}))
+                child["status"] = {"capacity": capacity} | child.get("status", {}) | {"phase": "Bound"}
                 child["spec"]["volumeName"] = "pv-1"
         for ref, pod in list(self.objects.items()):
             if ref.kind == "Pod":

@@ -69,7 +69,7 @@ def test_a_guest_has_an_orchestrator_and_nothing_of_what_its_host_has() -> None:
     status = guest.status
     assert (status["phase"], status["sharedWith"]) == ("Running", {"run": "host", "attempt": 1})
     assert (status["trainerReady"], status["inferenceReady"]) == ("1/1", "1/1")
-    assert status["storage"] == {"claimName": "host-data", "path": "/data/guest", "volumeName": "pv-1"}
+    assert status["storage"] == {"claimName": "host-data", "path": "/data/guest", "volumeName": "pv-1", "size": "100Gi"}
     assert guest.condition("HostAvailable")["status"] == "True"
     assert guest.condition("InferenceAvailable") == {}
     assert any("with trainer and engines of run host" in message for message in guest.messages)

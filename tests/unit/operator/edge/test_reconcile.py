@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.api.status import UNSERVED
 from rlrun_operator import judge as judging
 from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.events import Poster
@@ -514,6 +515,18 @@ async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
     assert bench.store.runs() == []
     assert KEY not in judging._remembered
     assert len(bench.seen) == 1
+
+
+async def test_the_first_status_replaces_that_of_a_run_that_nobody_serves() -> None:
+    api = FakeApi()
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}))
+        bench.store.put(api._store(RUN, {**api.objects[RUN], "status": dict(UNSERVED)}), bench.time)
+        await bench.go()
+        assert "status" not in bench.seen[0].run
+        assert bench.status == {"phase": "Starting"}, "nothing of the other one is left"
+        await bench.go()
+        assert len(api.writes()) == 1
 
 
 async def test_a_status_is_never_written_to_a_successor_of_the_same_name() -> None:

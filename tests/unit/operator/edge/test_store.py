@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.api.status import UNSERVED
 from rlrun_operator.deletion import first_asked_at
 from rlrun_operator.observe import observe
 from rlrun_operator.slim import slimmed
@@ -41,6 +42,16 @@ def test_old_news_do_not_undo_what_the_operator_wrote_itself() -> None:
     found = store.get("RLRun", "ns", "a")
     assert found is not None
     assert found["status"] == {"phase": "Running"}
+
+
+def test_a_status_that_no_operator_wrote_is_none() -> None:
+    store = Store()
+    store.put(make("RLRun", "a", 1, status={**UNSERVED, "message": "in the words of another release"}), 0.0)
+    found = store.get("RLRun", "ns", "a")
+    assert found is not None
+    assert "status" not in found
+    store.put(make("RLRun", "a", 2, status={"phase": "Pending"}), 0.0)
+    assert (store.get("RLRun", "ns", "a") or {})["status"] == {"phase": "Pending"}
 
 
 def test_a_change_of_nothing_that_matters_wakes_nobody() -> None:

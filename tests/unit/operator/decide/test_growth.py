@@ -1,0 +1,306 @@
+"""A run's own claim follows `storage.claimTemplate.size` upwards, beside whatever else the run does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlrun_operator.build import spec_hash
+from rlrun_operator.judge import judge
+from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, Ref
+from tests.unit.operator.decide.kube import Kube
+from tests.unit.operator.decide.test_shared import a_guest, a_host, tick
+
+CLAIM = Ref("PersistentVolumeClaim", "run-data")
+REFUSAL = (
+    'persistentvolumeclaims "run-data" is forbidden: only dynamically provisioned pvc can be resized and the storageclass that '
+    "provisions the pvc must support resize"
+)
+
+
+def sized(size: str | None = None, **storage: Any) -> dict[str, Any]:
+    return {"storage": {"claimTemplate": {"size": size} if size else {}, **storage}}
+
+
+def grown(kube: Kube) -> list[str]:
+    return [write for write in kube.writes if write.startswith("grow ")]
+
+
+def restarts(kube: Kube) -> None:
+    kube.lingering = {"trainer"}
+    kube.exit("trainer", 1)
+    kube.tick()
+    assert kube.status["phase"] == "Restarting"
+
+
+def waits(kube: Kube) -> None:
+    kube.edit(suspend=True)
+    kube.settle()
+    for role in ("trainer", "inference", "orchestrator"):
+        for pod in kube.pods(role):
+            del kube.objects[Ref("Pod", pod["metadata"]["name"])]
+    kube.tick(5)
+    assert kube.status["phase"] == "Suspended"
+
+
+def ends(kube: Kube) -> None:
+    kube.exit("orchestrator", 0)
+    kube.tick()
+    kube.tick()
+    assert kube.status["phase"] == "Complete"
+
+
+@pytest.mark.parametrize("state", [None, restarts, waits, ends], ids=lambda state: getattr(state, "__name__", "trains"))
+def test_it_grows_at_once_and_nothing_else_happens(state: Callable[[Kube], None] | None) -> None:
+    kube = Kube(sized("100Gi") | {"failurePolicy": {"maxRestarts": 9}}).start()
+    if state is not None:
+        state(kube)
+    before, phase = len(kube.writes), kube.status["phase"]
+    kube.edit(**sized("200Gi"))
+    kube.settle()
+    claims = [write for write in kube.writes[before:] if "run-data" in write]
+    assert claims == ["grow run-data 200Gi"]
+    if state is not restarts:
+        rest = {write for write in kube.writes[before:] if write not in (claims[0], "status")}
+        assert {write.split(" ", 1)[1] for write in rest} <= {"PodDisruptionBudget run-inference"}, "as after any edit"
+    assert kube.status["phase"] == phase
+    assert (kube.status["attempt"], kube.condition("ConfigurationValid")["reason"]) == (1, "Valid")
+    assert kube.condition("StorageReady")["reason"] == "ClaimResizing"
+    kube.objects[CLAIM]["status"]["capacity"] = {"storage": "200Gi"}
+    kube.tick()
+    assert kube.condition("StorageReady")["message"] == "claim run-data is bound"
+
+
+def test_what_the_driver_does_is_told_and_nothing_once_it_is_done() -> None:
+    kube = Kube(sized("100Gi")).start()
+    said = kube.condition("StorageReady")
+    assert (said["reason"], said["message"]) == ("ClaimBound", "claim run-data is bound")
+    assert kube.status["storage"]["size"] == "100Gi"
+    kube.edit(**sized("1Ti"))
+    kube.settle()
+
+    def told() -> str:
+        return str(kube.condition("StorageReady")["message"])
+
+    assert told() == "claim run-data is bound; it grows from 100Gi to 1Ti: the storage driver enlarges the volume"
+    assert kube.status["storage"]["size"] == "1Ti"
+    for kind, words in (
+        ("Resizing", "the storage driver enlarges the volume"),
+        (
+            "FileSystemResizePending",
+            "the volume is enlarged; its file system follows on the node of a pod that mounts it",
+        ),
+        ("ControllerResizeError", "no space in the pool; it is tried again"),
+    ):
+        kube.objects[CLAIM]["status"]["conditions"] = [
+            {"type": kind, "status": "True", "message": "no space in the pool"}
+        ]
+        kube.tick()
+        assert told() == f"claim run-data is bound; it grows from 100Gi to 1Ti: {words}"
+        found = kube.condition("StorageReady")
+        assert (found["status"], found["reason"]) == ("True", "ClaimResizing")
+    kube.objects[CLAIM]["status"] |= {"conditions": [], "capacity": {"storage": "1Ti"}}
+    kube.tick()
+    assert (kube.condition("StorageReady")["reason"], told()) == ("ClaimBound", "claim run-data is bound")
+    assert grown(kube) == ["grow run-data 1Ti"]
+    assert [reason for kind, reason in kube.told if kind == "Warning"] == []
+
+
+def test_a_refusal_is_told_once_and_harms_nothing() -> None:
+    kube = Kube(sized("100Gi")).start()
+    kube.objects[CLAIM]["spec"]["storageClassName"] = "local-path"
+    kube.refuses_growth = REFUSAL
+    kube.edit(**sized("200Gi"))
+    kube.settle()
+    kube.tick(30)
+    found = kube.condition("StorageReady")
+    assert (found["status"], found["reason"]) == ("True", "ClaimResizeRefused")
+    assert "claim run-data is bound; it stays at 100Gi, and the run goes on" in found["message"]
+    assert "storage.claimTemplate.size asks for 200Gi, which is refused" in found["message"]
+    assert "have allowVolumeExpansion set in StorageClass local-path" in found["message"]
+    assert (kube.status["phase"], kube.status["storage"]["size"]) == ("Running", "100Gi")
+    assert kube.told.count(("Warning", "ClaimResizeRefused")) == 1
+    assert kube.decide().grow is None, "it is not asked for in every pass"
+    kube.edit(**sized("300Gi"))
+    asked = kube.decide().grow
+    assert asked is not None, "another size is asked for at once"
+    assert asked.size == "300Gi"
+    kube.refuses_growth = ""
+    kube.settle()
+    assert kube.condition("StorageReady")["reason"] == "ClaimResizing"
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("exceeded quota: disk, requested: requests.storage=100Gi", "free some of the namespace's quota"),
+        ('admission webhook "x" denied the request: no', "until whoever refuses it allows it"),
+    ],
+)
+def test_a_refusal_comes_with_its_fix(text: str, fix: str) -> None:
+    kube = Kube(sized("100Gi")).start()
+    kube.refuses_growth = text
+    kube.edit(**sized("200Gi"))
+    kube.settle()
+    assert text in kube.condition("StorageReady")["message"]
+    assert fix in kube.condition("StorageReady")["message"]
+
+
+def test_a_full_volume_that_grows_says_both() -> None:
+    kube = Kube(sized("100Gi")).start()
+    kube.edit(**sized("200Gi"))
+    kube.settle()
+    kube.report(3, storage="StorageFull: the volume is full: 12 MiB free of 100 GiB")
+    kube.tick()
+    found = kube.condition("StorageReady")
+    assert (found["status"], found["reason"]) == ("False", "StorageFull"), found
+    assert "it grows from 100Gi to 200Gi" in found["message"]
+
+
+def another_makes_it(kube: Kube) -> None:
+    kube.objects[CLAIM]["metadata"]["labels"] = {RUN_LABEL: "other"}
+
+
+def it_is_deleted(kube: Kube) -> None:
+    kube.objects[CLAIM]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+def it_is_unbound(kube: Kube) -> None:
+    kube.bind_claims = False
+    kube.objects[CLAIM]["status"] = {"phase": "Pending"}
+
+
+def it_asks_for_more(kube: Kube) -> None:
+    kube.objects[CLAIM]["spec"]["resources"]["requests"]["storage"] = "0.5Ti"
+
+
+def it_asks_for_the_same(kube: Kube) -> None:
+    kube.objects[CLAIM]["spec"]["resources"]["requests"]["storage"] = str(200 * 2**30)
+
+
+def it_cannot_be_read(kube: Kube) -> None:
+    kube.objects[CLAIM]["spec"]["resources"]["requests"]["storage"] = "much"
+
+
+def the_spec_is_refused(kube: Kube) -> None:
+    kube.rejection = "no"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        another_makes_it,
+        it_is_deleted,
+        it_is_unbound,
+        it_asks_for_more,
+        it_asks_for_the_same,
+        it_cannot_be_read,
+        the_spec_is_refused,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_a_claim_is_left_alone(case: Callable[[Kube], None]) -> None:
+    kube = Kube(sized("100Gi")).start()
+    kube.edit(**sized("200Gi"))
+    asked = kube.decide().grow
+    assert asked is not None
+    case(kube)
+    assert kube.decide().grow is None
+
+
+def test_a_claim_that_the_run_brings_is_left_alone() -> None:
+    kube = Kube({"storage": {"claimName": "mine"}})
+    mine = Ref("PersistentVolumeClaim", "mine")
+    kube.objects[mine] = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "mine", "uid": "u", "generation": 1},
+        "spec": {"resources": {"requests": {"storage": "1Gi"}}},
+        "status": {"phase": "Bound"},
+    }
+    kube.start()
+    assert kube.decide().grow is None
+    assert kube.status["storage"]["size"] == "1Gi"
+
+
+def test_a_guest_leaves_its_hosts_claim_alone_even_one_that_it_made_itself_once() -> None:
+    host = a_host({"storage": {"claimName": "guest-data"}})
+    host.objects[Ref("PersistentVolumeClaim", "guest-data")] = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "guest-data", "uid": "u", "labels": {RUN_LABEL: "guest"}},
+        "spec": {"resources": {"requests": {"storage": "50Gi"}}},
+        "status": {"phase": "Bound"},
+    }
+    host.start()
+    guest = a_guest(host)
+    tick(host, guest)
+    guest.start()
+    assert guest.status["storage"]["size"] == "50Gi"
+    assert (guest.decide().grow, host.decide().grow) == (None, None)
+
+
+def test_an_unbound_claim_grows_when_it_is_bound() -> None:
+    kube = Kube(sized("100Gi"))
+    kube.bind_claims = False
+    kube.settle()
+    kube.edit(**sized("200Gi"))
+    kube.tick()
+    assert grown(kube) == []
+    kube.bind_claims = True
+    kube.settle()
+    assert grown(kube) == ["grow run-data 200Gi"]
+
+
+@pytest.mark.parametrize("storage", [None, {"claimTemplate": {}}, {"claimTemplate": {}, "mountPath": "/mnt"}])
+def test_the_size_is_no_part_of_what_an_attempt_is_made_from(storage: dict[str, Any] | None) -> None:
+    def hashed(storage: dict[str, Any] | None) -> str:
+        kube = Kube({"storage": storage} if storage is not None else None)
+        spec = judge(kube.run).spec
+        assert spec is not None
+        return spec_hash(spec)
+
+    grown = {**(storage or {}), "claimTemplate": {"size": "9Ti"}}
+    assert hashed(storage) == hashed(grown)
+    assert hashed(storage) != hashed({**grown, "mountPath": "/elsewhere"})
+    assert hashed(storage) != hashed({**grown, "claimTemplate": {"storageClassName": "fast"}})
+
+
+MARK_OF_BEFORE = "d65f6dbd991911b6"
+"""`spec_hash` of `SMALLEST` with a size of 200Gi, by the last release in which the size was part of it."""
+
+
+def by_the_release_before(kube: Kube) -> None:
+    """Write the marks as if the release before had begun the attempt."""
+    present = kube.status["specHash"]
+    kube.run["status"] = {**kube.status, "specHash": MARK_OF_BEFORE}
+    for ref, child in kube.objects.items():
+        annotations = child["metadata"].get("annotations") or {}
+        if annotations.get(SPEC_HASH_ANNOTATION) == present:
+            marked = {**annotations, SPEC_HASH_ANNOTATION: MARK_OF_BEFORE}
+            kube.objects[ref] = {**child, "metadata": {**child["metadata"], "annotations": marked}}
+
+
+def test_an_upgrade_takes_no_run_for_edited() -> None:
+    kube = Kube(sized("200Gi")).start()
+    engines = kube.objects[Ref("Deployment", "run-inference")]["metadata"]["uid"]
+    by_the_release_before(kube)
+    before = len(kube.writes)
+    kube.tick()
+    assert kube.condition("ConfigurationValid")["reason"] == "Valid"
+    assert kube.status["specHash"] != MARK_OF_BEFORE
+    assert [write for write in kube.writes[before:] if "status" not in write] == []
+    restarts(kube)
+    kube.lingering = set()
+    kube.settle()
+    assert kube.status["attempt"] == 2
+    assert kube.objects[Ref("Deployment", "run-inference")]["metadata"]["uid"] == engines
+    assert "apply Deployment run-inference" not in kube.writes[before:]
+
+
+def test_an_edit_across_an_upgrade_is_told() -> None:
+    kube = Kube(sized("200Gi")).start()
+    by_the_release_before(kube)
+    kube.edit(**sized("200Gi", mountPath="/elsewhere"))
+    kube.tick()
+    assert kube.condition("ConfigurationValid")["reason"] == "ChangePending"

@@ -1,0 +1,125 @@
+"""A claim's growth against an API server: preconditions, refusals that harm nothing, and their pauses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlrun_operator.growth import LONGEST_RETRY_SECONDS, RETRY_SECONDS
+from rlrun_operator.state import Apply, Decision, Grow, Observed
+from tests.unit.operator.edge.fake_api import FakeApi, serving
+from tests.unit.operator.edge.test_reconcile import STS, Bench, child
+
+CLAIM = "/api/v1/namespaces/ns/persistentvolumeclaims/a-data"
+REFUSAL = (
+    "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
+)
+
+
+def claim(size: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"labels": {"rlrun.io/run": "a"}},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}},
+        "status": {"phase": "Bound", "capacity": {"storage": size}},
+    }
+
+
+def asked(api: FakeApi) -> str:
+    return str(api.objects[CLAIM]["spec"]["resources"]["requests"]["storage"])
+
+
+def brain(observed: Observed) -> Decision:
+    """Grow the claim to 2Ti, and apply the StatefulSet."""
+    seen = next(iter(each for each in observed.children.values() if each["kind"] == "PersistentVolumeClaim"), None)
+    apply = (Apply(child()),)
+    if seen is None:
+        return Decision(status={"message": "no claim"}, apply=apply)
+    meta, size = seen["metadata"], seen["spec"]["resources"]["requests"]["storage"]
+    if observed.ungrown is not None:
+        return Decision(status={"message": observed.ungrown.text}, apply=apply)
+    if size in ("2Ti", "3Ti"):
+        return Decision(status={"message": f"asks for {size}"}, apply=apply)
+    grow = Grow("a-data", meta["uid"], meta["resourceVersion"], "2Ti")
+    return Decision(status={"message": "grows"}, apply=apply, grow=grow)
+
+
+async def test_a_claim_is_enlarged_and_nothing_else_of_it_changes() -> None:
+    api = FakeApi()
+    before = api.seed(CLAIM, claim("1Ti"))
+    async with serving(api) as client:
+        bench = Bench(api, client, lambda observed: replace(brain(observed), apply=()))
+        bench.store.put(before, 0)
+        await bench.go()
+        assert asked(api) == "2Ti"
+        assert api.objects[CLAIM]["metadata"]["uid"] == before["metadata"]["uid"]
+        assert api.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert bench.status == {"message": "grows"}
+        assert min(bench.again) <= 0.2, "no watch event is going to come for the own write"
+        await bench.go()
+    assert bench.status == {"message": "asks for 2Ti"}, "the store knows the answer"
+    known = bench.store.get("PersistentVolumeClaim", "ns", "a-data")
+    assert known is not None
+    assert known["status"]["capacity"] == {"storage": "1Ti"}, "what it holds is kept, too"
+    assert api.requests.count(("patch", CLAIM)) == 1
+
+
+async def test_a_refused_growth_is_told_once_stops_nothing_and_is_asked_for_ever_more_rarely() -> None:
+    api = FakeApi()
+    refuse = lambda verb, path, body: (403, "Forbidden", REFUSAL) if (verb, path) == ("patch", CLAIM) else None  # noqa: E731
+    api.hook = refuse
+    before = api.seed(CLAIM, claim("1Ti"))
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        bench.store.put(before, 0)
+        pause = RETRY_SECONDS
+        for tries in range(1, 7):
+            for _ in range(3):
+                bench.again.clear()
+                await bench.go()
+            assert api.requests.count(("patch", CLAIM)) == tries, "not in every pass"
+            assert pause in bench.again, "each pass keeps the appointment"
+            bench.time += pause
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+        assert pause == LONGEST_RETRY_SECONDS
+        assert bench.status == {"message": REFUSAL}
+        assert api.requests.count(("patch", f"{bench_path()}/status")) == 1, (
+            "the status does not move between two tries"
+        )
+        assert STS in api.objects
+        api.hook = lambda verb, path, body: None
+        await bench.go()
+    assert asked(api) == "2Ti"
+
+
+def bench_path() -> str:
+    return "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
+
+
+async def test_a_claim_that_somebody_has_enlarged_meanwhile_stays_as_large() -> None:
+    api = FakeApi()
+    before = api.seed(CLAIM, claim("1Ti"))
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        bench.store.put(before, 0)
+        api._store(CLAIM, {**claim("3Ti"), "metadata": {**api.objects[CLAIM]["metadata"]}})
+        await bench.go()
+    assert asked(api) == "3Ti"
+    assert bench.status == {"message": "asks for 3Ti"}, "it is decided anew, about what there is"
+
+
+@pytest.mark.parametrize("successor", [True, False])
+async def test_a_claim_that_is_gone_or_another_one_is_not_enlarged(successor: bool) -> None:
+    api = FakeApi()
+    before = api.seed(CLAIM, claim("1Ti"))
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        bench.store.put(before, 0)
+        del api.objects[CLAIM]
+        if successor:
+            api.seed(CLAIM, {**claim("3Ti"), "metadata": {"uid": "another", "labels": {"rlrun.io/run": "a"}}})
+        await bench.go()
+    assert bench.status == {"message": "asks for 3Ti" if successor else "no claim"}
