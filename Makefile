@@ -7,9 +7,13 @@ LOCK := requirements/cpu.txt
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo quickstart test test-full lint cluster unit docs lock clean
+.PHONY: help install demo quickstart test test-full lint cluster unit docs lock clean
 
-install: $(STAMP)
+# The first target: plain `make` changes nothing.
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | while IFS='|' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
+
+install: $(STAMP) ## .venv with everything, by version and hash
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed; install Python 3.11 to 3.13 and say make PYTHON=python3.12, say"; exit 1; }
@@ -21,33 +25,33 @@ $(STAMP):
 	touch $@
 
 # A local cluster, this checkout's images, helm install, kubectl apply; the cluster stays up.
-demo: install
+demo: install ## the main job: a local cluster, images, helm install, kubectl apply, until the run has learned
 	$(BIN)/python -m tests.cluster.demo
 
 # The same manifest without a cluster.
-quickstart: install
+quickstart: install ## the same manifest on this machine, without a cluster
 	$(BIN)/rlrun local examples/quickstart.yaml --output-dir $(RUN)
 
-lint: install
+lint: install ## style, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: install
+unit: install ## the fast tests
 	$(BIN)/pytest tests/unit
 
 # Every tier, each with its own summary; all of them run before the first failure counts.
-test: install
+test: install ## all tests, those on real clusters and with real parts included
 	$(MAKE) --jobs=2 lint cluster
 	$(BIN)/python -m tests.tiers
 
 # All that is slow before a cluster of the tests is up: programs, and this checkout's images, built and unpacked.
-cluster: install
+cluster: install ## what the tests on a cluster need: programs and images
 	$(BIN)/python -m tests.cluster prepare --images
 
 # Also what takes long: a thousand short runs of the trainer, the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
-test-full: test
+test-full: test ## test, and what takes hours: soak, the whole fault matrix, benchmarks, long simulations
 	$(BIN)/python -m tests.soak --runs 1000
 	$(BIN)/python -m tests.e2e.chaos --write
 	$(BIN)/python -m benchmarks.async_vs_sync --real
@@ -56,7 +60,7 @@ test-full: test
 	$(BIN)/python -m tests.sim --fuzz 10000 --write
 	$(BIN)/python -m tests.sim --day --write
 
-docs: install
+docs: install ## write the generated pages
 	$(BIN)/python -m rlrun.cli.docs --write
 	$(BIN)/python -m rlrun_operator.docs --write
 
@@ -65,7 +69,7 @@ UV_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index
 IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --quiet
 IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint requirements/cpu.txt
 IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer
-lock:
+lock: ## renew the lock files
 	$(UV_COMPILE) pyproject.toml --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra cpu --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt
 	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --python-version 3.12 -o requirements/gpu.txt
@@ -80,5 +84,5 @@ lock:
 	echo verifiers==0.1.14 | $(UV_COMPILE) - --python-version 3.11 -o requirements/verifiers-0.1.txt
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 
-clean:
+clean: ## remove .venv and build output
 	rm -rf $(VENV) build workloads/*.egg-info
