@@ -45,7 +45,7 @@ import orch_simulation  # noqa: E402
 from orch_simulation import FakeEngine, make_config, simulate  # noqa: E402
 
 from rlrun.inference.client import Completion  # noqa: E402
-from rlrun.trainer.tiny_model import make_tokenizer  # noqa: E402
+from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 BATCH = 32
 GROUP = 4

@@ -27,7 +27,7 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.batch import Batch, Sample, write_batch
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.launch import torchrun_command
+from rlrun.trainer.ranks.launch import torchrun_command
 
 SEQ_LEN = 256
 INTERVAL = 2
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--folder", type=Path, help="where to write (default: the temporary folder)")
     options = parser.parse_args()
-    from rlrun.trainer.tiny_model import make_tiny_model
+    from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         work = Path(name)

@@ -37,7 +37,7 @@ from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E4
 from rlrun.orchestrator.main import run  # noqa: E402
 from rlrun.protocol import heap  # noqa: E402
 from rlrun.protocol.paths import RunPaths  # noqa: E402
-from rlrun.trainer.tiny_model import make_tokenizer  # noqa: E402
+from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "event_loop_lag.md"
 GOAL_MS = 100.0

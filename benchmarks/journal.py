@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.journal import Journal, SegmentWriter
-from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
-from rlrun.orchestrator.rollouts import Rollout
+from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
+from rlrun.orchestrator.journal.writer import Journal, SegmentWriter
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume
 from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, changes

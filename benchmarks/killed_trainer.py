@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from rlrun.config.model import TinyModelConfig
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.tiny_model import make_tiny_model
+from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.trainer.conftest import Run, Zygote, record
 from tests.trainer.kills import Blow, curve, final_weights, longest, survive
 

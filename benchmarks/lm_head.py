@@ -30,7 +30,7 @@ def measure(kind: str, hidden_size: int, tokens: int, repeats: int) -> dict[str,
     """CPU seconds of one thread (median) and peak memory above the inputs (bytes) of one kind; a digest of its results."""
     import torch
 
-    from rlrun.trainer.lm_head import head_statistics, logits_statistics
+    from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

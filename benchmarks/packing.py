@@ -24,10 +24,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.protocol.batch import Sample
 from rlrun.protocol.packing import plan
-from rlrun.trainer import attention
 from rlrun.trainer.bench import fake_batch
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.lm_head import logits_statistics
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.lm_head import logits_statistics
+from rlrun.trainer.modeling import packed_attention
 
 RESULTS = Path(__file__).parent / "results" / "packing.md"
 GOAL = 0.9
@@ -43,7 +43,7 @@ def skewed_lengths(count: int) -> list[int]:
 
 def make_model(implementation: str) -> nn.Module:
     """Two layers, wide enough that matrix products take most of the time."""
-    attention.register()
+    packed_attention.register()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -99,7 +99,7 @@ def table(count: int, repeats: int) -> str:
     padded_rows = [tuple(range(start, min(start + size, count))) for start in range(0, count, size)]
     padded_tokens = sum(len(row) * max(lengths[index] for index in row) for row in padded_rows)
     ideal = padded_tokens / sum(lengths)
-    packed_model, padded_model = make_model(attention.NAME), make_model("sdpa")
+    packed_model, padded_model = make_model(packed_attention.NAME), make_model("sdpa")
     seconds: dict[str, list[float]] = {"packed": [], "padded": []}
     for turn in range(repeats + 1):
         packed, first = measure(packed_loss, packed_model, samples, packed_rows)

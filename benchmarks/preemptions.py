@@ -26,10 +26,10 @@ from loguru import logger
 
 from benchmarks.real_engine import RealEngine, long_tailed, real_engine, watched
 from rlrun.config.rollout import SamplingConfig
-from rlrun.orchestrator.engines import EnginePool, Replica
-from rlrun.orchestrator.monitor import Monitor
-from rlrun.orchestrator.sessions import Session
-from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.health_monitor import Monitor
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.rollouts.engine_session import Session
 
 GROUP = 4
 MEAN_TOKENS = 64

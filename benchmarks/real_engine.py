@@ -21,7 +21,7 @@ from rlrun.inference.client import Completion, EngineClient, EngineError
 from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
 from rlrun.protocol.endpoints import ENGINE_METRICS
-from rlrun.trainer.tiny_model import make_tiny_model
+from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
 API_KEY = "benchmark-key"
 START_SECONDS = 240.0

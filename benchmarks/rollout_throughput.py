@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
 from orch_simulation import FakeEngine, in_process, make_config, simulate  # noqa: E402
 
 from rlrun.inference.client import Completion  # noqa: E402
-from rlrun.orchestrator.arenas import open_arenas  # noqa: E402
-from rlrun.trainer.tiny_model import make_tokenizer  # noqa: E402
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
+from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 CONCURRENT = 2000
 GROUP = 8

@@ -46,10 +46,10 @@ from orch_simulation import API_KEY, FakeTrainer, begin, eventually, in_process,
 from rlrun.environments.protocol import Message, Reply, Tool  # noqa: E402
 from rlrun.environments.registry import load  # noqa: E402
 from rlrun.environments.stage import InProcessStage  # noqa: E402
-from rlrun.orchestrator.arenas import open_arenas  # noqa: E402
 from rlrun.orchestrator.main import run  # noqa: E402
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
 from rlrun.protocol.paths import RunPaths  # noqa: E402
-from rlrun.trainer.tiny_model import make_tokenizer  # noqa: E402
+from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 TASKSETS = str(ROOT / "benchmarks" / "tasksets")
 """For the environment's process to find."""

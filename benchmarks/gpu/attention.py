@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlrun.trainer.attention import Layout, packed_attention
+from rlrun.trainer.modeling.packed_attention import Layout, packed_attention
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
 

@@ -12,8 +12,8 @@ from benchmarks.gpu.attention import Kernel, UnavailableError, of_one_length
 from benchmarks.gpu.clock import distance
 from benchmarks.gpu.heads import head_inputs
 from benchmarks.gpu.shapes import Shape
-from rlrun.trainer.attention import layout
-from rlrun.trainer.lm_head import head_statistics
+from rlrun.trainer.learning.lm_head import head_statistics
+from rlrun.trainer.modeling.packed_attention import layout
 
 ATTENTION, FORWARD_SHARE, BACKWARD_SHARE, LEAK = 1e-2, 2.0, 3.0, 2e-3
 """Largest error; largest multiple of the error of plain bfloat16 code, forward and backward; largest difference to a sequence alone."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.clock import milliseconds, peak_gib
 from benchmarks.gpu.shapes import Shape
-from rlrun.trainer.lm_head import head_statistics, logits_statistics
+from rlrun.trainer.learning.lm_head import head_statistics, logits_statistics
 
 Head = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

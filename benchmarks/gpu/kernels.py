@@ -72,7 +72,7 @@ def attention_rates(kernel: Any, shape: Shape, lengths: Any, device: Any) -> dic
     import torch
 
     from benchmarks.gpu.clock import milliseconds
-    from rlrun.trainer.attention import layout
+    from rlrun.trainer.modeling.packed_attention import layout
 
     torch.manual_seed(0)
     row, total = layout(lengths, device), sum(lengths)

@@ -20,7 +20,7 @@ from torch.nn import attention as torch_attention
 
 from benchmarks.gpu.clock import CPU, CUDA, milliseconds
 from benchmarks.gpu.results import Deadline, Report
-from rlrun.trainer.attention import layout, packed_attention
+from rlrun.trainer.modeling.packed_attention import layout, packed_attention
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "pydantic", "loguru", "aiohttp", "pytest")
 OPTIONAL = ("flash_attn", "flash_attn_interface", "flash_attn.cute", "vllm")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.inference.client import EngineClient
-from rlrun.orchestrator.tokens import ChatTokens
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 
 from .conftest import API_KEY, Server, random_model, sampled_logprobs
 

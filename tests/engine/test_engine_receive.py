@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlrun.inference.client import EngineClient, EngineError
-from rlrun.trainer.channel import Channel
-from rlrun.trainer.transfer import Outbox
+from rlrun.trainer.channel.run_channel import Channel
+from rlrun.trainer.weights.transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model, sampled_logprobs
 
 PROMPT = [5, 9, 12, 40, 7]

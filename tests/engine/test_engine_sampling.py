@@ -12,7 +12,7 @@ import torch
 
 from rlrun.config.rollout import CompleteSampling
 from rlrun.inference.client import Completion, EngineClient
-from rlrun.orchestrator.tokens import ChatTokens
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 
 from .conftest import API_KEY, Server, random_model
 

@@ -11,11 +11,11 @@ import torch
 
 from rlrun.config.rollout import SamplingConfig
 from rlrun.inference.client import Completion, EngineClient
-from rlrun.orchestrator.conversation import Conversation
-from rlrun.orchestrator.engines import EnginePool, Replica
-from rlrun.orchestrator.sessions import Session
-from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.tokens import ChatTokens
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.conversation import Conversation
+from rlrun.orchestrator.rollouts.engine_session import Session
 
 from .conftest import API_KEY, Server, random_model, sampled_logprobs
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from rlrun.trainer.group import Group
+from rlrun.trainer.ranks.group import Group
 
 DRY = os.environ.get("RLRUN_GPU_DRY", "0") == "1"
 

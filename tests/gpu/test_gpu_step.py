@@ -13,15 +13,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
-from rlrun.trainer import attention
-from rlrun.trainer.attention import layout, packed_attention
 from rlrun.trainer.bench import fake_batch
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.group import Group
-from rlrun.trainer.lm_head import head_statistics
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer, orthogonalized
-from rlrun.trainer.step import train_step
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.lm_head import head_statistics
+from rlrun.trainer.learning.optimizers import make_optimizer, orthogonalized
+from rlrun.trainer.learning.train_step import train_step
+from rlrun.trainer.modeling import packed_attention as attention
+from rlrun.trainer.modeling.packed_attention import layout, packed_attention
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 VOCABULARY, LENGTHS = 500, (70, 33, 128)
 CPU = torch.device("cpu")

@@ -17,14 +17,14 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.config.learning import OptimizerConfig
-from rlrun.trainer import attention
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.engines_beside import EnginesBeside
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.gpu_turns import GPUMemory
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.gpu_memory import GPUMemory
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 VOCABULARY = 32_000
 MIB = 2**20
@@ -44,7 +44,7 @@ class Asleep(EnginesBeside):
 
 
 def model() -> Any:
-    attention.register()
+    packed_attention.register()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -55,7 +55,7 @@ def model() -> Any:
         num_key_value_heads=4,
         head_dim=128,
     )
-    return Qwen3ForCausalLM._from_config(config, attn_implementation=attention.NAME).train()
+    return Qwen3ForCausalLM._from_config(config, attn_implementation=packed_attention.NAME).train()
 
 
 @pytest.mark.measures_gpu_memory

@@ -26,7 +26,7 @@ from rlrun.environments.protocol import Reply
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.completions import EngineError, parse_packed, parse_stock
 from rlrun.inference.engine_metrics import EngineMetrics, parse_metrics
-from rlrun.orchestrator.journal_records import (
+from rlrun.orchestrator.journal.format import (
     _DROPPED,
     _LENGTH,
     _ROLLOUT,
@@ -37,14 +37,14 @@ from rlrun.orchestrator.journal_records import (
     encode_head,
     read_segment,
 )
-from rlrun.orchestrator.journal_records import encode as encode_entry
+from rlrun.orchestrator.journal.format import encode as encode_entry
 from rlrun.protocol import annotations
 from rlrun.protocol import channel as channel_protocol
 from rlrun.protocol.attempts import Attempt, Origin, Segment, read_attempt
 from rlrun.protocol.batch import Batch, BatchError, Sample, read_batch, write_batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import FileEntry, Manifest, ManifestError, read_manifest, verify, write_manifest
-from rlrun.trainer.channel import Channel
+from rlrun.trainer.channel.run_channel import Channel
 from rlrun_operator.progress import Report, read_lease
 from tests.security.hostile import COUNT, as_json, deep, documents, texts
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlrun.config.model import TinyModelConfig
-from rlrun.trainer.tiny_model import make_tiny_model
+from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.fixture_failures import KEPT
 from tests.soak.runs import Outcome, Variant, play, variants
 from tests.trainer.conftest import Zygote

@@ -163,7 +163,7 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that all runs start from."""
-    from rlrun.trainer.tiny_model import make_tiny_model
+    from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "model"
     make_tiny_model(folder, TinyModelConfig(hidden_size=32, layers=2))

@@ -18,13 +18,13 @@ from rlrun.config.learning import OptimizerConfig
 from rlrun.config.parallel import ParallelismConfig
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.packing import plan
-from rlrun.trainer.critic import Critic, critic_step, to_critic
-from rlrun.trainer.group import Group, process_group
-from rlrun.trainer.model import Memory, shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.parallel.dims import Meshes, ParallelDims
-from rlrun.trainer.signals import Signals
-from rlrun.trainer.step import train_step
+from rlrun.trainer.learning.auxiliary_logprobs import Signals
+from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import train_step
+from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.modeling.shard import Memory, shard
+from rlrun.trainer.ranks.group import Group, process_group
 from tests.trainer import layouts
 from tests.trainer.held import watched
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from rlrun.trainer.model import decoder_layers, fsdp_modules, local_part
+from rlrun.trainer.modeling.shard import decoder_layers, fsdp_modules, local_part
 
 
 @dataclass

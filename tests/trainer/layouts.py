@@ -40,14 +40,17 @@ from rlrun.config.parallel import ParallelismConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.manifest import TRAINER_PART, describe
 from rlrun.protocol.packing import plan
-from rlrun.trainer import attention, checkpoint, lora, optimizers, publish
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.group import Group, process_group
-from rlrun.trainer.loading import load_sharded
-from rlrun.trainer.model import Memory
-from rlrun.trainer.parallel.dims import Meshes, ParallelDims
-from rlrun.trainer.step import objective, parameter_checksum, train_step
+from rlrun.trainer.checkpoints import dcp
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning import optimizers
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.train_step import objective, parameter_checksum, train_step
+from rlrun.trainer.modeling import lora, packed_attention
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
+from rlrun.trainer.modeling.shard import Memory
+from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.weights import hf_writer
 from tests.trainer.held import watched
 
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -86,7 +89,7 @@ _COMMON: dict[str, Any] = {
 
 def make_model(family: str, seed: int) -> Any:
     torch.manual_seed(seed)
-    attention.register()
+    packed_attention.register()
     model: Any
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**_COMMON, tie_word_embeddings=True))
@@ -98,7 +101,7 @@ def make_model(family: str, seed: int) -> Any:
     with torch.no_grad():  # norms of 1 would hide a gradient that is counted twice
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(packed_attention.NAME)
     return model
 
 
@@ -249,9 +252,9 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
 
 def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[str, Tensor]:
     if with_adapters(family):
-        publish.publish_adapter(model, path, config={"r": LORA.rank}, dtype="float32", group=group)
+        hf_writer.publish_adapter(model, path, config={"r": LORA.rank}, dtype="float32", group=group)
     else:
-        publish.publish(model, path, files=publish.ModelFiles({}), dtype="float32", group=group)
+        hf_writer.publish(model, path, files=hf_writer.ModelFiles({}), dtype="float32", group=group)
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -278,10 +281,10 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
     metrics, gradient = one_step(model, optimizer, 1, group)
     here = folder / case.replace(":", "-")
-    state = checkpoint.snapshot({POLICY: Part(model, optimizer)}, Progress(1, 0))
+    state = dcp.snapshot({POLICY: Part(model, optimizer)}, Progress(1, 0))
     peers = dist.group.WORLD
     assert peers is not None
-    entries = checkpoint.write(state, here / "checkpoint", group, peers)
+    entries = dcp.write(state, here / "checkpoint", group, peers)
     if group.leads:
         found["entries_exact"] = set(entries) == set(describe(here / "checkpoint", here / "checkpoint" / TRAINER_PART))
     else:
@@ -297,7 +300,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     if before is not None:  # what another layout saved after the same step
         other = load_sharded(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
         moments = make_optimizer(other, family)
-        progress = checkpoint.load({POLICY: Part(other, moments)}, before)
+        progress = dcp.load({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)
         weights = published(other, here / "weights_of_step_2", group, family)
         found["resumed"] = {"step": progress.step, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}

@@ -15,13 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
-from rlrun.trainer import attention
-from rlrun.trainer.critic import Critic, to_critic
-from rlrun.trainer.group import Group
-from rlrun.trainer.learner import Learner
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.updates import Update, mini_batches
+from rlrun.trainer.learning.critic import Critic, to_critic
+from rlrun.trainer.learning.learner import Learner
+from rlrun.trainer.learning.minibatches import Update, mini_batches
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 WORDS = 8
 REPLY = 4
@@ -40,7 +40,7 @@ def solo() -> Iterator[Group]:
 
 
 def make_model() -> nn.Module:
-    attention.register()
+    packed_attention.register()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=WORDS,
@@ -51,7 +51,7 @@ def make_model() -> nn.Module:
         num_key_value_heads=2,
         max_position_embeddings=16,
     )
-    return LlamaForCausalLM._from_config(config, attn_implementation=attention.NAME).train()
+    return LlamaForCausalLM._from_config(config, attn_implementation=packed_attention.NAME).train()
 
 
 def rewards_of(tokens: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def sample(model: nn.Module, step: int) -> tuple[Batch, float]:
             logits = model(
                 input_ids=tokens.reshape(1, -1),
                 position_ids=torch.arange(length).repeat(SAMPLES)[None],
-                packed=attention.layout([length] * SAMPLES, tokens.device),
+                packed=packed_attention.layout([length] * SAMPLES, tokens.device),
                 use_cache=False,
             ).logits.view(SAMPLES, length, WORDS)[:, -1]
         distribution = logits.float().log_softmax(-1)

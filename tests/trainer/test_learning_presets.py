@@ -20,14 +20,14 @@ from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.config.model import TinyModelConfig
 from rlrun.environments.protocol import Episode, Task
 from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.orchestrator.batcher import assemble
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.filters import Rules, reason_to_drop
-from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
-from rlrun.trainer import attention
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.step import objective
-from rlrun.trainer.tiny_model import make_tiny_model, make_tokenizer, render
+from rlrun.orchestrator.batches.assemble import assemble
+from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.train_step import objective
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, render
 
 TASK = {"length": 3, "letters": "ab"}
 GROUPS, GROUP_SIZE, REPLY = 8, 8, 4
@@ -55,8 +55,8 @@ def make_policy(folder: Path, accuracy: float) -> nn.Module:
         warmup_accuracy=accuracy,
     )
     make_tiny_model(folder, tiny)
-    attention.register()
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention.NAME)  # type: ignore[no-any-return]
+    packed_attention.register()
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=packed_attention.NAME)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def sample(model: nn.Module, prompts: Tensor, generator: torch.Generator) -> tup
     """Replies `[N, REPLY]` to prompts of one length `[N, P]` at temperature 1, and their log-probs; nothing comes after `<eos>`."""
     ids, logprobs = prompts, []
     for _ in range(REPLY):
-        row = attention.layout([ids.shape[1]] * len(ids), ids.device)
+        row = packed_attention.layout([ids.shape[1]] * len(ids), ids.device)
         positions = torch.arange(ids.shape[1]).repeat(len(ids))[None]
         last = torch.arange(1, len(ids) + 1) * ids.shape[1] - 1
         output = model(

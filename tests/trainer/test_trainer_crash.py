@@ -14,7 +14,7 @@ from rlrun.config.learning import AlgorithmConfig
 from rlrun.config.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.failures import ROLE_ENVIRONMENT, read_error
-from rlrun.trainer.launch import torchrun_command
+from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import DEADLINE_SECONDS, KEY
 
 CRASHES = AlgorithmConfig.model_validate({"loss": {"name": "crashing_loss:crashes_on_rank_1"}})

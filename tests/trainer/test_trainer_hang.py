@@ -44,7 +44,7 @@ def test_ranks_that_hang_have_said_what_they_do_and_tell_where_they_are(
     finally:
         end(process)
     agent, first, second = told.split("== process ")[1:]
-    assert "rlrun.trainer.torchrun" in agent
+    assert "rlrun.trainer.ranks.torchrun" in agent
     assert "in _shutdown" in agent
     assert "in train_step" in first
     assert "in hangs_on_rank_1" in second

@@ -18,7 +18,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Origin, read_attempt
 from rlrun.protocol.batch import Batch, write_batch
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.trainer.conftest import STEPS, make_batch
 
 RANKS = (1, 2, 4, 1, 4, 2, 1)

@@ -19,7 +19,7 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import write_batch
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.launch import torchrun_command
+from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import KEY, Orchestrator, make_batch
 
 DEADLINE_SECONDS = 120.0

@@ -17,7 +17,7 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.manifest import complete_checkpoints
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.launch import torchrun_command
+from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import KEY, Orchestrator, Run, Zygote
 
 STOPPED = 128 + signal.SIGTERM

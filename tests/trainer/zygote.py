@@ -20,9 +20,9 @@ import threading
 import time
 
 import rlrun.trainer.__main__ as trainer
-import rlrun.trainer.main  # noqa: F401  the imports that take seconds
-from rlrun.trainer import isolation
-from rlrun.trainer.slot import Slot
+import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
+from rlrun.trainer.run import Slot
+from rlrun.trainer.tenants import isolation
 
 _POLL_SECONDS = 0.02
 

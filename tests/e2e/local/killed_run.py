@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlrun.orchestrator.checkpoint import is_lost, newest_complete
-from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
+from rlrun.orchestrator.checkpoint.state import is_lost, newest_complete
+from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt

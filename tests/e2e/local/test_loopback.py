@@ -33,7 +33,9 @@ def test_nothing_of_a_run_listens_beyond_loopback(new_run: Callable[..., LocalRu
     pids = [run.process.pid, *descendants(run.process.pid)]
     commands = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids)
     assert [
-        role for role in ("rlrun.trainer.torchrun", "rlrun.inference", "rlrun.orchestrator") if role not in commands
+        role
+        for role in ("rlrun.trainer.ranks.torchrun", "rlrun.inference", "rlrun.orchestrator")
+        if role not in commands
     ] == []
     found = listening(pids)
     assert found

@@ -51,13 +51,13 @@ def kill_a_rank(run: LocalRun) -> None:
     ranks = [
         pid
         for pid in find(run, "rlrun.trainer")
-        if "rlrun.trainer.torchrun" not in Path(f"/proc/{pid}/cmdline").read_text()
+        if "rlrun.trainer.ranks.torchrun" not in Path(f"/proc/{pid}/cmdline").read_text()
     ]
     os.kill(max(ranks), signal.SIGKILL)
 
 
 def kill_torchrun(run: LocalRun) -> None:
-    [pid] = find(run, "rlrun.trainer.torchrun")
+    [pid] = find(run, "rlrun.trainer.ranks.torchrun")
     os.kill(pid, signal.SIGKILL)
 
 

@@ -25,7 +25,7 @@ from rlrun.config.algorithm_names import (
     preset,
 )
 from rlrun.config.learning import AlgorithmConfig
-from rlrun.trainer.step import objective
+from rlrun.trainer.learning.train_step import objective
 
 
 def test_functions_take_exactly_the_options_of_the_table() -> None:

@@ -19,7 +19,7 @@ from benchmarks.gpu.profile_step import Kernel, summary
 from benchmarks.gpu.results import STARTED, Deadline, Ended, Report, reason, run_limited
 from benchmarks.gpu.shapes import QWEN3_06B, TINY, TINY_ROWS, attention_flops
 from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel
-from rlrun.trainer.attention import layout
+from rlrun.trainer.modeling.packed_attention import layout
 
 ROOT = Path(__file__).parents[3]
 PRESENT = {"torch", "transformers", "numpy", "safetensors", "yaml", "prometheus_client", "aiohttp", "pytest", "triton"}

@@ -11,7 +11,7 @@ import pytest
 
 from rlrun.environments import Message, Reply
 from rlrun.environments.protocol import Tool
-from rlrun.orchestrator.parsing import parse_text
+from rlrun.orchestrator.rollouts.tool_parsing import parse_text
 
 Script = Sequence[str | Reply | Exception] | Callable[[Sequence[Message]], str]
 

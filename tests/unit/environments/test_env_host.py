@@ -22,7 +22,7 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played
-from rlrun.orchestrator.arenas import host_of
+from rlrun.orchestrator.rollouts.environment_pool import host_of
 from rlrun.pod.main import main
 from rlrun.protocol.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
 from rlrun.protocol.failures import RoleError

@@ -24,7 +24,7 @@ from rlrun.environments.process.kill import MARK_VARIABLE
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import MAX_BYTES, Log
 from rlrun.environments.stage import Played, TaskRef
-from rlrun.orchestrator import arenas
+from rlrun.orchestrator.rollouts import environment_pool
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.processes import processes_with
@@ -391,7 +391,7 @@ async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: P
         "timeout_seconds": 9,
     }
     document |= {"python": "/opt/py", "variables": ["TEAM_*"]}
-    found = arenas.isolated(EnvironmentConfig.model_validate(document), tmp_path)
+    found = environment_pool.isolated(EnvironmentConfig.model_validate(document), tmp_path)
     assert found._limits == Limits(start_seconds=7, memory_bytes=2**29, hang_seconds=9)
     assert found._command == Command("reverse-text", {}, "/opt/py", variables=("TEAM_*",))
     assert found.workers[0].log.path == tmp_path / "environment-a_b.log"

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from rlrun.environments import load, run_episode
 from rlrun.environments.protocol import Tool
 from rlrun.inference.client import Completion
-from rlrun.orchestrator.conversation import Conversation
-from rlrun.orchestrator.parsing import Said
-from rlrun.orchestrator.tokens import ChatTokens
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.conversation import Conversation
+from rlrun.orchestrator.rollouts.tool_parsing import Said
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("tasksets", "no_network")
 

@@ -23,11 +23,11 @@ from rlrun.evaluate.main import Shown
 from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
 from rlrun.local.measures import table
-from rlrun.orchestrator.arenas import Arena
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.evaluation import Answer, Question, evaluation_metrics
-from rlrun.orchestrator.rollouts import Rollout
+from rlrun.orchestrator.evaluation.evaluator import Answer, Question, evaluation_metrics
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.failures import RoleError
 
 SOLVED = {"reverse-text": 1.0}

@@ -16,8 +16,8 @@ from orch_simulation import API_KEY, FakeEngine, eventually, in_process
 from rlrun.evaluate import play
 from rlrun.evaluate.job import Job
 from rlrun.evaluate.policies import Policy
-from rlrun.orchestrator.monitor import Pace
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.orchestrator.engines.health_monitor import Pace
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.unit.stub.harness.stub_run import StubRun
 
 TASKS, SAMPLES = 8, 2

@@ -29,13 +29,13 @@ from rlrun.evaluate.answers import AnswerFile
 from rlrun.evaluate.ready import begin_attempt, make_plan
 from rlrun.inference.client import Completion
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.lease import progress_annotations
-from rlrun.orchestrator.progress import Progress
+from rlrun.orchestrator.progress.lease import progress_annotations
+from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.protocol import exit_codes, heap
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from rlrun_operator.progress import read_lease
 from tests.unit.evaluate.test_eval_answers import ENVIRONMENT as WHERE
 from tests.unit.evaluate.test_eval_answers import POLICY, QUESTIONS, answer

@@ -19,13 +19,13 @@ from rlrun.environments.protocol import Environment, Episode, Message, ModelClie
 from rlrun.environments.rows import Rows
 from rlrun.environments.stage import InProcessStage
 from rlrun.evaluate import dataset
-from rlrun.orchestrator.arenas import Arena
-from rlrun.orchestrator.engines import EnginePool, Replica
-from rlrun.orchestrator.evaluation import Evaluator, questions
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.evaluation.evaluator import Evaluator, questions
 from rlrun.orchestrator.main import load_chat
-from rlrun.orchestrator.player import Player
+from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.sft.conversation import conversation
-from rlrun.orchestrator.signals import Signal
 from tests.unit.evaluate.test_eval_answers import MESSAGES, answer, part
 from tests.unit.evaluate.test_eval_role import make
 

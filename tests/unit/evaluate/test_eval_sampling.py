@@ -25,7 +25,7 @@ from rlrun.inference.generate import Head
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import ENGINE_GENERATE_PACKED
 from rlrun.protocol.packed import Reader
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.unit.evaluate.test_eval_role import TASKS, Gated, attempt, make
 
 ALL_OF_THEM: dict[str, Any] = {

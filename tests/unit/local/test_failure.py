@@ -12,7 +12,7 @@ from rlrun.local.failure import explain
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Running
 from rlrun.protocol.failures import RoleError, write_error
-from rlrun.trainer.torchrun import last_word
+from rlrun.trainer.ranks.torchrun import last_word
 
 DUMP = """\
 Fatal Python error: Segmentation fault
@@ -22,7 +22,7 @@ Thread 0x00007f0000000002 (most recent call first):
 
 Current thread 0x00007f0000000001 (most recent call first):
   File "/opt/safetensors/torch.py", line 323 in save_file
-  File "/opt/rlrun/trainer/publish.py", line 121 in publish
+  File "/opt/rlrun/trainer/weights/hf_writer.py", line 121 in publish
 """
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:51000"
 
@@ -49,7 +49,7 @@ def test_the_rank_that_crashed_is_told_and_not_the_peer_that_lost_it(
         "  | Fatal Python error: Segmentation fault",
         "  | Current thread 0x00007f0000000001 (most recent call first):",
         '  |   File "/opt/safetensors/torch.py", line 323 in save_file',
-        '  |   File "/opt/rlrun/trainer/publish.py", line 121 in publish',
+        '  |   File "/opt/rlrun/trainer/weights/hf_writer.py", line 121 in publish',
     ]
     assert LOST not in said
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from rlrun.inference.engine_metrics import EngineMetrics
-from rlrun.orchestrator.concurrency import Concurrency
+from rlrun.orchestrator.engines.load_control import Concurrency
 
 GROUP = 4
 PLACES = 32

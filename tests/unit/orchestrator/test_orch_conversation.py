@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rlrun.config.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client import Completion
-from rlrun.orchestrator.conversation import Conversation, RolloutError
-from rlrun.orchestrator.tokens import ChatTokens, TemplateError
-from rlrun.trainer.tiny_model import CHAT_TEMPLATE, make_tokenizer
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
+from rlrun.trainer.modeling.tiny_model import CHAT_TEMPLATE, make_tokenizer
 
 # Turns that end with a newline after their end token, as ChatML's do; a template that trims; and one without any end token.
 CHATML = (

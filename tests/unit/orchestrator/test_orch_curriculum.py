@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from rlrun.config.learning import AdvantageConfig, FilterConfig
 from rlrun.config.rollout import CurriculumConfig
-from rlrun.orchestrator.filters import Rules, reason_to_drop
-from rlrun.orchestrator.ledger import Ledger, LedgerState
-from rlrun.orchestrator.pools import TaskPools, pool_of
-from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
-from rlrun.orchestrator.sampler import Draw, Sampler, Source
+from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
+from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.orchestrator.staleness import capacity, rebased
+from rlrun.orchestrator.tasks.curriculum import TaskPools, pool_of
+from rlrun.orchestrator.tasks.sampler import Draw, Sampler, Source
+from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.batch import Batch, Dropped
 
 

@@ -11,8 +11,8 @@ import pytest
 from orch_simulation import FakeEngine, Outcome, make_config, simulate
 
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.orchestrator import dispatcher
 from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.rollouts import dispatcher
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 

@@ -12,12 +12,12 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, make_config
 
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.orchestrator import discovery
-from rlrun.orchestrator.discovery import Discovery, resolve
-from rlrun.orchestrator.engines import EnginePool
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines import discovery
+from rlrun.orchestrator.engines.discovery import Discovery, resolve
+from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.main import run
-from rlrun.orchestrator.signals import Signal
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
@@ -138,10 +138,10 @@ async def test_a_pod_with_a_used_address_is_handed_the_weights_again(tmp_path: P
 async def test_without_any_address_the_run_waits_and_then_says_so(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlrun.orchestrator import weights
+    from rlrun.orchestrator.engines import weight_sync
 
-    monkeypatch.setattr(weights, "STARTUP_SECONDS", 0.3)
-    monkeypatch.setattr(weights, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(weight_sync, "STARTUP_SECONDS", 0.3)
+    monkeypatch.setattr(weight_sync, "_CHECK_SECONDS", 0.05)
 
     async def world(trainer: FakeTrainer) -> None:
         return

@@ -14,12 +14,12 @@ from orch_simulation import FakeEngine, eventually
 from rlrun.config.rollout import SamplingConfig
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
 from rlrun.inference.engine_metrics import EngineMetrics
-from rlrun.orchestrator.concurrency import REST_LOOKS, Concurrency
-from rlrun.orchestrator.engines import STICKY_SLACK, EnginePool, Replica
-from rlrun.orchestrator.monitor import MISSES, Monitor, Pace
-from rlrun.orchestrator.sessions import Session
-from rlrun.orchestrator.signals import Signal, Turns
-from rlrun.orchestrator.weights import WeightSync
+from rlrun.orchestrator.aio.condition import Signal, Turns
+from rlrun.orchestrator.engines.health_monitor import MISSES, Monitor, Pace
+from rlrun.orchestrator.engines.load_control import REST_LOOKS, Concurrency
+from rlrun.orchestrator.engines.pool import STICKY_SLACK, EnginePool, Replica
+from rlrun.orchestrator.engines.weight_sync import WeightSync
+from rlrun.orchestrator.rollouts.engine_session import Session
 
 
 class Scripted(FakeEngine):
@@ -53,7 +53,7 @@ async def test_work_is_shared_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     got = Counter([(await pool.acquire(None, None, 1)).url for _ in range(110)])
     assert got["http://slow"] == pytest.approx(10, abs=1)
     later = slow.answered + 61
-    monkeypatch.setattr("rlrun.orchestrator.engines.time.monotonic", lambda: later)
+    monkeypatch.setattr("rlrun.orchestrator.engines.pool.time.monotonic", lambda: later)
     assert slow.slowness(0.1) == 1.0, "one that was not asked for a minute may have recovered"
 
 

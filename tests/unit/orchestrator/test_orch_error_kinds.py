@@ -13,12 +13,12 @@ from rlrun.config.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, ModelClient, Reply, Score, Split, Task
 from rlrun.environments.stage import InProcessStage, TaskRef
 from rlrun.inference.client import Completion
-from rlrun.orchestrator.arenas import Arena
-from rlrun.orchestrator.conversation import RolloutError
-from rlrun.orchestrator.engines import EnginePool
-from rlrun.orchestrator.player import Player
-from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.tokens import ChatTokens
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.conversation import RolloutError
+from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.player import Player
 
 
 class Asks:

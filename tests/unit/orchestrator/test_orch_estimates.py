@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.orchestrator.estimates import pass_at_k, passes
+from rlrun.orchestrator.pass_at_k import pass_at_k, passes
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())

@@ -14,7 +14,7 @@ import pytest
 from orch_simulation import FakeEngine, make_config, simulate
 
 from rlrun.inference.client import Completion
-from rlrun.orchestrator.metrics import step_line
+from rlrun.orchestrator.progress.step_metrics import step_line
 from rlrun.protocol import exit_codes
 
 SECONDS, TASKS = 0.5, 6

@@ -11,9 +11,8 @@ from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, FilterConfig
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
-from rlrun.orchestrator.batcher import assemble
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.filters import (
+from rlrun.orchestrator.batches.assemble import assemble
+from rlrun.orchestrator.batches.filters import (
     Rules,
     filter_metrics,
     is_gibberish,
@@ -23,7 +22,8 @@ from rlrun.orchestrator.filters import (
     rules_of,
     shaped_reward,
 )
-from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.types import FinishedGroup, Rollout
 
 VOCABULARY = 1000
 

@@ -18,12 +18,12 @@ from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, si
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.inference.client import EngineError
-from rlrun.orchestrator import gpu_turns as module
-from rlrun.orchestrator.engines import EnginePool, Replica
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines import gpu_turns as module
+from rlrun.orchestrator.engines.gpu_turns import GPUTurns
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.gpu_turns import GPUTurns
-from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.weights import WeightSync
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 

@@ -12,9 +12,9 @@ import pytest
 from orch_simulation import FakeEngine, make_config, simulate
 
 from rlrun.environments.process import supervised
-from rlrun.orchestrator.arenas import open_arenas
-from rlrun.orchestrator.journal import SegmentWriter, rollout_fingerprint
-from rlrun.orchestrator.journal_records import Entry, RolloutEntry, read_segment
+from rlrun.orchestrator.journal.format import Entry, RolloutEntry, read_segment
+from rlrun.orchestrator.journal.writer import SegmentWriter, rollout_fingerprint
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.protocol import exit_codes
 from rlrun.protocol.paths import RunPaths
 

@@ -20,9 +20,11 @@ from orch_simulation import begin, make_config
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
-from rlrun.orchestrator import group_commit
-from rlrun.orchestrator import journal as journal_module
-from rlrun.orchestrator.journal import (
+from rlrun.orchestrator.journal import group_commit
+from rlrun.orchestrator.journal import writer as journal_module
+from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
+from rlrun.orchestrator.journal.recovery import read_journal
+from rlrun.orchestrator.journal.writer import (
     OF_A_ROLLOUT,
     OF_AN_ENVIRONMENT,
     Journal,
@@ -30,8 +32,6 @@ from rlrun.orchestrator.journal import (
     remove_settled,
     rollout_fingerprint,
 )
-from rlrun.orchestrator.journal_records import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
-from rlrun.orchestrator.recovery import read_journal
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.paths import RunPaths

@@ -16,10 +16,10 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.inference.client import Completion, EngineUnavailableError
-from rlrun.orchestrator import sessions as sessions_module
-from rlrun.orchestrator.checkpoint import is_lost
-from rlrun.orchestrator.journal import Journal
-from rlrun.orchestrator.journal_records import RolloutEntry, read_segment
+from rlrun.orchestrator.checkpoint.state import is_lost
+from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
+from rlrun.orchestrator.journal.writer import Journal
+from rlrun.orchestrator.rollouts import engine_session as sessions_module
 from rlrun.protocol import exit_codes
 from rlrun.protocol.paths import RunPaths
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from orch_journal_world import GROUP, STEPS, World, at_once, without_flushes
 
 from rlrun.config.rollout import CurriculumConfig
-from rlrun.orchestrator.journal_records import DroppedEntry
-from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.recovery import Found, readmit
-from rlrun.orchestrator.sampler import Sampler, Source
+from rlrun.orchestrator.journal.format import DroppedEntry
+from rlrun.orchestrator.journal.ledger import Ledger
+from rlrun.orchestrator.journal.recovery import Found, readmit
+from rlrun.orchestrator.tasks.sampler import Sampler, Source
 
 Action = tuple[str, int]
 ACTIONS = st.tuples(

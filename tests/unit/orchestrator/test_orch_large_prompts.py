@@ -11,10 +11,10 @@ import pytest
 
 from rlrun.environments.protocol import Message
 from rlrun.inference.completions import Completion
-from rlrun.orchestrator.conversation import Conversation, _size
-from rlrun.orchestrator.tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.conversation import Conversation, _size
 from rlrun.protocol.compute import SMALL
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 GROUP = 8
 

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from orch_simulation import eventually, make_config, simulate
 
-from rlrun.orchestrator import evaluations, recovery
-from rlrun.orchestrator.batcher import choose
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.dispatcher import Dispatcher, _Flight
-from rlrun.orchestrator.engines import EnginePool
-from rlrun.orchestrator.evaluation import Answer, Evaluator, Question
-from rlrun.orchestrator.group_commit import GroupCommit
-from rlrun.orchestrator.journal_records import Entry, RolloutEntry
-from rlrun.orchestrator.ledger import Ledger, LedgerState
-from rlrun.orchestrator.rollouts import Rollout
-from rlrun.orchestrator.sampler import Sampler, Source
-from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.batches.assemble import choose
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.evaluation import schedule
+from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
+from rlrun.orchestrator.journal import recovery
+from rlrun.orchestrator.journal.format import Entry, RolloutEntry
+from rlrun.orchestrator.journal.group_commit import GroupCommit
+from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.rollouts.dispatcher import Dispatcher, _Flight
+from rlrun.orchestrator.tasks.sampler import Sampler, Source
+from rlrun.orchestrator.types import Rollout
 from rlrun.protocol import exit_codes
 from rlrun.protocol.compute import stepwise
 from rlrun.protocol.storage import Volume
@@ -123,7 +124,7 @@ async def test_an_evaluation_is_measured_beside_the_loop(
 
         return do
 
-    monkeypatch.setattr(evaluations, "trace_line", noted(evaluations.trace_line))
+    monkeypatch.setattr(schedule, "trace_line", noted(schedule.trace_line))
     monkeypatch.setattr(Evaluator, "metrics", noted(Evaluator.metrics))
     evaluation = {"interval": 1, "num_tasks": 2}
     outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=1, evaluation=evaluation))

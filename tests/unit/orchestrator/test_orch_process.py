@@ -23,10 +23,13 @@ from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_c
 import rlrun
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator import courtesy, group_commit, records, trainer_client
 from rlrun.orchestrator import main as role
+from rlrun.orchestrator.aio import best_effort_writer
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
+from rlrun.orchestrator.journal import group_commit
+from rlrun.orchestrator.progress import metrics_file
+from rlrun.orchestrator.trainer import client as trainer_client
+from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
 from rlrun.protocol import batch as batch_module
 from rlrun.protocol import exit_codes, heap, storage
 from rlrun.protocol.failures import RoleError
@@ -311,8 +314,8 @@ async def test_files_for_people_are_a_courtesy(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(records, "append_line", refuse)
-    monkeypatch.setattr(records, "write_bytes", refuse)
+    monkeypatch.setattr(metrics_file, "append_line", refuse)
+    monkeypatch.setattr(metrics_file, "write_bytes", refuse)
     evaluation = {"interval": 2, "num_tasks": 2}
     outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=4, evaluation=evaluation))
     assert outcome.code == exit_codes.OK
@@ -336,7 +339,7 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
     monkeypatch.setattr(os, "fdatasync", fsync)
     monkeypatch.setattr(storage, "SLOW_SECONDS", 0.2)
     monkeypatch.setattr(group_commit, "CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr(courtesy, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(best_effort_writer, "CLOSE_SECONDS", 0.1)
 
     async def world(trainer: FakeTrainer) -> None:
         await eventually(lambda: bool(trainer.batches))
@@ -358,10 +361,10 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
 async def test_without_any_engine_the_run_fails_and_says_why(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlrun.orchestrator import weights
+    from rlrun.orchestrator.engines import weight_sync
 
-    monkeypatch.setattr(weights, "STARTUP_SECONDS", 0.3)
-    monkeypatch.setattr(weights, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(weight_sync, "STARTUP_SECONDS", 0.3)
+    monkeypatch.setattr(weight_sync, "_CHECK_SECONDS", 0.05)
     with pytest.raises(ExceptionGroup) as caught:
         await simulate(make_config(tmp_path, tokenizer_folder), engines=[FakeEngine(down=True)])
     cause = first_cause(caught.value)

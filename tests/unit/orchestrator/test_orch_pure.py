@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from rlrun.config.learning import AdvantageConfig, FilterConfig
 from rlrun.environments.bounds import MAX_METRICS
-from rlrun.orchestrator.batcher import assemble, choose, choose_first, split_by_age
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.courtesy import Courtesy
-from rlrun.orchestrator.errors import ErrorBudget
-from rlrun.orchestrator.evaluation import Answer, due, evaluation_metrics
-from rlrun.orchestrator.filters import Rules
-from rlrun.orchestrator.ledger import Ledger, LedgerError
-from rlrun.orchestrator.metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
-from rlrun.orchestrator.order import permuted, share_out
-from rlrun.orchestrator.records import MetricsFile, read_lines, spans
-from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
-from rlrun.orchestrator.sampler import Sampler, Source
+from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first, split_by_age
+from rlrun.orchestrator.batches.filters import Rules
+from rlrun.orchestrator.evaluation.evaluator import Answer, due, evaluation_metrics
+from rlrun.orchestrator.journal.ledger import Ledger, LedgerError
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, read_lines, spans
+from rlrun.orchestrator.progress.step_metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, too_old
+from rlrun.orchestrator.tasks.permutation import permuted, share_out
+from rlrun.orchestrator.tasks.sampler import Sampler, Source
+from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.failures import RoleError
 
 

@@ -13,9 +13,9 @@ import pytest
 from orch_doors import Door, open_doors, truth
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, in_process, make_config
 
-from rlrun.orchestrator import weights
+from rlrun.orchestrator.engines import weight_sync
+from rlrun.orchestrator.engines.health_monitor import MISSES, Pace
 from rlrun.orchestrator.main import run
-from rlrun.orchestrator.monitor import MISSES, Pace
 from rlrun.protocol.paths import RunPaths
 
 STEPS = 100_000
@@ -159,7 +159,7 @@ async def ten_times_slower(trainer: FakeTrainer, good: Door, bad: Door) -> None:
 async def test_the_run_goes_on_with_one_of_two_engines(
     tmp_path: Path, tokenizer_folder: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "KNOCK_SECONDS", 0.3)
+    monkeypatch.setattr(weight_sync, "KNOCK_SECONDS", 0.3)
     trainer, metrics = await orchestrate(tmp_path, tokenizer_folder, world, Pace(interval=0.05, answer=0.5))
     assert_right_tokens(trainer)
     if world is not restarted_with_old_weights:  # that may be noticed before a request is spoiled

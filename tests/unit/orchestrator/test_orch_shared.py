@@ -12,14 +12,14 @@ import pytest
 from orch_simulation import API_KEY, eventually, make_config
 
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.orchestrator import shared as module
-from rlrun.orchestrator.shared import Connection
+from rlrun.orchestrator.trainer import shared_trainer as module
+from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.protocol import exit_codes, shared
 from rlrun.protocol.api_key import caller, guest_proof, key_digest
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import Join, SharedState
-from rlrun.trainer.channel import Channel
+from rlrun.trainer.channel.run_channel import Channel
 
 
 def open_channel(tmp_path: Path) -> Channel:

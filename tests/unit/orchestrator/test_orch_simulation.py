@@ -18,10 +18,10 @@ from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, si
 
 from rlrun.environments.process import supervised as supervised_module
 from rlrun.inference.client import Completion
-from rlrun.orchestrator import dispatcher as dispatcher_module
-from rlrun.orchestrator.arenas import open_arenas
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.ledger import Ledger
+from rlrun.orchestrator.journal.ledger import Ledger
+from rlrun.orchestrator.rollouts import dispatcher as dispatcher_module
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import BatchError, read_batch
 from rlrun.protocol.failures import RoleError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlrun.orchestrator.checkpoint import (
+from rlrun.orchestrator.checkpoint.state import (
     Snapshot,
     base_snapshot,
     newest_complete,
@@ -16,7 +16,7 @@ from rlrun.orchestrator.checkpoint import (
     readmissible,
     write_snapshot,
 )
-from rlrun.orchestrator.ledger import Ledger, LedgerState
+from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
 from rlrun.protocol.batch import Batch, Sample, write_batch

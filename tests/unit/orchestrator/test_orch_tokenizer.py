@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.orchestrator.tokenizer import load_tokenizer
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 MESSAGES = [{"role": "system", "content": "Reverse it."}, {"role": "user", "content": "<ab cd> 12\n~"}]
 CONFIG = {"model_type": "llama"}
@@ -40,7 +40,7 @@ def test_it_is_that_of_auto_tokenizer(folder: Path) -> None:
 
 def test_the_orchestrator_of_a_tiny_model_never_imports_torch(folder: Path) -> None:
     program = (
-        "import sys; from rlrun.orchestrator import main; from rlrun.orchestrator.tokens import ChatTokens; "
+        "import sys; from rlrun.orchestrator import main; from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens; "
         f"ChatTokens.load({str(folder)!r}); print(sorted({{'torch', 'vllm'}} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

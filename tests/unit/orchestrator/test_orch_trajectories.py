@@ -19,13 +19,13 @@ from rlrun.config.roles import TrajectoryStrategy
 from rlrun.config.rollout import SamplingConfig
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
-from rlrun.orchestrator.conversation import Conversation, RolloutError
-from rlrun.orchestrator.engines import EnginePool, Replica
-from rlrun.orchestrator.sessions import Session
-from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.tokens import ChatTokens, TemplateError
-from rlrun.trainer.characters import CHARACTERS, SPECIAL_TOKENS
-from rlrun.trainer.tiny_model import make_tokenizer
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
+from rlrun.orchestrator.rollouts.engine_session import Session
+from rlrun.trainer.modeling.character_tokenizer import CHARACTERS, SPECIAL_TOKENS
+from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 # As those of reasoning models with tools are: functions are in the system message, results of a turn stand together in one message of
 # the user, calls are written anew, and thoughts are left out once the user has gone on.

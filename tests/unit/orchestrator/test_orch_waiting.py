@@ -6,9 +6,9 @@ from pathlib import Path
 
 from orch_simulation import make_config
 
-from rlrun.orchestrator.activity import Activity
-from rlrun.orchestrator.shared import Connection
-from rlrun.orchestrator.waiting import Since, Waiting, of_trainer
+from rlrun.orchestrator.progress.activity import Activity
+from rlrun.orchestrator.trainer.shared_trainer import Connection
+from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
 from rlrun.protocol.channel import RankState, TrainerState
 
 NOON = 1_700_000_000.0  # 22:13:20Z

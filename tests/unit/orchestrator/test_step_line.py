@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.orchestrator.metrics import step_line
+from rlrun.orchestrator.progress.step_metrics import step_line
 
 
 def test_a_step_is_one_line_of_what_is_known() -> None:

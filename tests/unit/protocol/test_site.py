@@ -17,7 +17,7 @@ from rlrun.protocol import site as site_module
 from rlrun.protocol.api_key import holds_key
 from rlrun.protocol.endpoints import POD_JOIN, POD_READY
 from rlrun.protocol.site import ERRORS_PER_MINUTE, Few, Site
-from rlrun.trainer.channel import Channel
+from rlrun.trainer.channel.run_channel import Channel
 
 KEY = "sesame"
 HOSTILE = [

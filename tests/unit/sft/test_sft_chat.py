@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.data import DataConfig
+from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.conversation import Conversation, conversation
-from rlrun.orchestrator.tokens import TemplateError
 from tests.unit.sft.conftest import TEMPLATES, make_tokenizer
 
 STOPS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "thinking": "<|im_end|>", "plain": ""}
@@ -47,8 +47,8 @@ def test_the_learned_tokens_are_the_replies_and_their_ends(name: str, texts: lis
 
 
 def test_the_tiny_models_template(tmp_path: Any) -> None:
-    from rlrun.trainer.tiny_model import encode_demonstration
-    from rlrun.trainer.tiny_model import make_tokenizer as tiny
+    from rlrun.trainer.modeling.tiny_model import encode_demonstration
+    from rlrun.trainer.modeling.tiny_model import make_tokenizer as tiny
 
     tokenizer = tiny()
     chat = turns("<abcd>", "dcba", "more", "of it")

@@ -21,7 +21,7 @@ from rlrun.stub.model import make_model
 from rlrun.stub.policy import Policy, small_files, write_model
 from rlrun.stub.replies import Vocabulary
 from rlrun.stub.script import PolicyScript
-from rlrun.trainer.characters import SPECIAL_TOKENS
+from rlrun.trainer.modeling.character_tokenizer import SPECIAL_TOKENS
 
 PROMPT = "<bos><user><abcd><assistant>"
 LONG_PROMPT = "<bos><user><" + "abcdefghij" * 4 + "><assistant>"

@@ -73,7 +73,7 @@ def test_a_fault_of_engines_happens_as_often_as_the_script_says(tmp_path: Path) 
 def test_the_tokenizer_is_that_of_the_tiny_model(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from rlrun.trainer.tiny_model import make_tokenizer
+    from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
     make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
     ours, theirs = AutoTokenizer.from_pretrained(str(tmp_path / "model")), make_tokenizer()
@@ -104,10 +104,10 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from rlrun.algorithms import Objective
-    from rlrun.trainer import attention
-    from rlrun.trainer.group import Group
-    from rlrun.trainer.optimizers import make_optimizer
-    from rlrun.trainer.step import train_step
+    from rlrun.trainer.learning.optimizers import make_optimizer
+    from rlrun.trainer.learning.train_step import train_step
+    from rlrun.trainer.modeling import packed_attention
+    from rlrun.trainer.ranks.group import Group
 
     class Alone(Group):
         """A group of one rank, without collectives."""
@@ -117,10 +117,10 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
 
         maxima = sums
 
-    attention.register()
+    packed_attention.register()
     shape = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
-    model = LlamaForCausalLM._from_config(LlamaConfig(**shape, **heads), attn_implementation=attention.NAME)
+    model = LlamaForCausalLM._from_config(LlamaConfig(**shape, **heads), attn_implementation=packed_attention.NAME)
     batch = _batch()
     group = Alone(0, 1, torch.device("cpu"), None)  # type: ignore[arg-type]
     real = train_step(

@@ -11,11 +11,11 @@ from torch import nn
 from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
-from rlrun.trainer.critic import Critic, to_critic
-from rlrun.trainer.group import Group
-from rlrun.trainer.learner import Learner
-from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.optimizers import make_optimizer
+from rlrun.trainer.learning.critic import Critic, to_critic
+from rlrun.trainer.learning.learner import Learner
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
 
 LENGTHS = [9, 4, 13, 6, 3]
 ROWS = [(0, 1), (2,), (3, 4)]

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.protocol.batch import Batch, Sample
-from rlrun.trainer import attention
-from rlrun.trainer.group import Group
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.ranks.group import Group
 
 VOCABULARY = 50
 _SHAPE = {
@@ -42,8 +42,8 @@ def solo() -> Iterator[Group]:
 def make_model() -> Callable[..., nn.Module]:
     """Random small models; the same seed gives the same weights, whatever the attention."""
 
-    def make(family: str = "llama", *, attn: str = attention.NAME, tied: bool = False) -> nn.Module:
-        attention.register()
+    def make(family: str = "llama", *, attn: str = packed_attention.NAME, tied: bool = False) -> nn.Module:
+        packed_attention.register()
         torch.manual_seed(0)
         if family == "qwen3":
             config: object = Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=tied)
@@ -109,7 +109,7 @@ def rewarded(make_batch: Callable[..., Batch]) -> Callable[..., Batch]:
 @pytest.fixture
 def source(tmp_path: Path, make_model: Callable[..., nn.Module]) -> Path:
     """A model folder with a tokenizer."""
-    from rlrun.trainer.tiny_model import make_tokenizer
+    from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
     folder = tmp_path / "source"
     make_model().save_pretrained(folder)

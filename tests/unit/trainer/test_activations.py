@@ -14,10 +14,10 @@ from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.protocol.batch import Sample
-from rlrun.trainer import activations, attention
-from rlrun.trainer.activations import keep_activations
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.model import decoder_layers
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.modeling import activation_checkpointing, packed_attention
+from rlrun.trainer.modeling.activation_checkpointing import keep_activations
+from rlrun.trainer.modeling.shard import decoder_layers
 
 CPU = torch.device("cpu")
 LAYERS = 2
@@ -108,10 +108,10 @@ def trained(
 def test_attention_is_computed_again_in_mode_full_alone(
     mode: Any, kernel: list[int], make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
-    attn = attention.implementation("varlen")
+    attn = packed_attention.implementation("varlen")
     _, found = trained(make_model, make_sample, mode, attn)
     assert len(kernel) == (2 if mode == "full" else 1) * LAYERS
-    _, expected = trained(make_model, make_sample, "none", attention.NAME)
+    _, expected = trained(make_model, make_sample, "none", packed_attention.NAME)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5)
 
@@ -119,7 +119,7 @@ def test_attention_is_computed_again_in_mode_full_alone(
 def test_products_are_computed_again_unless_selected(
     make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample]
 ) -> None:
-    calls = {mode: trained(make_model, make_sample, mode, attention.NAME)[0] for mode in MODES}
+    calls = {mode: trained(make_model, make_sample, mode, packed_attention.NAME)[0] for mode in MODES}
     attended = "aten::_scaled_dot_product_flash_attention_for_cpu"
     products = {mode: found["aten::mm"] for mode, found in calls.items()}
     assert products["selective"] == products["none"] == products["offload"]
@@ -130,6 +130,8 @@ def test_products_are_computed_again_unless_selected(
 
 
 def test_operations_that_are_not_registered_are_left_out() -> None:
-    found = activations.operations(["aten::mm", "aten::of_another_version", "of_another_package::attention"])
+    found = activation_checkpointing.operations(
+        ["aten::mm", "aten::of_another_version", "of_another_package::attention"]
+    )
     assert torch.ops.aten.mm.default in found
     assert {str(operation).rpartition(".")[0] for operation in found} == {"aten.mm"}

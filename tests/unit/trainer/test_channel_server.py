@@ -18,7 +18,7 @@ from rlrun.protocol.endpoints import TRAINER_READY
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.shared import channel_of
 from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.channel import Channel
+from rlrun.trainer.channel.run_channel import Channel
 
 KEY = "secret"
 

@@ -12,13 +12,13 @@ from torch import nn
 from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
-from rlrun.trainer import checkpoint
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.saving import Saver
-from rlrun.trainer.step import parameter_checksum, train_step
+from rlrun.trainer.checkpoints import dcp
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import parameter_checksum, train_step
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
@@ -44,14 +44,14 @@ def test_training_goes_on_bit_for_bit(
     Saver({POLICY: Part(model, optimizer)}, solo, background=False).save(Progress(2, 1), tmp_path / "step")
     uninterrupted = train(model, optimizer, range(3, 6))
     again, other = fresh()
-    assert checkpoint.load({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
+    assert dcp.load({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
     assert train(again, other, range(3, 6)) == uninterrupted
 
 
 def test_a_steps_random_numbers_depend_on_seed_and_step_alone() -> None:
     drawn = []
     for seed, step in ((0, 1), (0, 2), (1, 1), (0, 1)):
-        checkpoint.seed_step(seed, step)
+        dcp.seed_step(seed, step)
         drawn.append(float(torch.rand(())))
     assert drawn[0] == drawn[3]
     assert len(set(drawn)) == 3

@@ -15,9 +15,9 @@ from rlrun.protocol.attempts import first_attempt
 from rlrun.protocol.manifest import Manifest, complete_checkpoints, describe, read_manifest, verify
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Trouble, Volume
-from rlrun.trainer import completion
-from rlrun.trainer.completion import Completer
-from rlrun.trainer.unsaved import Refused, Retry
+from rlrun.trainer.checkpoints import completion
+from rlrun.trainer.checkpoints.completion import Completer
+from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 
 
 class Run:

@@ -19,14 +19,22 @@ from rlrun.config.model import ModelConfig
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import loading
-from rlrun.trainer.critic import Critic, critic_step, estimate, make_critic, row_values, to_critic, token_rewards
-from rlrun.trainer.forward import micro_batch
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.signals import Signals
-from rlrun.trainer.updates import Update
+from rlrun.trainer.learning.auxiliary_logprobs import Signals
+from rlrun.trainer.learning.critic import (
+    Critic,
+    critic_step,
+    estimate,
+    make_critic,
+    row_values,
+    to_critic,
+    token_rewards,
+)
+from rlrun.trainer.learning.forward import micro_batch
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling import load_weights
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
 from tests.unit.trainer.companions import (
     GAE,
     LENGTHS,
@@ -53,7 +61,7 @@ def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
 ) -> None:
     policy = make_model("qwen3", tied=tied)
     policy.save_pretrained(tmp_path)
-    monkeypatch.setattr(loading, "load_model", None)  # nothing is loaded whole
+    monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
     trainer = TrainerConfig(
         name="test",
         uid="uid",

@@ -11,18 +11,18 @@ from torch import nn
 
 from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.config.learning import OptimizerConfig
-from rlrun.orchestrator.checkpoint import Snapshot, write_snapshot
-from rlrun.orchestrator.ledger import Ledger
+from rlrun.orchestrator.checkpoint.state import Snapshot, write_snapshot
+from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.completion import Completer
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.resume import choose_base
-from rlrun.trainer.saving import Saver
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.completion import Completer
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.checkpoints.resume import choose_base
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 FILES = ("trainer/__0_0.distcp", "trainer/.metadata", "orchestrator/state.json", "manifest.json")
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -16,11 +16,11 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
-from rlrun.trainer.group import Group
-from rlrun.trainer.learner import combined
-from rlrun.trainer.model import shard
-from rlrun.trainer.step import environment_objectives, train_step
-from rlrun.trainer.updates import Update
+from rlrun.trainer.learning.learner import combined
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.train_step import environment_objectives, train_step
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 from tests.unit.trainer.companions import LENGTHS, MakeBatch, MakeModel, make_learner, weights
 
 MATHS = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))

@@ -19,14 +19,15 @@ from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import export, lora
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.shard import load_model, shard
 from rlrun.trainer.modeling.small_model import small_model
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.publish import model_files, publish
-from rlrun.trainer.saving import Saver
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import export
+from rlrun.trainer.weights.hf_writer import model_files, publish
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_an_exported_checkpoint_is_the_model(
     family: str,
     tied: bool,
 ) -> None:
-    from rlrun.trainer.tiny_model import make_tokenizer
+    from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
     model = make_model(family, tied=tied)
     model.save_pretrained(tmp_path / "source")  # type: ignore[operator]

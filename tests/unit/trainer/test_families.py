@@ -16,14 +16,15 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import attention, forward, loading, publish
-from rlrun.trainer.group import Group
-from rlrun.trainer.loading import load_sharded
-from rlrun.trainer.model import load_model
-from rlrun.trainer.modeling import architecture_check
+from rlrun.trainer.learning import forward
+from rlrun.trainer.modeling import architecture_check, load_weights, packed_attention
 from rlrun.trainer.modeling.architecture_check import find_fault
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.small_model import small_model
-from rlrun.trainer.tensor_names import file_tensors, parts, remember
+from rlrun.trainer.modeling.tensor_names import file_tensors, parts, remember
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import hf_writer
 
 _MIXED = ["conv", "conv", "full_attention"]
 _LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
@@ -79,9 +80,11 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def full_size(kind: str, **options: Any) -> Any:
     """As `load_sharded` has it: on meta, its names remembered."""
-    attention.register()
+    packed_attention.register()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**options), attn_implementation=attention.NAME)
+        model = AutoModelForCausalLM.from_config(
+            CONFIG_MAPPING[kind](**options), attn_implementation=packed_attention.NAME
+        )
     remember(model)
     return model
 
@@ -93,7 +96,7 @@ def test_a_family_that_is_computed_rightly_is_taken(kind: str, tmp_path: Path) -
     small = small_model(type(model), model.config, attention="eager", seq_len=512, seed=0)
     small.save_pretrained(tmp_path)
     remember(small)
-    names = [name for part in parts(small, publish.published_tensors(small)) for name in part.files]
+    names = [name for part in parts(small, hf_writer.published_tensors(small)) for name in part.files]
     assert sorted(names) == sorted(load_file(tmp_path / "model.safetensors"))
 
 
@@ -158,7 +161,7 @@ def test_every_kind_of_layer_is_looked_at() -> None:
 def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = full_size("mixtral")
     if broken == "values":  # the row is one sequence
-        whole = attention.layout
+        whole = packed_attention.layout
         monkeypatch.setattr(architecture_check, "layout", lambda lengths, device: whole([sum(lengths)], device))
     if broken == "gradients":
         computed = forward.token_statistics
@@ -210,7 +213,7 @@ def test_a_refused_model_is_refused_before_its_weights_are_read(
 ) -> None:
     model = small_model(*_kind("gpt_oss"), attention="eager", seq_len=512, seed=0)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr(loading, "_files", None)  # which downloads them
+    monkeypatch.setattr(load_weights, "_files", None)  # which downloads them
     with pytest.raises(RoleError, match=r"model .*: GptOssForCausalLM cannot be trained: .* has s_aux") as caught:
         load_sharded(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=64)
     assert caught.value.code == exit_codes.CONFIGURATION
@@ -241,7 +244,7 @@ def test_chance_takes_no_part_in_training_and_stays_in_what_is_published(
     config = ModelConfig(path=str(source))
     for model in (load_model(config, str(source)), load_sharded(config, str(source), solo, seq_len=16)):
         ids, positions = torch.arange(12)[None], torch.arange(12)[None]
-        inputs = {"input_ids": ids, "position_ids": positions, "packed": attention.layout([12], ids.device)}
+        inputs = {"input_ids": ids, "position_ids": positions, "packed": packed_attention.layout([12], ids.device)}
         assert torch.equal(model.train()(**inputs).logits, model(**inputs).logits)
-        published = json.loads(publish.model_files(model, config, str(source)).contents["config.json"])
+        published = json.loads(hf_writer.model_files(model, config, str(source)).contents["config.json"])
         assert (published["resid_pdrop"], published["attn_pdrop"]) == (0.25, 0.25)

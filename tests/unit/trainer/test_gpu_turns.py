@@ -15,7 +15,7 @@ from torch import nn
 from rlrun.protocol.failures import RoleError
 from rlrun.trainer import engines_beside as module
 from rlrun.trainer.engines_beside import EnginesBeside
-from rlrun.trainer.gpu_turns import GPUMemory
+from rlrun.trainer.gpu_memory import GPUMemory
 
 CPU = torch.device("cpu")
 

@@ -25,9 +25,9 @@ from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.shared import Join, SharedState
-from rlrun.trainer import guests as module
-from rlrun.trainer.guests import Change, Guests
-from rlrun.trainer.isolation import tell_all, to_blame
+from rlrun.trainer.tenants import requests as module
+from rlrun.trainer.tenants.isolation import tell_all, to_blame
+from rlrun.trainer.tenants.requests import Change, Guests
 
 
 def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:

@@ -22,12 +22,13 @@ from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import TRAINER_PART
-from rlrun.trainer import checkpoint, export
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.saving import Saver
+from rlrun.trainer.checkpoints import dcp
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import export
 
 LEARNING_RATE = "policy.optimizer.param_groups.0.lr"
 WEIGHT = "policy.model.model.embed_tokens.weight"
@@ -82,7 +83,7 @@ class Folder:
         self.place(name, relative_path=file.name, offset=begin, length=len(written.getvalue()))
 
     def load(self) -> Progress:
-        return checkpoint.load({POLICY: self.part}, self.path)
+        return dcp.load({POLICY: self.part}, self.path)
 
     def export(self) -> None:
         config = ModelConfig(path=str(self.source), dtype="float32")
@@ -289,7 +290,7 @@ def test_damage_of_any_kind_is_refused_or_does_nothing(folder: Folder) -> None:
     """Bytes changed at random: a table is read as it was, or refused; nothing else is raised, and nothing appears beside it."""
     whole, rng = folder.table.read_bytes(), random.Random(7)
     beside = sorted(folder.path.parent.rglob("*"))
-    reader = checkpoint.CheckpointReader(folder.path / TRAINER_PART)
+    reader = dcp.CheckpointReader(folder.path / TRAINER_PART)
     refused = 0
     for _ in range(int(os.environ.get("RLRUN_FUZZ", "2000"))):
         changed = bytearray(whole)

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from rlrun.algorithms import Objective, Regularizers
-from rlrun.trainer import checkpoint
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.critic import CRITIC
-from rlrun.trainer.forward import micro_batch
-from rlrun.trainer.group import Group
-from rlrun.trainer.learner import Learner, combined
-from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.reference import FrozenReference
-from rlrun.trainer.saving import Saver
-from rlrun.trainer.signals import logprobs_without_gradient
-from rlrun.trainer.step import parameter_checksum
-from rlrun.trainer.updates import Update, mini_batches
+from rlrun.trainer.checkpoints import dcp
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
+from rlrun.trainer.learning.critic import CRITIC
+from rlrun.trainer.learning.forward import micro_batch
+from rlrun.trainer.learning.learner import Learner, combined
+from rlrun.trainer.learning.minibatches import Update, mini_batches
+from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.train_step import parameter_checksum
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
 from tests.unit.trainer.companions import (
     GAE,
     ROWS,
@@ -186,7 +186,7 @@ def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
     Saver(parts, solo, background=False).save(Progress(1), tmp_path / "step")
     uninterrupted = train(learner, range(2, 4))
     again, others = fresh()
-    assert checkpoint.load(others, tmp_path / "step") == Progress(1)
+    assert dcp.load(others, tmp_path / "step") == Progress(1)
     assert train(again, range(2, 4)) == uninterrupted
     assert len({line[1] for line in uninterrupted}) == 2
 

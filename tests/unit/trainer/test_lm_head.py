@@ -18,11 +18,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from rlrun.protocol.batch import Sample
-from rlrun.trainer import attention
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.group import Group
-from rlrun.trainer.lm_head import KEPT_BYTES, find_head, head_statistics
-from rlrun.trainer.model import shard
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.lm_head import KEPT_BYTES, find_head, head_statistics
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
 
@@ -126,13 +126,13 @@ def gemma2() -> nn.Module:
     config = Gemma2Config(
         **shape, num_attention_heads=4, num_key_value_heads=2, final_logit_softcapping=0.3, attn_logit_softcapping=None
     )
-    return Gemma2ForCausalLM._from_config(config, attn_implementation=attention.NAME)
+    return Gemma2ForCausalLM._from_config(config, attn_implementation=packed_attention.NAME)
 
 
 def granite() -> nn.Module:
     shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = GraniteConfig(**shape, num_attention_heads=4, num_key_value_heads=2, logits_scaling=0.25)
-    return GraniteForCausalLM._from_config(config, attn_implementation=attention.NAME)
+    return GraniteForCausalLM._from_config(config, attn_implementation=packed_attention.NAME)
 
 
 class Shifted(nn.Module):
@@ -179,7 +179,7 @@ def test_every_kind_of_model_ends_as_its_own_forward_says(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
 ) -> None:
-    attention.register()
+    packed_attention.register()
     torch.manual_seed(0)
     makers: dict[str, Callable[[], nn.Module]] = {
         "tied": lambda: make_model("qwen3", tied=True),

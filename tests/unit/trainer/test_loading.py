@@ -26,9 +26,9 @@ from transformers import (
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import loading
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import load_model
+from rlrun.trainer.modeling import load_weights
+from rlrun.trainer.modeling.shard import load_model
+from rlrun.trainer.ranks.group import Group
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -72,7 +72,7 @@ def gpt_neox() -> Any:
 
 
 def load(folder: Path, group: Group) -> Any:
-    return loading.load_sharded(ModelConfig(path=str(folder)), str(folder), group, seq_len=128)
+    return load_weights.load_sharded(ModelConfig(path=str(folder)), str(folder), group, seq_len=128)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_slices_give_the_whole(
     original = make()
     original.generation_config.update(do_sample=True, top_k=7)
     original.to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size=shard_size)
-    monkeypatch.setattr(loading, "load_model", None)  # nothing is loaded whole
+    monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
     model = load(tmp_path, solo)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert model.generation_config.top_k == 7

@@ -21,17 +21,18 @@ from rlrun.config.model import ModelConfig
 from rlrun.protocol.batch import Batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer import export, lora, publish
-from rlrun.trainer.adapters import Adapters
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import local_part, shard
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import parameter_checksum, train_step
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.adapter_sets import Adapters
+from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.modeling.small_model import small_model
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.saving import Saver
-from rlrun.trainer.step import parameter_checksum, train_step
-from rlrun.trainer.tensor_names import remember
+from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import export, hf_writer
 
 CONFIG = LoRAConfig(rank=4, alpha=6)
 
@@ -198,7 +199,7 @@ def test_a_published_adapter_has_pefts_names(tmp_path: Path, solo: Group, make_m
     disturb(model)
     path = RunPaths(tmp_path).version(3, 1)
     config = lora.adapter_config(model, CONFIG, "base")
-    publish.publish_adapter(model, path, config=config, dtype="float32", group=solo)
+    hf_writer.publish_adapter(model, path, config=config, dtype="float32", group=solo)
     assert [version.step for version in RunPaths(tmp_path).versions_on_disk()] == [3]
     assert sorted(file.name for file in path.iterdir()) == [
         "COMPLETE", "adapter_config.json", "adapter_model.safetensors",
@@ -218,11 +219,11 @@ def test_merged_weights_answer_as_the_adapted_model(
 ) -> None:
     config = ModelConfig(path=str(source), dtype="float32")
     model = make_model()
-    files = publish.model_files(model, config, str(source))
+    files = hf_writer.model_files(model, config, str(source))
     adapt(model, solo, CONFIG.model_copy(update={"modules_to_save": ["lm_head"]}))
     train(model, solo, make_batch([9, 7]))
     path = RunPaths(tmp_path).version(1, 1)
-    publish.publish(model, path, files=files, dtype="float32", group=solo)
+    hf_writer.publish(model, path, files=files, dtype="float32", group=solo)
     merged = AutoModelForCausalLM.from_pretrained(path)
     row = micro_batch(make_batch([9]).samples, torch.device("cpu"))
     with torch.no_grad():
@@ -249,12 +250,12 @@ def test_an_exported_checkpoint_is_the_model_with_its_updates(
         CONFIG.model_copy(update={"modules_to_save": full}),
     )
     model = make_model()
-    files = publish.model_files(model, config, str(source))
+    files = hf_writer.model_files(model, config, str(source))
     adapt(model, solo, lora_config)
     train(model, solo, make_batch([9, 7]))
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
     Saver({POLICY: Part(model, optimizer)}, solo, background=False).save(Progress(3), tmp_path / "checkpoint")
-    publish.publish(model, tmp_path / "published", files=files, dtype="float32", group=solo)
+    hf_writer.publish(model, tmp_path / "published", files=files, dtype="float32", group=solo)
     export.export_checkpoint(
         tmp_path / "checkpoint", tmp_path / "out", config, str(source), step=3, adapters=lora_config
     )
@@ -315,7 +316,7 @@ def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
     for one in (alone, model):
         train(one, solo, make_batch([9, 7]))
     for number, one in enumerate((alone, model)):
-        publish.publish_adapter(
+        hf_writer.publish_adapter(
             one,
             RunPaths(tmp_path).version(number, 1),
             config=lora.adapter_config(one, narrow, "base"),

@@ -14,13 +14,13 @@ from rlrun.config.lora import LoRAConfig
 from rlrun.config.roles import TrainerSpec
 from rlrun.protocol.batch import Sample
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import model as model_module
-from rlrun.trainer.activations import keep_activations
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.group import Group
 from rlrun.trainer.learning import gradient_accumulation
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.gradient_accumulation import check_memory
-from rlrun.trainer.model import Memory, decoder_layers, local_part, shard
+from rlrun.trainer.modeling import shard as model_module
+from rlrun.trainer.modeling.activation_checkpointing import keep_activations
+from rlrun.trainer.modeling.shard import Memory, decoder_layers, local_part, shard
+from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from rlrun.algorithms import Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.optimizers import Muon, make_optimizer, orthogonalized
-from rlrun.trainer.step import train_step
+from rlrun.trainer.learning.optimizers import Muon, make_optimizer, orthogonalized
+from rlrun.trainer.learning.train_step import train_step
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
 LR, DECAY = 0.02, 0.1

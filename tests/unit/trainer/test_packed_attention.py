@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.config.parallel import AttentionKernel
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer.attention import implementation, layout, packed_attention
+from rlrun.trainer.modeling.packed_attention import implementation, layout, packed_attention
 
 LENGTHS = [5, 17, 3, 9, 1, 16]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rlrun.config.parallel import ParallelismConfig
 from rlrun.config.roles import TrainerSpec
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer.attention import layout
-from rlrun.trainer.parallel.dims import ParallelDims
-from rlrun.trainer.parallel.rows import _runs
+from rlrun.trainer.modeling.packed_attention import layout
+from rlrun.trainer.modeling.parallel.dims import ParallelDims
+from rlrun.trainer.modeling.parallel.rows import _runs
 
 SIZES = st.integers(1, 4)
 

@@ -12,21 +12,22 @@ from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.config.learning import OptimizerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
-from rlrun.orchestrator.checkpoint import Snapshot, write_snapshot
-from rlrun.orchestrator.ledger import Ledger
+from rlrun.orchestrator.checkpoint.state import Snapshot, write_snapshot
+from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.protocol.attempts import first_attempt
 from rlrun.protocol.manifest import MANIFEST
 from rlrun.protocol.paths import COMPLETE, RunPaths
 from rlrun.protocol.storage import Volume
-from rlrun.trainer import lora, publish
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.completion import Completer
-from rlrun.trainer.export import export_version
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import load_model, shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.saving import Saver
-from rlrun.trainer.together import Together
+from rlrun.trainer.checkpoints.async_saver import Saver
+from rlrun.trainer.checkpoints.collective_write import Together
+from rlrun.trainer.checkpoints.completion import Completer
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.shard import load_model, shard
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import hf_writer
+from rlrun.trainer.weights.export import export_version
 from tests.power_cut import Disk
 
 MakeModel = Callable[..., nn.Module]
@@ -50,7 +51,7 @@ def test_a_version_is_durable_before_it_is_complete(
     make_model().save_pretrained(source)
     config = ModelConfig(path=str(source))
     model = load_model(config, str(source))
-    files = publish.model_files(model, config, str(source))
+    files = hf_writer.model_files(model, config, str(source))
     shard(model, solo)
     agree, shards = Together.agree, []
 
@@ -63,7 +64,7 @@ def test_a_version_is_durable_before_it_is_complete(
 
     monkeypatch.setattr(Together, "agree", agreed)
     path = run.version(3, 1)
-    publish.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=20_000)
+    hf_writer.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=20_000)
     assert not disk.broken
     assert disk.promised == [COMPLETE, path.name]
     assert shards
@@ -84,7 +85,7 @@ def test_an_adapter_is_durable_before_it_is_complete(
     lora.initialise(model, 0)
     path = run.version(1, 1)
     about = lora.adapter_config(model, config, "base")
-    publish.publish_adapter(model, path, config=about, dtype="float32", group=solo)
+    hf_writer.publish_adapter(model, path, config=about, dtype="float32", group=solo)
     assert not disk.broken
     assert disk.promised == [COMPLETE, path.name]
     assert disk.keeps(path)

@@ -18,12 +18,12 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import first_attempt, next_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import Artifact, RunPaths
-from rlrun.trainer import publish
-from rlrun.trainer.group import Group
-from rlrun.trainer.loading import load_sharded
-from rlrun.trainer.model import load_model, shard
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.shard import load_model, shard
 from rlrun.trainer.modeling.small_model import small_model
-from rlrun.trainer.versions import superfluous
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights import hf_writer
+from rlrun.trainer.weights.retention import superfluous
 
 IDS = torch.arange(12)[None]
 
@@ -35,17 +35,17 @@ def test_what_is_sent_is_what_is_written(
     make_model("qwen3_moe").save_pretrained(source)
     config = ModelConfig(path=str(source), dtype=dtype)
     model = load_model(config, str(source))
-    files = publish.model_files(model, config, str(source))
+    files = hf_writer.model_files(model, config, str(source))
     shard(model, solo)
-    publish.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
-    written = load_file(tmp_path / "v1" / publish.shard_names(1)[0])
-    sent = publish.gathered(model, dtype=config.dtype, keep=True, pinned=False)
+    hf_writer.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
+    written = load_file(tmp_path / "v1" / hf_writer.shard_names(1)[0])
+    sent = hf_writer.gathered(model, dtype=config.dtype, keep=True, pinned=False)
     assert sent.keys() == written.keys()
     assert all(sent[n].dtype == written[n].dtype and torch.equal(sent[n], written[n]) for n in written)
     with torch.no_grad():
         next(model.parameters()).add_(1)
     assert all(torch.equal(sent[n], written[n]) for n in written), "training goes on meanwhile"
-    assert publish.gathered(model, dtype=config.dtype, keep=False, pinned=False) == {}
+    assert hf_writer.gathered(model, dtype=config.dtype, keep=False, pinned=False) == {}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -56,10 +56,10 @@ def test_transformers_loads_identical_logits(
     make_model(family, tied=tied).save_pretrained(source)
     config = ModelConfig(path=str(source), dtype="bfloat16")
     model = load_model(config, str(source))
-    files = publish.model_files(model, config, str(source))
+    files = hf_writer.model_files(model, config, str(source))
     shard(model, solo)
     path = RunPaths(tmp_path).version(3, 1)
-    publish.publish(model, path, files=files, dtype=config.dtype, group=solo, shard_bytes=10_000)
+    hf_writer.publish(model, path, files=files, dtype=config.dtype, group=solo, shard_bytes=10_000)
     assert [version.step for version in RunPaths(tmp_path).versions_on_disk()] == [3]
     assert len(list(path.glob("model-*.safetensors"))) > 1
     index = json.loads((path / "model.safetensors.index.json").read_text())
@@ -88,14 +88,14 @@ def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Gro
             shard(load_model(config, str(source)), solo),
         )
     ):
-        files = publish.model_files(model, config, str(source))
+        files = hf_writer.model_files(model, config, str(source))
         path = tmp_path / f"v{number}"
-        publish.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=300_000)
+        hf_writer.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=300_000)
         written: dict[str, torch.Tensor] = {}
         for file in path.glob("*.safetensors"):
             written |= load_file(file)
         index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-        sent = publish.gathered(model, dtype="float32", keep=True, pinned=False)
+        sent = hf_writer.gathered(model, dtype="float32", keep=True, pinned=False)
         assert sorted(written) == sorted(sent) == sorted(index) == sorted(expected)
         assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
         assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
@@ -110,10 +110,10 @@ def test_a_full_volume_is_told_and_leaves_nothing_behind(
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(publish, "save_file", full)
+    monkeypatch.setattr(hf_writer, "save_file", full)
     path = RunPaths(tmp_path).version(1, 1)
     with pytest.raises(RoleError, match="volume is full") as caught:
-        publish.publish(shard(make_model(), solo), path, files=publish.ModelFiles({}), dtype="float32", group=solo)
+        hf_writer.publish(shard(make_model(), solo), path, files=hf_writer.ModelFiles({}), dtype="float32", group=solo)
     assert caught.value.code == exit_codes.STORAGE
     assert str(path.parent) in str(caught.value)
     assert list(path.parent.iterdir()) == []
@@ -121,10 +121,10 @@ def test_a_full_volume_is_told_and_leaves_nothing_behind(
 
 def test_shards_are_even_and_in_order() -> None:
     sizes = {f"w{index}": 10 for index in range(10)}
-    runs = publish.divide(sizes, 3)
+    runs = hf_writer.divide(sizes, 3)
     assert [name for run in runs for name in run] == list(sizes)
     assert sorted(len(run) for run in runs) == [3, 3, 4]
-    assert publish.divide({"big": 100, "small": 1}, 4) == [["big"], ["small"]]
+    assert hf_writer.divide({"big": 100, "small": 1}, 4) == [["big"], ["small"]]
 
 
 def artifact(step: int, attempt: int) -> Artifact:
@@ -155,4 +155,4 @@ def test_files_that_are_named_as_in_memory_stay_so(tmp_path: Path, solo: Group, 
     expected = load_file(source / "model.safetensors")
     assert "lm_head.weight" in expected
     model = load_sharded(ModelConfig(path=str(source), dtype="float32"), str(source), solo, seq_len=64)
-    assert sorted(publish.gathered(model, dtype="float32", keep=True, pinned=False)) == sorted(expected)
+    assert sorted(hf_writer.gathered(model, dtype="float32", keep=True, pinned=False)) == sorted(expected)

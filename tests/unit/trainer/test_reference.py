@@ -13,14 +13,14 @@ from rlrun.config.companions import ReferenceConfig
 from rlrun.config.model import ModelConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import loading
-from rlrun.trainer.forward import micro_batch
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.reference import FrozenReference, round_parameters
-from rlrun.trainer.signals import logprobs_without_gradient
-from rlrun.trainer.step import parameter_checksum
-from rlrun.trainer.updates import Update
+from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
+from rlrun.trainer.learning.forward import micro_batch
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.reference import FrozenReference, round_parameters
+from rlrun.trainer.learning.train_step import parameter_checksum
+from rlrun.trainer.modeling import load_weights
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
 from tests.unit.trainer.companions import (
     LENGTHS,
     ROWS,
@@ -126,7 +126,7 @@ def test_distillation_pulls_the_student_to_the_teacher_whatever_the_rewards(
 def test_a_teacher_comes_from_its_own_folder_and_must_have_the_vocabulary(
     solo: Group, source: Path, tmp_path: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_model", None)  # nothing is loaded whole
+    monkeypatch.setattr(load_weights, "load_model", None)  # nothing is loaded whole
     policy = ModelConfig(path=str(source))
     options = {"initial": str(source), "group": solo}
     found = FrozenReference.load(ReferenceConfig(), policy, vocabulary=50, seq_len=64, **options)

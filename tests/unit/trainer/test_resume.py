@@ -12,7 +12,7 @@ from rlrun.protocol.attempts import Attempt, Origin, Segment, first_attempt, nex
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
 from rlrun.protocol.paths import Artifact, RunPaths
-from rlrun.trainer.resume import begin_attempt, choose_base, choose_origin, superfluous
+from rlrun.trainer.checkpoints.resume import begin_attempt, choose_base, choose_origin, superfluous
 
 LATEST = ResumeConfig()
 

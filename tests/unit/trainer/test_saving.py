@@ -20,14 +20,14 @@ from rlrun.protocol.attempts import first_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume
-from rlrun.trainer import checkpoint
-from rlrun.trainer.checkpoint import POLICY, Part, Progress
-from rlrun.trainer.completion import Completer
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.saving import Saver, Written
-from rlrun.trainer.step import parameter_checksum
+from rlrun.trainer.checkpoints import dcp as checkpoint
+from rlrun.trainer.checkpoints.async_saver import Saver, Written
+from rlrun.trainer.checkpoints.completion import Completer
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import parameter_checksum
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 MakePart = Callable[[], Part]
 

@@ -20,13 +20,13 @@ from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.attempts import first_attempt, write_attempt
 from rlrun.protocol.batch import Batch, write_batch
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.checkpoint import POLICY, Part
-from rlrun.trainer.checkpoint import load as load_checkpoint
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import local_part
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.policy import load_policy
-from rlrun.trainer.slot import Slot
+from rlrun.trainer.checkpoints.dcp import POLICY, Part
+from rlrun.trainer.checkpoints.dcp import load as load_checkpoint
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.modeling.shard import local_part
+from rlrun.trainer.modeling.shared_model import load_policy
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.run import Slot
 
 STEPS, PEAK = 4, 0.01
 RATES = [0.005, 0.01, 0.005, 0.0]

@@ -13,13 +13,13 @@ import pytest
 
 import rlrun
 from rlrun.protocol import exit_codes
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 
 STOPPED = 128 + signal.SIGTERM
 ROOT = Path(rlrun.__file__).parent.parent
 RANK = """
 import sys, time
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 stop = Stop()
 stop.listen()
 {setup}

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from rlrun.algorithms import Objective, Regularizers, kl_estimate
 from rlrun.protocol.batch import Batch
-from rlrun.trainer.forward import micro_batch
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.reference import FrozenReference
-from rlrun.trainer.signals import logprobs_without_gradient
-from rlrun.trainer.updates import Update
-from rlrun.trainer.validation import validate
+from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
+from rlrun.trainer.learning.forward import micro_batch
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.validation import validate
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 from tests.unit.trainer.companions import (
     GAE,
     LENGTHS,

@@ -15,7 +15,7 @@ from rlrun.config.model import TinyModelConfig
 from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import ERROR_DIR_VARIABLE, read_error
-from rlrun.trainer.tiny_model import encode_demonstration, main, make_tiny_model, make_tokenizer
+from rlrun.trainer.modeling.tiny_model import encode_demonstration, main, make_tiny_model, make_tokenizer
 
 SMALL = {"hidden_size": 32, "layers": 1, "warmup_steps": 2}
 CONVERSATION = [

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from rlrun.protocol.batch import Sample
-from rlrun.trainer import lm_head
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.lm_head import head_statistics
+from rlrun.trainer.learning import lm_head
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.lm_head import head_statistics
 
 CPU = torch.device("cpu")
 

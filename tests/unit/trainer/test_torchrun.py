@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rlrun.trainer.torchrun import first_failure, last_word
+from rlrun.trainer.ranks.torchrun import first_failure, last_word
 
 
 @dataclass

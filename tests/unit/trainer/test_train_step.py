@@ -16,11 +16,11 @@ from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
-from rlrun.trainer.forward import micro_batch, token_statistics
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import local_part, shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.step import objective, parameter_checksum, train_step
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import objective, parameter_checksum, train_step
+from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.ranks.group import Group
 
 AIPO = Objective("aipo")
 LENGTHS = [9, 4, 13, 6, 3]

@@ -15,11 +15,11 @@ import torch
 from rlrun.config.parallel import AttentionKernel
 from rlrun.config.roles import TrainerConfig
 from rlrun.trainer import bench as bench_module
-from rlrun.trainer.attention import implementation
 from rlrun.trainer.bench import Measurement, _measurement, bench, fake_batch, table
 from rlrun.trainer.bench_options import BenchOptions
-from rlrun.trainer.flops import Cost
-from rlrun.trainer.group import Group
+from rlrun.trainer.modeling.flops import Cost
+from rlrun.trainer.modeling.packed_attention import implementation
+from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
 from rlrun.protocol.symptoms import lost_peer
 from rlrun.trainer.__main__ import attempt_number, read_config
-from rlrun.trainer.group import device_for
-from rlrun.trainer.launch import torchrun_command
-from rlrun.trainer.model import check_source, load_model
+from rlrun.trainer.modeling.shard import check_source, load_model
+from rlrun.trainer.ranks.group import device_for
+from rlrun.trainer.ranks.launch import torchrun_command
 
 
 def test_the_first_error_stays(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_configuration_and_attempt_are_checked(tmp_path: Path, monkeypatch: pyte
 def test_the_command_starts_every_rank_here() -> None:
     config = SimpleNamespace(world_size=4, checkpoint=CheckpointConfig(grace_period_seconds=40))
     command = torchrun_command(config, config_file=Path("/r/run.json"), rendezvous_port=1234, attempt=3)  # type: ignore[arg-type]
-    assert command[:3] == [sys.executable, "-m", "rlrun.trainer.torchrun"]
+    assert command[:3] == [sys.executable, "-m", "rlrun.trainer.ranks.torchrun"]
     options = dict(zip(command[3::2], command[4::2], strict=False))
     assert options["--nproc-per-node"] == "4"
     assert options["--max-restarts"] == "0"

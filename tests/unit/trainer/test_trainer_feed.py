@@ -14,7 +14,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample, write_batch
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.feed import ReplayFeed, cut_metrics, read_checked
+from rlrun.trainer.channel.batch_feed import ReplayFeed, cut_metrics, read_checked
 
 MakeBatch = Callable[..., Batch]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from rlrun.trainer.flops import Cost, model_cost, peak_flops
+from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 
 
 def test_qwen3_06b_check_value() -> None:

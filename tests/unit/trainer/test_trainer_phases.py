@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from rlrun.trainer.phases import Phases
+from rlrun.trainer.ranks.phases import Phases
 
 
 def open_store() -> TCPStore:
@@ -32,7 +32,7 @@ def test_without_a_store_nothing_is_told_and_nothing_fails(monkeypatch: pytest.M
     silent = Phases.of_group(1, 2)
     silent.say("training", 1)
     assert silent.others() == []
-    monkeypatch.setattr("rlrun.trainer.phases._CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("rlrun.trainer.ranks.phases._CONNECT_SECONDS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there
         nowhere = Phases(0, 2, ("127.0.0.1", taken.getsockname()[1]))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlrun.config.learning import SchedulerConfig
-from rlrun.trainer.schedule import learning_rate
+from rlrun.trainer.learning.lr_schedule import learning_rate
 
 
 def rates(max_steps: int = 10, **options: object) -> list[float]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlrun.protocol.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.transfer import IDLE_VERSIONS, Outbox
+from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Outbox
 
 LIMIT = datetime.timedelta(seconds=60)
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from rlrun.protocol.batch import Batch, Sample
-from rlrun.trainer.group import Group
-from rlrun.trainer.model import shard
-from rlrun.trainer.step import parameter_checksum
-from rlrun.trainer.validation import validate
+from rlrun.trainer.learning.train_step import parameter_checksum
+from rlrun.trainer.learning.validation import validate
+from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.ranks.group import Group
 
 LENGTHS = [9, 4, 13, 6, 3]
 

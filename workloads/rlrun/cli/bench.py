@@ -69,7 +69,7 @@ def not_benched(_spec: RLRunSpec) -> Collection[Key]:
 
 def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
     """Start the ranks of `config` on this machine, and wait for them; returns the exit code."""
-    from rlrun.trainer.launch import torchrun_command
+    from rlrun.trainer.ranks.launch import torchrun_command
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"rlrun export: --step: got {options.step}, expected a whole number from 1", file=sys.stderr)
         return exit_codes.USAGE
 
-    from rlrun.trainer.export import export_run
+    from rlrun.trainer.weights.export import export_run
 
     output = Path(options.output).absolute()
     try:

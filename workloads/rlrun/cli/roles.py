@@ -77,7 +77,7 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
     attempt = _attempt(env)
     file = _config_file(role, config, argv, attempt)
     if isinstance(config, TrainerConfig):
-        from rlrun.trainer.launch import torchrun_command
+        from rlrun.trainer.ranks.launch import torchrun_command
 
         command = torchrun_command(
             config, config_file=file, rendezvous_port=free_port(), attempt=attempt, replay=replay

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
             print(f"rlrun tiny-model: --warmup-environment: {finding.message}", file=sys.stderr)
             return exit_codes.CONFIGURATION
 
-    from rlrun.trainer.tiny_model import make_tiny_model
+    from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
     try:
         make_tiny_model(folder, config)

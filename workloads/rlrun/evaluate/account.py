@@ -8,10 +8,10 @@ from rlrun.evaluate import report
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
-from rlrun.orchestrator.engines import EnginePool
-from rlrun.orchestrator.evaluation import Answer
-from rlrun.orchestrator.progress import Progress, StepClock, told
-from rlrun.orchestrator.waiting import Since
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.evaluation.evaluator import Answer
+from rlrun.orchestrator.progress.server import Progress, StepClock, told
+from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol.paths import Role
 from rlrun.protocol.storage import Volume
 

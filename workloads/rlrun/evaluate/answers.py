@@ -20,7 +20,7 @@ from typing import Any, Self
 from rlrun.config.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.protocol import Split
 from rlrun.evaluate.policies import Policy
-from rlrun.orchestrator.evaluation import Answer, Question, trace_line
+from rlrun.orchestrator.evaluation.evaluator import Answer, Question, trace_line
 from rlrun.protocol.durable import fsync_path, make_folder
 from rlrun.protocol.failures import storage_errors
 
@@ -30,7 +30,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured values of a rollout in a file; see `rlrun.orchestrator.evaluation.Judged`."""
+    """Measured values of a rollout in a file; see `rlrun.orchestrator.evaluation.evaluator.Judged`."""
 
     reward: float
     metrics: Mapping[str, float]
@@ -40,7 +40,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Line:
-    """An answer in a file; see `rlrun.orchestrator.evaluation.Answered`."""
+    """An answer in a file; see `rlrun.orchestrator.evaluation.evaluator.Answered`."""
 
     environment: str
     task_id: str

@@ -18,16 +18,16 @@ from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Staging
 from rlrun.inference.client import EngineClient
-from rlrun.orchestrator.arenas import Arena, open_arenas
-from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.engines import EnginePool, Replica
-from rlrun.orchestrator.evaluation import Answer, Evaluator, Question, questions
-from rlrun.orchestrator.group_commit import GroupCommit
+from rlrun.orchestrator.aio.background import background_tasks
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.weight_sync import WeightSync
+from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question, questions
+from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.main import load_chat
-from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
-from rlrun.orchestrator.player import Player
-from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.weights import WeightSync
+from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
+from rlrun.orchestrator.rollouts.player import Player
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths

@@ -10,7 +10,7 @@ from rlrun.config.rollout import solved_rewards
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part
 from rlrun.local.measures import RESULTS
-from rlrun.orchestrator.evaluation import evaluation_metrics
+from rlrun.orchestrator.evaluation.evaluator import evaluation_metrics
 
 
 def results(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:

@@ -20,22 +20,22 @@ from rlrun.evaluate.answers import keep
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Asking, Part, parts_of, staging_of
 from rlrun.evaluate.ready import begin_attempt, make_plan
-from rlrun.orchestrator.arenas import open_arenas
-from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.discovery import Resolve, resolve
-from rlrun.orchestrator.engines import Engine
-from rlrun.orchestrator.evaluation import Evaluator
-from rlrun.orchestrator.group_commit import GroupCommit
-from rlrun.orchestrator.lease import lease_from_environment, stall_of
+from rlrun.orchestrator.aio.background import background_tasks
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.volume import in_thread, insist
+from rlrun.orchestrator.engines.connect import open_engines
+from rlrun.orchestrator.engines.discovery import Resolve, resolve
+from rlrun.orchestrator.engines.health_monitor import REGULAR, Pace
+from rlrun.orchestrator.engines.pool import Engine
+from rlrun.orchestrator.evaluation.evaluator import Evaluator
+from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.main import OpenEnvironments, load_chat, process
-from rlrun.orchestrator.monitor import REGULAR, Pace
-from rlrun.orchestrator.open_engines import open_engines
-from rlrun.orchestrator.player import Player
-from rlrun.orchestrator.progress import Progress, ProgressServer, starting
-from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
+from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
+from rlrun.orchestrator.rollouts.environment_pool import open_arenas
+from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.orchestrator.volume import in_thread, insist
-from rlrun.orchestrator.waiting import Since
+from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol import exit_codes, heap
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import FULL_BYTES, RoleError

@@ -92,7 +92,7 @@ def exporter(model: ModelConfig, source: str, adapters: LoRAConfig | None) -> Ex
     """
 
     def export(policy: Policy, target: Path) -> None:
-        from rlrun.trainer.export import export_checkpoint
+        from rlrun.trainer.weights.export import export_checkpoint
 
         assert policy.path is not None
         assert policy.step is not None

@@ -15,7 +15,7 @@ from rlrun.config.yaml_text import Key
 from rlrun.environments.process.life import Command, Limits
 from rlrun.local.user_code import Finding, Piece
 
-CHECK = "rlrun.trainer.loading:check_folder"
+CHECK = "rlrun.trainer.modeling.load_weights:check_folder"
 LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 """Most of the time is the import of torch and transformers; a model's own code may do anything."""
 TRAINER: Key = ("trainer",)

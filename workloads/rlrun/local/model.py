@@ -49,7 +49,7 @@ def prepare_model(
     console.print("making the tiny model", highlight=False)
     log = paths.logs(attempt, "trainer") / "model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "rlrun.trainer.tiny_model", "--config", str(file)]
+    command = [sys.executable, "-m", "rlrun.trainer.modeling.tiny_model", "--config", str(file)]
     with log.open("ab") as output:
         making = subprocess.Popen(
             command,

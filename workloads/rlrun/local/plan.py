@@ -13,7 +13,7 @@ from rlrun.config.run import RunConfig
 from rlrun.protocol.failures import ERROR_FILE, ROLE_ENVIRONMENT
 from rlrun.protocol.paths import Role, RunPaths
 from rlrun.protocol.processes import LAUNCH_VARIABLE
-from rlrun.trainer.launch import torchrun_command
+from rlrun.trainer.ranks.launch import torchrun_command
 
 
 @dataclass(frozen=True)

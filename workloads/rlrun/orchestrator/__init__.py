@@ -1,4 +1,5 @@
 """The orchestrator: rollouts, rewards, advantages, batches, weight hand-over, evaluation and progress, in one asyncio process.
 
-Pure: `staleness`, `sampler`, `ledger`, `batcher`, `errors`, `metrics`. The data flow and its owners are drawn in `pipeline`.
+The data flow and its owners are drawn in `rl_pipeline`. Pure: `staleness`, `tasks`, `batches.assemble`, `journal.ledger`,
+`rollouts.error_budget`, `progress.step_metrics`.
 """

@@ -19,24 +19,24 @@ from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
-from rlrun.orchestrator.arenas import Arena, Background, open_arenas
-from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.discovery import Resolve, resolve
-from rlrun.orchestrator.engines import Engine
+from rlrun.orchestrator.aio.background import background_tasks
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.file_limit import raise_limit
+from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.engines.connect import open_engines
+from rlrun.orchestrator.engines.discovery import Resolve, resolve
+from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
+from rlrun.orchestrator.engines.pool import Engine
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.file_limit import raise_limit
-from rlrun.orchestrator.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.monitor import REGULAR, Monitor, Pace
-from rlrun.orchestrator.open_engines import open_engines
-from rlrun.orchestrator.pipeline import Pipeline
-from rlrun.orchestrator.progress import Progress, ProgressServer, starting
-from rlrun.orchestrator.shared import Connection
-from rlrun.orchestrator.signals import Signal
+from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
+from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
+from rlrun.orchestrator.rl_pipeline import Pipeline
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.environment_pool import Arena, Background, open_arenas
+from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.orchestrator.tokenizer import preload
-from rlrun.orchestrator.tokens import ChatTokens, TemplateError
-from rlrun.orchestrator.volume import in_thread
-from rlrun.orchestrator.waiting import Since
+from rlrun.orchestrator.trainer.shared_trainer import Connection
+from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol import exit_codes, heap, role_log, stacks
 from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.failures import FULL_BYTES, RoleError, write_error

@@ -14,7 +14,7 @@ from rlrun.pod.settings import PodSettings
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import ERROR_DIR_VARIABLE, ROLE_ENVIRONMENT, RoleError
 from rlrun.protocol.paths import Role
-from rlrun.trainer.launch import Nodes, torchrun_command
+from rlrun.trainer.ranks.launch import Nodes, torchrun_command
 
 EVERYWHERE = "0.0.0.0"
 """In a pod every role listens on all addresses: probes and the other roles come from outside; keys and network policies guard it."""
@@ -76,7 +76,7 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
 
 def model_command(pod: PodSettings, config_file: Path) -> list[str]:
     """The command line that makes the tiny model."""
-    module = "rlrun.stub.model" if pod.implementation == "stub" else "rlrun.trainer.tiny_model"
+    module = "rlrun.stub.model" if pod.implementation == "stub" else "rlrun.trainer.modeling.tiny_model"
     return [sys.executable, "-m", module, "--config", str(config_file)]
 
 

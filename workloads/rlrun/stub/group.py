@@ -23,7 +23,7 @@ from loguru import logger
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import RENDEZVOUS_PORT
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 
 JOIN_SECONDS = 1800.0
 """Longest wait for all pods to meet: images are pulled, nodes come up."""

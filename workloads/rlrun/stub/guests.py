@@ -15,9 +15,9 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.stub.run import Run
 from rlrun.stub.script import Script
-from rlrun.trainer.channel import Channel
-from rlrun.trainer.feed import TICK_SECONDS
-from rlrun.trainer.guests import Guest, Guests
+from rlrun.trainer.channel.batch_feed import TICK_SECONDS
+from rlrun.trainer.channel.run_channel import Channel
+from rlrun.trainer.tenants.requests import Guest, Guests
 
 
 @dataclass

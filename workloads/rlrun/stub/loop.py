@@ -20,10 +20,10 @@ from rlrun.stub.guests import GuestRuns
 from rlrun.stub.model import ensure_model
 from rlrun.stub.run import Run
 from rlrun.stub.script import Script, happen, load_script
-from rlrun.trainer import resume
-from rlrun.trainer.channel import Channel
+from rlrun.trainer.channel.run_channel import Channel
+from rlrun.trainer.checkpoints import resume
 from rlrun.trainer.engines_beside import EnginesBeside
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 
 
 def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, group: Leader, stop: Stop) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.stub.policy import Policy
-from rlrun.trainer.schedule import learning_rate
+from rlrun.trainer.learning.lr_schedule import learning_rate
 
 
 def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dict[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rlrun.protocol.paths import RunPaths
 from rlrun.stub.policy import Policy, write_model
 from rlrun.stub.script import PolicyScript, load_script
 from rlrun.trainer.__main__ import read_config
-from rlrun.trainer.characters import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
+from rlrun.trainer.modeling.character_tokenizer import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
 
 
 def tokenizer_files() -> dict[str, bytes]:

@@ -27,12 +27,12 @@ from rlrun.protocol.storage import Volume, trouble_of, watched
 from rlrun.stub.metrics import step_metrics, validation_metrics
 from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_adapter, write_model, write_policy
 from rlrun.stub.script import Script
-from rlrun.trainer import versions
-from rlrun.trainer.channel import Channel
-from rlrun.trainer.completion import Completer
+from rlrun.trainer.channel.batch_feed import TICK_SECONDS, LiveFeed, read_checked
+from rlrun.trainer.channel.run_channel import Channel
+from rlrun.trainer.checkpoints.completion import Completer
+from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 from rlrun.trainer.engines_beside import EnginesBeside
-from rlrun.trainer.feed import TICK_SECONDS, LiveFeed, read_checked
-from rlrun.trainer.unsaved import Refused, Retry
+from rlrun.trainer.weights import retention
 
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
@@ -201,7 +201,7 @@ class Run:
         self.volume.insist(f"publish the weights of step {self.policy.step}", write)
         self.channel.emit("published", self.policy.step, path=path)
         reach("weights.told")
-        versions.delete_superfluous(
+        retention.delete_superfluous(
             self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
         )
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from rlrun.config.base import Config
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 
 VARIABLE = "STUB_SCRIPT"
 FILE = "stub.json"

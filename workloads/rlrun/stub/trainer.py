@@ -18,7 +18,7 @@ from rlrun.protocol import exit_codes, stacks
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.__main__ import attempt_number, configure_log, read_config
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 
 
 def main(argv: Sequence[str] | None = None) -> int:

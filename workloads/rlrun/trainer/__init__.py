@@ -1,6 +1,7 @@
 """The trainer: a torchrun group that consumes packed batches, steps the optimizer, publishes weights and saves checkpoints.
 
-`main.run` is the loop, `launch` starts the group, `step` is one optimizer step; rank 0 alone talks to the orchestrator (`channel`).
-Nothing here is imported by the other roles except `launch`, `tiny_model` and `errors`, which import torch late or not at all;
+`loop.run` is the loop, `run` one run's state in it, `learning.train_step` one optimizer step, `ranks.launch` the start of the group; rank 0
+alone talks to the orchestrator (`channel`). Other roles import nothing from here but `ranks.launch` and `modeling.tiny_model`, which import
+torch late or not at all;
 `rlrun.stub` shares what needs no torch.
 """

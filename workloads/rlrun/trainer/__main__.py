@@ -21,7 +21,7 @@ from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.symptoms import lost_peer
 from rlrun.trainer.bench_options import BenchOptions
-from rlrun.trainer.stopping import Stop
+from rlrun.trainer.ranks.stop import Stop
 
 
 def configure_log(rank: int) -> None:
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
         gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the import's time
-        from rlrun.trainer.main import run
+        from rlrun.trainer.loop import run
 
         gc.freeze()
         gc.enable()

@@ -31,18 +31,18 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import plan
-from rlrun.trainer import lora
-from rlrun.trainer.attention import chosen_kernel, implementation
 from rlrun.trainer.bench_options import BenchOptions
-from rlrun.trainer.critic import check_layout, critic_around, to_critic
-from rlrun.trainer.flops import Cost, model_cost, peak_flops
-from rlrun.trainer.group import Group, process_group
-from rlrun.trainer.learner import Learner
-from rlrun.trainer.model import Memory, load_model, shard
-from rlrun.trainer.optimizers import make_optimizer
-from rlrun.trainer.reference import FrozenReference, freeze
-from rlrun.trainer.step import objective
-from rlrun.trainer.updates import Update
+from rlrun.trainer.learning.critic import check_layout, critic_around, to_critic
+from rlrun.trainer.learning.learner import Learner
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.reference import FrozenReference, freeze
+from rlrun.trainer.learning.train_step import objective
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
+from rlrun.trainer.modeling.packed_attention import chosen_kernel, implementation
+from rlrun.trainer.modeling.shard import Memory, load_model, shard
+from rlrun.trainer.ranks.group import Group, process_group
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _source(config: TrainerConfig, made: Path, group: Group) -> str:
     if config.model.tiny is None:
         return config.model.source(made)
     if group.leads:
-        from rlrun.trainer.tiny_model import make_tiny_model
+        from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
         make_tiny_model(made / "tiny", config.model.tiny.model_copy(update={"warmup_environment": None}))
     found: str = group.broadcast(str(made / "tiny"))

@@ -13,7 +13,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.loader import load_file
 from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 from rlrun.config.run import RunConfig
-from rlrun.orchestrator.lease import CREDENTIALS, lease_from_environment
+from rlrun.orchestrator.progress.lease import CREDENTIALS, lease_from_environment
 from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun_operator.build import prerequisites, spec_hash, workloads
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, ROLES, RUN_LABEL, SPEC_HASH_ANNOTATION

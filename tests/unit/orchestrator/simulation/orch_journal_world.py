@@ -15,18 +15,18 @@ import numpy as np
 
 from rlrun.config.learning import AdvantageConfig, FilterConfig
 from rlrun.config.rollout import CurriculumConfig, PoolConfig
-from rlrun.orchestrator import checkpoint
-from rlrun.orchestrator.batcher import assemble, choose, split_by_age
-from rlrun.orchestrator.conversation import Recorded
-from rlrun.orchestrator.filters import Rules, reason_to_drop
-from rlrun.orchestrator.journal import SegmentWriter, remove_settled
-from rlrun.orchestrator.journal_records import DroppedEntry, RolloutEntry, encode
-from rlrun.orchestrator.ledger import Ledger
-from rlrun.orchestrator.metrics import group_means
-from rlrun.orchestrator.recovery import Unfinished, read_journal, readmit
-from rlrun.orchestrator.rollouts import FinishedGroup, Rollout
-from rlrun.orchestrator.sampler import Sampler, Source
+from rlrun.orchestrator.batches.assemble import assemble, choose, split_by_age
+from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
+from rlrun.orchestrator.checkpoint import state
+from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry, encode
+from rlrun.orchestrator.journal.ledger import Ledger
+from rlrun.orchestrator.journal.recovery import Unfinished, read_journal, readmit
+from rlrun.orchestrator.journal.writer import SegmentWriter, remove_settled
+from rlrun.orchestrator.progress.step_metrics import group_means
+from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.staleness import too_old
+from rlrun.orchestrator.tasks.sampler import Sampler, Source
+from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
 from rlrun.protocol.batch import Batch, Dropped, write_batch
 from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
@@ -113,7 +113,7 @@ class World:
 
     def _live(self) -> None:
         write_attempt(self.paths, self.attempt)
-        base = checkpoint.base_snapshot(self.paths, self.attempt)
+        base = state.base_snapshot(self.paths, self.attempt)
         self.ledger = Ledger.restore(base.ledger)
         sources = [Source("plain", 7, 1, GROUP), Source("pooled", 9, 2, GROUP, CURRICULUM)]
         self.sampler = Sampler(3, sources, BATCH, self.depth)
@@ -123,11 +123,11 @@ class World:
         self.buffer: list[FinishedGroup] = []
         self.flights: dict[int, Unfinished] = {}
         self.dropped: list[Dropped] = []
-        self.snapshots: dict[int, checkpoint.Snapshot] = {}
+        self.snapshots: dict[int, state.Snapshot] = {}
         self.batches: dict[int, Batch] = {}
         number = self.attempt.attempt
         self.writer = SegmentWriter(self.paths, attempt=number, fingerprint="f", segment_bytes=self.segment_bytes)
-        for batch in checkpoint.readmissible(self.paths, self.attempt, self.ledger, max_off_policy_steps=self.limit):
+        for batch in state.readmissible(self.paths, self.attempt, self.ledger, max_off_policy_steps=self.limit):
             self.sampler.readmit(batch, group_means(batch))
             self._keep(batch)
         found = read_journal(self.paths, self.attempt, fingerprint="f", settled=self.ledger.state().settled())
@@ -228,9 +228,7 @@ class World:
         batch = self.trained[self.version] = self.batches[self.version]
         for sample in batch.samples:
             [made] = [m for m in self.made[sample.group, sample.rollout] if m.serial == sample.input_ids[0]]
-            assert not checkpoint.is_lost(made.newest_version, made.attempt, self.attempt), (
-                "a lost version is trained on"
-            )
+            assert not state.is_lost(made.newest_version, made.attempt, self.attempt), "a lost version is trained on"
             assert not too_old(made.dispatch_version, step=batch.step, max_off_policy_steps=self.limit)
         return True
 
@@ -240,9 +238,9 @@ class World:
             return False
         step, number = self.version, self.attempt.attempt
         folder = self.paths.checkpoint(step, number)
-        checkpoint.write_snapshot(folder, self.snapshots.pop(step))
+        state.write_snapshot(folder, self.snapshots.pop(step))
         write_manifest(folder, Manifest(step, number, 1, "h", (), 0.0))
-        covering = checkpoint.newest_complete(self.paths, self.attempt)
+        covering = state.newest_complete(self.paths, self.attempt)
         assert covering is not None
         remove_settled(self.writer.rotate(), covering.ledger.settled())
         return True
@@ -286,11 +284,11 @@ class World:
         write_batch(self.paths.batch(batch.step, self.attempt.attempt), batch)
         self.step = batch.step
         self.batches[batch.step] = batch
-        self.snapshots[batch.step] = checkpoint.Snapshot(batch.step, self.ledger.state(), sampler=self.sampler.state())
+        self.snapshots[batch.step] = state.Snapshot(batch.step, self.ledger.state(), sampler=self.sampler.state())
 
     def _check_needed(self, group: int, member: int) -> None:
         """A rollout that counted before is generated again only if it can no longer be trained on."""
         for before in self.made.get((group, member), []):
             old = too_old(before.dispatch_version, step=self.step + 1, max_off_policy_steps=self.limit)
-            lost = checkpoint.is_lost(before.newest_version, before.attempt, self.attempt)
+            lost = state.is_lost(before.newest_version, before.attempt, self.attempt)
             assert old or lost, f"group {group}, member {member} is generated again in {self.attempt.attempt}"

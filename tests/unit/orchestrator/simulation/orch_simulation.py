@@ -20,13 +20,13 @@ from rlrun.environments.stage import InProcessStage
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
 from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.arenas import Arena, Background, arenas_of
 from rlrun.orchestrator.main import OpenEnvironments, Stop, run
+from rlrun.orchestrator.rollouts.environment_pool import Arena, Background, arenas_of
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.batch import Batch, read_batch
 from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
 from rlrun.protocol.paths import RunPaths
-from rlrun.trainer.channel import Channel
+from rlrun.trainer.channel.run_channel import Channel
 
 API_KEY = "key"
 DEADLINE_SECONDS = 60.0

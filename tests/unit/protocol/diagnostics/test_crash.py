@@ -30,7 +30,7 @@ NATIVE = """\
 Fatal Python error: Segmentation fault
 
 Thread 0x00007f0000000001 (most recent call first):
-  File "/opt/rlrun/trainer/publish.py", line 3 in publish
+  File "/opt/rlrun/trainer/weights/hf_writer.py", line 3 in publish
 
 Extension modules: numpy.core (total: 1)
 """

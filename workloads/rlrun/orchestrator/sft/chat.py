@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
+from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
 from rlrun.orchestrator.sft.conversation import Conversation
-from rlrun.orchestrator.tokenizer import load_tokenizer
-from rlrun.orchestrator.tokens import TemplateError
 
 _STAND_IN = "@#content#@"
 

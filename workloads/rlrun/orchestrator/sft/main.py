@@ -11,21 +11,21 @@ from loguru import logger
 from rlrun.config.data import DataConfig
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.rows import Rows
-from rlrun.orchestrator.background import background_tasks
-from rlrun.orchestrator.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.progress import Progress, ProgressServer, starting
+from rlrun.orchestrator.aio.background import background_tasks
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
+from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
+from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.orchestrator.sft.pipeline import DataPipeline
 from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
 from rlrun.orchestrator.sft.state import base_position
-from rlrun.orchestrator.shared import Connection
-from rlrun.orchestrator.signals import Signal
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.orchestrator.tokens import TemplateError
-from rlrun.orchestrator.trainer_client import TrainerClient
-from rlrun.orchestrator.volume import in_thread
-from rlrun.orchestrator.waiting import Since
+from rlrun.orchestrator.trainer.client import TrainerClient
+from rlrun.orchestrator.trainer.shared_trainer import Connection
+from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.batch import Sample

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from rlrun.orchestrator.order import permuted, share_out
+from rlrun.orchestrator.tasks.permutation import permuted, share_out
 
 
 class Draw(NamedTuple):

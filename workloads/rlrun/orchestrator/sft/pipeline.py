@@ -15,18 +15,18 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
-from rlrun.orchestrator.activity import Activity
-from rlrun.orchestrator.checkpoint import remove_batches
-from rlrun.orchestrator.checkpoint_part import PartWriter
-from rlrun.orchestrator.courtesy import Courtesy
-from rlrun.orchestrator.progress import Progress, StepClock, told
-from rlrun.orchestrator.records import MetricsFile
+from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.volume import in_thread, insist, worst
+from rlrun.orchestrator.checkpoint.state import remove_batches
+from rlrun.orchestrator.checkpoint.writer import PartWriter
+from rlrun.orchestrator.progress.activity import Activity
+from rlrun.orchestrator.progress.metrics_file import MetricsFile
+from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.sft.samples import Position, Reader, summary
 from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
-from rlrun.orchestrator.signals import Signal
-from rlrun.orchestrator.trainer_client import TrainerClient, TrainerGoneError
-from rlrun.orchestrator.volume import in_thread, insist, worst
-from rlrun.orchestrator.waiting import Since, Waiting, of_trainer
+from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
+from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, write_batch

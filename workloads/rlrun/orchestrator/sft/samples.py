@@ -11,10 +11,10 @@ import numpy as np
 
 from rlrun.config.data import DataConfig
 from rlrun.environments.rows import RowError, Rows
+from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
 from rlrun.orchestrator.sft.conversation import conversation
 from rlrun.orchestrator.sft.mixture import Mixture
-from rlrun.orchestrator.tokens import TemplateError
 from rlrun.protocol import exit_codes
 from rlrun.protocol.batch import Sample
 from rlrun.protocol.failures import RoleError

@@ -23,14 +23,14 @@ from transformers import GenerationConfig
 
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
-from rlrun.trainer import attention
-from rlrun.trainer.attention import layout
-from rlrun.trainer.forward import MicroBatch, token_statistics
-from rlrun.trainer.group import Group
+from rlrun.trainer.learning.forward import MicroBatch, token_statistics
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.packed_attention import layout
 from rlrun.trainer.modeling.small_config import LONGEST
 from rlrun.trainer.modeling.small_model import quiet, small_model
-from rlrun.trainer.publish import published_tensors
-from rlrun.trainer.tensor_names import copy_names, file_tensors, parts
+from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, parts
+from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.weights.hf_writer import published_tensors
 
 LENGTHS = (LONGEST, 9, 17)
 """Tokens of the sequences in the row."""
@@ -137,7 +137,7 @@ def _eager(model: Any, ids: Tensor, weights: Tensor) -> _Numbers:
 
 def _packed(model: Any, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
     """Rows of these lengths, by the trainer."""
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(packed_attention.NAME)
     found = [
         token_statistics(model, _row(tokens, lengths)).logprobs
         for tokens, lengths in zip(ids.split([sum(lengths) for lengths in rows]), rows, strict=True)
@@ -212,10 +212,10 @@ def _undisturbed() -> Iterator[None]:
     """Leave random state, threads and the log as they are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small matrices: to wait for other threads costs more than they save
-    logger.disable("rlrun.trainer.forward")  # it tells of the real model what it tells of the small one
+    logger.disable("rlrun.trainer.learning.forward")  # it tells of the real model what it tells of the small one
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), quiet():
             yield
     finally:
-        logger.enable("rlrun.trainer.forward")
+        logger.enable("rlrun.trainer.learning.forward")
         torch.set_num_threads(threads)

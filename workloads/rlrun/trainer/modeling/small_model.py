@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from rlrun.trainer.model import decoder_layers
+from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.small_config import deterministic, shrunk
 
 _GAIN = 1.5

@@ -1,0 +1,171 @@
+"""From finished groups to the batch of a step: which groups, which advantages, which samples. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlrun.advantages import token_advantages
+from rlrun.config.learning import AdvantageConfig
+from rlrun.orchestrator.batches.filters import Rules, is_trained_on, shaped_reward
+from rlrun.orchestrator.rollouts.conversation import Recorded
+from rlrun.orchestrator.staleness import too_old
+from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.protocol.batch import NO_VERSION, Batch, Sample
+
+Values = npt.NDArray[np.float32]
+PER_TOKEN = "gae"
+"""The estimator that the trainer's critic makes: the batch then carries the rewards in place of the advantages."""
+
+
+def split_by_age(
+    groups: Sequence[FinishedGroup], *, step: int, max_off_policy_steps: int
+) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
+    """Groups that may be trained in `step`, and those that no later step may train either."""
+    usable: list[FinishedGroup] = []
+    expired: list[FinishedGroup] = []
+    for group in groups:
+        old = too_old(group.dispatch_version, step=step, max_off_policy_steps=max_off_policy_steps)
+        (expired if old else usable).append(group)
+    return usable, expired
+
+
+def choose_first(
+    groups: Sequence[FinishedGroup], batch_size: int, *, step: int, max_off_policy_steps: int
+) -> list[FinishedGroup] | None:
+    """The groups of the batch of `step`: those that no later step may train, then the others as `choose` does.
+
+    Long answers finish late, hence old: without this they would be passed over for those that are quick.
+    """
+    later, last = split_by_age(groups, step=step + 1, max_off_policy_steps=max_off_policy_steps)
+    missing = batch_size - sum(len(group.rollouts) for group in last)
+    if missing <= 0:
+        return _at_least(last, batch_size)
+    rest = choose(later, missing)
+    return None if rest is None else [*last, *rest]
+
+
+def choose(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup] | None:
+    """The groups of one batch in order of finishing, or None while there are too few.
+
+    Groups are whole. With one group size the batch has exactly `batch_size` rollouts. With mixed sizes it takes those that add up to it
+    exactly and are complete first; when none do, it is larger by less than one group, because waiting for a better fit could wait forever.
+    """
+    if sum(len(group.rollouts) for group in groups) < batch_size:
+        return None
+    # Bit t of entry i: some of the first i groups add up to t. A number and not a set: this runs in the event loop.
+    reached = [1]
+    for group in groups:
+        if reached[-1] >> batch_size & 1:
+            break
+        reached.append((reached[-1] | reached[-1] << len(group.rollouts)) & ((1 << batch_size + 1) - 1))
+    if not reached[-1] >> batch_size & 1:
+        return _at_least(groups, batch_size)
+    chosen: list[FinishedGroup] = []
+    total = batch_size
+    for group, before in reversed(list(zip(groups, reached[:-1], strict=False))):
+        if not before >> total & 1:
+            chosen.append(group)
+            total -= len(group.rollouts)
+    return chosen[::-1]
+
+
+def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup]:
+    totals = accumulate(len(group.rollouts) for group in groups)
+    return [group for group, total in zip(groups, totals, strict=True) if total - len(group.rollouts) < batch_size]
+
+
+def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules: Mapping[str, Rules]) -> Batch:
+    """The batch of `step`: one advantage per token that the policy sampled.
+
+    A rollout that a filter masks keeps its part in its group's baseline, but none of its tokens carries loss.
+
+    Raises:
+        ValueError: the advantage function refuses the rewards or its options.
+    """
+    trained = [[is_trained_on(rollout, rules[group.environment]) for rollout in group.rollouts] for group in groups]
+    values = _advantages(groups, rules, trained)
+    samples = [
+        _sample(sequence, group, number, advantages if kept else None)
+        for group, own, keeps in zip(groups, values, trained, strict=True)
+        for (number, rollout), per_token, kept in zip(enumerate(group.rollouts), own, keeps, strict=True)
+        for sequence, advantages in _divided(rollout, per_token)
+    ]
+    return Batch(step, attempt, tuple(samples))
+
+
+def _advantages(
+    groups: Sequence[FinishedGroup], rules: Mapping[str, Rules], trained: Sequence[Sequence[bool]]
+) -> list[list[Values]]:
+    """Of each rollout of each group, one per loss token. Groups with the same settings are estimated together, as one batch."""
+    found: list[list[Values]] = [[] for _ in groups]
+    settings: list[AdvantageConfig] = []
+    for group in groups:
+        if (own := rules[group.environment].advantage) not in settings:
+            settings.append(own)
+    for advantage in settings:
+        places = [i for i, group in enumerate(groups) if rules[group.environment].advantage == advantage]
+        members = [(i, rollout) for i in places for rollout in groups[i].rollouts]
+        values = _estimated(
+            advantage,
+            rewards=[shaped_reward(rollout, rules[groups[i].environment]) for i, rollout in members],
+            group_ids=[i for i, _ in members],
+            lengths=[rollout.loss_tokens for _, rollout in members],
+            turns=[len(rollout.reply_lengths) for _, rollout in members],
+            trained=[kept for i in places for kept in trained[i]],
+        )
+        for (i, _), value in zip(members, values, strict=True):
+            found[i].append(value)
+    return found
+
+
+def _estimated(
+    advantage: AdvantageConfig,
+    *,
+    rewards: Sequence[float],
+    group_ids: Sequence[int],
+    lengths: Sequence[int],
+    turns: Sequence[int],
+    trained: Sequence[bool],
+) -> list[Values]:
+    if advantage.name == PER_TOKEN:
+        return [np.full(count, reward, np.float32) for count, reward in zip(lengths, rewards, strict=True)]
+    options: dict[str, Any] = dict(advantage.options)
+    return token_advantages(
+        advantage.name, rewards, group_ids=group_ids, lengths=lengths, turns=turns, trained=trained, **options
+    )
+
+
+def _divided(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Values]]:
+    """The sequences of a rollout, each with the advantages of its own loss tokens."""
+    start = 0
+    for sequence in rollout.sequences:
+        count = int(sequence.loss_mask.sum())
+        yield sequence, per_token[start : start + count]
+        start += count
+
+
+def _sample(sequence: Recorded, group: FinishedGroup, number: int, advantages: Values | None) -> Sample:
+    """A training sample; without `advantages` none of its tokens is trained on."""
+    mask = sequence.loss_mask if advantages is not None else np.zeros_like(sequence.loss_mask)
+    on_tokens = np.zeros(len(mask), np.float32)
+    if advantages is not None:
+        on_tokens[mask] = advantages
+    return Sample(
+        input_ids=sequence.input_ids,
+        loss_mask=mask,
+        logprobs=np.where(mask, sequence.logprobs, np.float32(0)),
+        versions=np.where(mask, sequence.versions, np.int32(NO_VERSION)),
+        advantages=on_tokens,
+        temperature=group.temperature,
+        environment=group.environment,
+        task_id=group.task_id,
+        group=group.number,
+        rollout=number,
+        dispatch_version=group.dispatch_version,
+        reward=group.rollouts[number].reward,
+    )

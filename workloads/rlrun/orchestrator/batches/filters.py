@@ -1,0 +1,128 @@
+"""Selection of a finished group's samples and rewards for training. Pure, on what a rollout recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlrun.config.learning import AdvantageConfig, FilterConfig
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import CurriculumConfig
+from rlrun.orchestrator.tasks.curriculum import pool_of
+from rlrun.orchestrator.types import FinishedGroup, Rollout, run_lengths
+
+REPETITION_PROBABILITY = 0.99
+"""A policy that is this sure of token after token says the same again and again (MiniMax-M1)."""
+RARE_TOKEN_ID = 100_000
+"""Tokenizers give the rarest merges the highest ids."""
+GIBBERISH_LOG_OFFSET = 2.0
+"""Nats below the log-probability that the token would have if all were equally likely."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules for the groups of one environment."""
+
+    advantage: AdvantageConfig
+    filters: FilterConfig
+    max_tokens: int
+    """Longest reply; the overlong penalty of a rollout is that of its longest one."""
+    vocabulary: int
+    """Tokens of the tokenizer."""
+    curriculum: CurriculumConfig | None = None
+    """Says how easy or hard a group may be."""
+
+
+def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]:
+    """The rules of each environment by its label: its own where it has them, else the run's."""
+    run = config.algorithm
+    return {
+        environment.label: Rules(
+            advantage=environment.algorithm.advantage or run.effective_advantage,
+            filters=environment.algorithm.filters or run.effective_filters,
+            max_tokens=(environment.sampling or config.sampling).max_tokens,
+            vocabulary=vocabulary,
+            curriculum=environment.curriculum,
+        )
+        for environment in config.environments
+    }
+
+
+def overlong_penalty(tokens: int, *, max_tokens: int, buffer: float, factor: float) -> float:
+    """min(-(tokens - (max_tokens - O))/O·factor, 0) with O = buffer·max_tokens (DAPO, eq. 13): 0 up to where the buffer begins."""
+    size = buffer * max_tokens
+    return min(-(tokens - (max_tokens - size)) / size * factor, 0.0)
+
+
+def repeats(rollout: Rollout, *, window: int) -> bool:
+    """Whether `window` sampled tokens in a row each had a probability above 0.99."""
+    bound = math.log(REPETITION_PROBABILITY)
+    sure = [(sequence.logprobs > bound) & sequence.loss_mask for sequence in rollout.sequences]
+    return any(max(run_lengths(mask), default=0) >= window for mask in sure)
+
+
+def is_gibberish(rollout: Rollout, *, vocabulary: int) -> bool:
+    """Whether a token with an id above 100000 was sampled with a log-probability below -log(vocabulary) - 2."""
+    bound = -math.log(vocabulary) - GIBBERISH_LOG_OFFSET
+    return any(
+        bool(((s.input_ids > RARE_TOKEN_ID) & (s.logprobs < bound) & s.loss_mask).any()) for s in rollout.sequences
+    )
+
+
+def shaped_reward(rollout: Rollout, rules: Rules) -> float:
+    """The reward that advantages are made of: the environment's, less the overlong penalty."""
+    if rules.filters.overlong_penalty == 0:
+        return rollout.reward
+    return rollout.reward + overlong_penalty(
+        max(rollout.reply_lengths),
+        max_tokens=rules.max_tokens,
+        buffer=rules.filters.overlong_buffer,
+        factor=rules.filters.overlong_penalty,
+    )
+
+
+def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
+    """Whether a rollout's tokens carry loss; its reward counts for its group either way."""
+    filters = rules.filters
+    return not (
+        (filters.overlong_mask and rollout.truncated)
+        or (filters.repetition_mask and repeats(rollout, window=filters.repetition_window))
+        or (filters.gibberish_mask and is_gibberish(rollout, vocabulary=rules.vocabulary))
+    )
+
+
+def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
+    """Reason not to train on a group at all, so that another takes its place; None if it is trained on."""
+    if (reason := _outside(group.mean_reward, rules.curriculum)) is not None:
+        return reason
+    if rules.filters.zero_variance and group.zero_variance:
+        return "zero_variance"
+    if not any(is_trained_on(rollout, rules) for rollout in group.rollouts):
+        return "masked"
+    return None
+
+
+def _outside(mean: float, curriculum: CurriculumConfig | None) -> str | None:
+    """The online difficulty filter: `too_easy` or `too_hard` for a pool that is not trained on."""
+    pool = None if curriculum is None else pool_of(mean, curriculum)
+    if curriculum is None or pool is None:
+        return None
+    config = curriculum.easy if pool == "easy" else curriculum.hard
+    return None if config is None or config.train else f"too_{pool}"
+
+
+def filter_metrics(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> dict[str, float]:
+    """Monitors of a batch: shares of its rollouts that repeat themselves, are gibberish, or carry no loss."""
+    found = [(rollout, rules[group.environment]) for group in groups for rollout in group.rollouts]
+    return {
+        "batch/repetition": _share(repeats(r, window=own.filters.repetition_window) for r, own in found),
+        "batch/gibberish": _share(is_gibberish(r, vocabulary=own.vocabulary) for r, own in found),
+        "batch/masked": _share(not is_trained_on(r, own) for r, own in found),
+    }
+
+
+def _share(values: Iterable[bool]) -> float:
+    return float(np.mean(list(values)))

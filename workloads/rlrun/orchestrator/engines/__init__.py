@@ -1,0 +1,1 @@
+"""The engines: discovery, health, load, and synchronization of their weights."""

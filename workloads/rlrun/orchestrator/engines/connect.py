@@ -1,0 +1,52 @@
+"""The engines of a run, from its configuration to the end of its attempt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.discovery import Discovery, Resolve
+from rlrun.orchestrator.engines.pool import Engine, EnginePool, Replica
+from rlrun.orchestrator.rollouts.environment_pool import Background
+
+
+@asynccontextmanager
+async def open_engines(
+    config: OrchestratorConfig,
+    api_key: str,
+    signal: Signal,
+    background: Background,
+    *,
+    connect: Callable[[str], Engine] | None,
+    look_up: Resolve,
+) -> AsyncIterator[EnginePool]:
+    """Engines of the list, or those that the Service names now and later; their connections are closed at the end.
+
+    Args:
+        config: says where engines are, and how long a reply or new weights may take.
+        api_key: the run's key.
+        signal: notified of every change in the pool.
+        background: begins what looks for engines all the time.
+        connect: makes the client of an engine from its address; None: over HTTP.
+        look_up: finds the addresses of `inference_service`.
+    """
+
+    def over_http(url: str) -> Engine:
+        longest = max(environment.timeout_seconds for environment in config.environments)
+        update = config.weight_sync.timeout_seconds
+        return EngineClient(url, api_key, generate_timeout=longest, update_timeout=update)
+
+    pool, open_one = EnginePool([], signal, max_concurrency=config.max_concurrency), connect or over_http
+    try:
+        if config.inference_service is None:
+            for url in config.inference_urls:
+                pool.add(Replica(url, open_one(url)))
+        else:
+            background(Discovery(config.inference_service, pool, connect=open_one, look_up=look_up).run())
+        yield pool
+    finally:
+        for replica in pool.replicas:
+            await replica.client.close()

@@ -1,0 +1,100 @@
+"""Which engines there are: every address that one host name has, looked up again and again.
+
+In a cluster the name is that of a headless Service, whose addresses are the engines' pods. Pods come, go and are replaced while the run
+goes on; a pod that is replaced has another address, hence is another replica. Only an answer changes anything: a name server that is down
+or starting says nothing about the engines, and a pod that is gone for good fails its requests anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from loguru import logger
+
+from rlrun.inference.client import EngineError
+from rlrun.orchestrator.engines.pool import Engine, EnginePool, Replica
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+INTERVAL_SECONDS = 2.0
+LOOK_UP_SECONDS = 10.0
+"""Longest wait for an answer of the name server."""
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""From host and port to addresses; raises `OSError` when there is no answer."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """All addresses of a name, each once.
+
+    Raises:
+        OSError: the name has no address, or the name server does not answer.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class Discovery:
+    """Keeps the pool's replicas equal to the addresses of a Service.
+
+    Args:
+        service: `http://host:port`; the host's addresses are the engines.
+        pool: gets and loses replicas.
+        connect: makes the client of an engine from its address.
+        look_up: the name look-up.
+
+    Raises:
+        RoleError: `service` has no host.
+    """
+
+    def __init__(
+        self, service: str, pool: EnginePool, *, connect: Callable[[str], Engine], look_up: Resolve = resolve
+    ) -> None:
+        parts = urlsplit(service)
+        if not parts.hostname:
+            message = f"orchestrator.inferenceService: {service!r} names no host; expected an address such as http://name:8000"
+            raise RoleError(message, exit_codes.CONFIGURATION)
+        self._scheme, self._host = parts.scheme, parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._pool, self._connect, self._look_up = pool, connect, look_up
+        pool.nobody = f"{self._host} has not been looked up yet"
+
+    async def run(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(interval_seconds)
+
+    async def look(self) -> None:
+        """One look-up, and what follows from it."""
+        try:
+            async with asyncio.timeout(LOOK_UP_SECONDS):
+                addresses = await self._look_up(self._host, self._port)
+        except (OSError, TimeoutError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+            self._pool.nobody = f"{self._host} has no address yet ({reason})"
+            return
+        if addresses:
+            await self._settle([self._url(address) for address in addresses])
+
+    def _url(self, address: str) -> str:
+        host = f"[{address}]" if ":" in address else address
+        return f"{self._scheme}://{host}:{self._port}"
+
+    async def _settle(self, urls: list[str]) -> None:
+        known = {replica.url: replica for replica in self._pool.replicas}
+        for url in urls:
+            if url not in known:
+                logger.info(f"engine {url} has appeared")
+                self._pool.add(Replica(url, self._connect(url)))
+        for url, replica in known.items():
+            if url not in urls:
+                logger.info(f"engine {url} is gone")
+                self._pool.remove(replica, f"it is no longer an address of {self._host}")
+                try:
+                    await replica.client.close()
+                except EngineError:
+                    continue

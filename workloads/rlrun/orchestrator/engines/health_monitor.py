@@ -1,0 +1,110 @@
+"""Periodic check of every engine: liveness, held weights, and load.
+
+A request may take as long as an episode, so a machine that hangs would be noticed only then. A question about health is answered at once by
+an engine that works, whatever it computes; one that leaves `MISSES` of them in a row unanswered is out of rotation, and its requests move.
+So a hang costs each of its requests at most `LONGEST_SILENCE_SECONDS`, plus the time for sampling it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.inference.client import EngineError
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+
+INTERVAL_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
+MISSES = 3
+LONGEST_SILENCE_SECONDS = MISSES * (INTERVAL_SECONDS + ANSWER_SECONDS)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Interval and timeout of the checks, in seconds."""
+
+    interval: float = INTERVAL_SECONDS
+    answer: float = ANSWER_SECONDS
+
+
+REGULAR = Pace()
+
+
+class Monitor:
+    """Takes replicas out of rotation that do not answer or hold other weights than they were given, and steers their concurrency.
+
+    Args:
+        pool: the engines.
+        signal: notified after each change of the pool.
+        pace: how often.
+    """
+
+    def __init__(self, pool: EnginePool, signal: Signal, pace: Pace = REGULAR) -> None:
+        self._pool, self._signal, self._pace = pool, signal, pace
+
+    async def run(self) -> None:
+        """Look until cancelled, at each replica by itself: one that hangs delays no other's."""
+        watching: dict[Replica, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                members = set(self._pool.replicas)
+                for gone in watching.keys() - members:
+                    watching.pop(gone).cancel()
+                for new in members - watching.keys():
+                    watching[new] = tasks.create_task(self._watch(new))
+                await self._signal.until(lambda: set(self._pool.replicas) != watching.keys())
+
+    async def _watch(self, replica: Replica) -> None:
+        misses = 0
+        while True:
+            await asyncio.sleep(self._pace.interval)
+            misses = 0 if replica.version is None else await self.look(replica, misses)
+
+    async def look(self, replica: Replica, misses: int = 0) -> int:
+        """One question to a replica; the number of unanswered ones in a row, from `misses` before."""
+        rotation, version = replica.rotation, replica.version
+        try:
+            async with asyncio.timeout(self._pace.answer):
+                status = await replica.client.status()
+        except (EngineError, TimeoutError) as error:
+            if replica.rotation != rotation or replica.version is None:
+                return 0
+            replica.suspect = True
+            if misses + 1 >= MISSES:
+                reason = str(error) or f"no answer within {self._pace.answer:g} s"
+                self._pool.abandon(replica, f"it left {MISSES} questions about its health unanswered: {reason}")
+            return misses + 1
+        replica.suspect = False
+        same = (replica.rotation, replica.version, replica.updating) == (rotation, version, False)
+        if same and (problem := _problem(status, version)):
+            replica.trusted = False
+            self._pool.abandon(replica, problem)
+            return 0
+        await self._steer(replica)
+        return 0
+
+    async def _steer(self, replica: Replica) -> None:
+        """Let the engine's own metrics say how much it can bear; one without metrics gets as much as any may get."""
+        before = replica.concurrency.limit
+        try:
+            async with asyncio.timeout(self._pace.answer):
+                metrics = await replica.client.metrics()
+        except (EngineError, TimeoutError):
+            replica.concurrency.forget()
+        else:
+            replica.concurrency.observe(metrics, replica.load)
+        if replica.concurrency.limit > before:
+            self._signal.notify()
+
+
+def _problem(status: dict[str, Any], version: int | None) -> str | None:
+    """Why a replica that should hold `version` cannot be used; what a status does not say is no problem."""
+    if status.get("engine_alive") is False:
+        return "its workers do not answer"
+    # A server of several runs names the weights of the run that came last.
+    if status.get("updating") or status.get("model") is not None or "weight_version" not in status:
+        return None
+    held = status["weight_version"]
+    return None if held == version else f"it holds version {held} where it was given {version}"

@@ -1,0 +1,189 @@
+"""The hand-over of published weights to the engines: all replicas at once, each with a deadline, the newest version first.
+
+While a version is being evaluated the hand-over is held back, so that one version answers the whole evaluation. A replica that fails is
+out of rotation and is tried again with a growing pause; the run goes on as long as one remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from loguru import logger
+
+from rlrun.inference.client import EngineError, EngineUnavailableError
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
+
+KNOCK_SECONDS = 5.0
+"""Longest wait for any answer of a replica that is out of rotation, before it is asked for a hand-over."""
+OUTAGE_SECONDS = 600.0
+"""Longest time without any usable engine before the run fails; a restart may mend it."""
+STARTUP_SECONDS = 1800.0
+"""The same before the first hand-over: engines load and compile."""
+_CHECK_SECONDS = 1.0
+_NEVER = (400, 404)
+"""What a replica answers where it can never get the version: its folder is no such model's, or the trainer has it no more."""
+
+
+class WeightSync:
+    """The one who gives weights to engines.
+
+    Args:
+        pool: the engines.
+        signal: notified after each change.
+        timeout_seconds: deadline of one replica's update.
+        sender: address of the trainer that sends versions from its memory; None: versions are folders.
+    """
+
+    def __init__(self, pool: EnginePool, signal: Signal, *, timeout_seconds: float, sender: str | None = None) -> None:
+        self._pool, self._signal, self._timeout, self._sender = pool, signal, timeout_seconds, sender
+        self._paths: dict[int, str | None] = {}
+        self._held: deque[int] = deque()
+        self._ever_synced = False
+        self.resting = False
+        """Whether no engine gets weights, because the trainer has the GPUs."""
+        self.newest: int | None = None
+        """The newest version that the trainer has published."""
+        self.seconds = 0.0
+        """How long the latest hand-over took."""
+
+    def publish(self, version: int, path: str | None, *, hold: bool) -> None:
+        """The trainer has published a version.
+
+        Args:
+            version: the policy version.
+            path: its folder; None: the model that the engines were started with.
+            hold: every replica gets this version, and none a newer one, until `release`.
+        """
+        self._paths[version] = path
+        self.newest, self.resting = version, False
+        if hold:
+            self._held.append(version)
+        self._signal.notify()
+
+    def rest(self) -> None:
+        """From now on no engine gets a request, and none gets weights before the next version is published."""
+        self.resting = True
+        self._pool.rest("it sleeps: the trainer has its GPUs")
+
+    def release(self, version: int) -> None:
+        """End the hold of a version."""
+        if version in self._held:
+            self._held.remove(version)
+            self._signal.notify()
+
+    def held(self, version: int) -> bool:
+        """Whether the version is still on hold."""
+        return version in self._held
+
+    def wanted(self, replica: Replica) -> int | None:
+        """The version that a replica is to load now; None when it is up to date. Versions in between are skipped."""
+        if self.resting:
+            return None
+        target = self._held[0] if self._held else self.newest
+        return None if target == replica.version else target
+
+    async def run(self) -> None:
+        """Keep all replicas up to date, those that come later too.
+
+        Raises:
+            RoleError: no replica could be used for too long.
+        """
+        keeping: dict[Replica, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            while True:
+                members = set(self._pool.replicas)
+                for gone in keeping.keys() - members:
+                    keeping.pop(gone).cancel()
+                for new in members - keeping.keys():
+                    keeping[new] = tasks.create_task(self._keep_up(new))
+                await self._signal.until(lambda: set(self._pool.replicas) != keeping.keys())
+
+    async def _keep_up(self, replica: Replica) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            await self._signal.until(lambda: self.wanted(replica) is not None)
+            if replica.version is None and (rest := replica.rest_until - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
+                continue
+            version = self.wanted(replica)
+            assert version is not None
+            if await self._hand_over(replica, version):
+                pause = FIRST_PAUSE_SECONDS
+                continue
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _hand_over(self, replica: Replica, version: int) -> bool:
+        began = time.monotonic()
+        replica.updating = True
+        try:
+            if replica.version is None:
+                await _knock(replica)
+            replica.handed = max(replica.handed, version)
+            reach("handover.before_request")
+            async with asyncio.timeout(self._timeout):
+                # The first time in an attempt the engine may hold weights of another attempt under the same number.
+                path = self._paths[version]
+                if self._sender is not None:
+                    await replica.client.receive_weights(self._sender, version, force=not replica.trusted)
+                elif path is None:
+                    await replica.client.reload_weights(version, force=not replica.trusted)
+                else:
+                    await replica.client.update_weights(path, version, force=not replica.trusted)
+        except (EngineError, TimeoutError) as error:
+            status = error.status if isinstance(error, EngineError) else None
+            reason = str(error) or f"no answer to the hand-over of version {version} in time"
+            if isinstance(error, TimeoutError | EngineUnavailableError):
+                self._pool.abandon(replica, reason)  # it hangs, perhaps paused: nobody would answer what it is asked
+            else:
+                self._pool.fail(replica, reason)
+            if status in _NEVER and version in self._held:
+                logger.warning(f"version {version} cannot be loaded for its evaluation: {reason}")
+                self.release(version)
+            return False
+        finally:
+            replica.updating = False
+            self._signal.notify()
+        self._ever_synced = True
+        if replica.version is None:
+            logger.info(f"engine {replica.url} is in rotation with version {version}")
+            replica.rotation += 1
+        took = time.monotonic() - began
+        replica.trusted, replica.suspect = True, False
+        replica.version, replica.due = version, time.monotonic() + took
+        asyncio.get_running_loop().call_later(took, self._signal.notify)
+        self.seconds = took
+        oldest = min((r.version or 0 for r in self._pool.replicas), default=0)
+        for old in [v for v in self._paths if v < oldest]:
+            del self._paths[old]
+        self._signal.notify()
+        return True
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            if self._pool.version is not None or self.newest is None or self.resting:
+                self._pool.last_available = time.monotonic()
+                continue
+            limit = OUTAGE_SECONDS if self._ever_synced else STARTUP_SECONDS
+            if time.monotonic() - self._pool.last_available > limit:
+                raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")
+
+
+async def _knock(replica: Replica) -> None:
+    """See that a replica answers at all: one that hangs, or is still starting, is not to keep a hand-over for its whole deadline.
+
+    Raises:
+        EngineError: it does not, or refuses.
+    """
+    try:
+        async with asyncio.timeout(KNOCK_SECONDS):
+            await replica.client.status()
+    except TimeoutError:
+        raise EngineUnavailableError("it does not answer yet") from None

@@ -1,0 +1,1 @@
+"""Evaluation of policy versions while they are trained."""

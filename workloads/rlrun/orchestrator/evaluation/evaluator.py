@@ -1,0 +1,268 @@
+"""Evaluation: the first tasks of each environment's split, answered by exactly one policy version; in a run, and after it (`evaluate`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.rollout import CompleteSampling, EvaluationConfig, solved_rewards
+from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Split
+from rlrun.environments.stage import TaskRef
+from rlrun.inference.client import EngineUnavailableError
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.pass_at_k import passes
+from rlrun.orchestrator.progress.step_metrics import OwnMetrics
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.conversation import RolloutError
+from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
+from rlrun.orchestrator.rollouts.engine_session import Session
+from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.player import Player
+from rlrun.orchestrator.types import Rollout
+
+MAX_TRIES = 3
+
+
+def due(version: int, config: EvaluationConfig | None, *, max_steps: int) -> bool:
+    """Whether a version is evaluated: every `interval` versions from 0, and the last."""
+    return config is not None and (version % config.interval == 0 or version == max_steps)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One sample of one task that is wanted."""
+
+    arena: Arena
+    task: TaskRef
+    sample: int
+
+
+def questions(arenas: Iterable[Arena], split: Split, *, num_tasks: int, samples_per_task: int) -> Iterator[Question]:
+    """Questions for every policy: the first tasks of each environment's split, each as often as samples are wanted."""
+    for arena in arenas:
+        tasks = arena.environment.tasks(split)
+        for index in range(min(num_tasks, len(tasks))):
+            for sample in range(samples_per_task):
+                yield Question(arena, tasks[index], sample)
+
+
+class Judged(Protocol):
+    """Measured values of a rollout; `Rollout` is one, and so is its remainder in a file."""
+
+    @property
+    def reward(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def truncated(self) -> bool: ...
+    @property
+    def loss_tokens(self) -> int: ...
+
+
+class Answered(Protocol):
+    """One sample of one task; `rollout` is None when all tries failed, and counts as reward 0 would be a lie: it is left out."""
+
+    @property
+    def environment(self) -> str: ...
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def rollout(self) -> Judged | None: ...
+    @property
+    def late(self) -> bool:
+        """Whether it was given up at the evaluation's deadline."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The `Answered` of a policy that was just asked."""
+
+    environment: str
+    task_id: str
+    sample: int
+    rollout: Rollout | None
+    error: str = ""
+    """Why the last try failed."""
+    late: bool = False
+    """Whether it was given up at the evaluation's deadline."""
+
+
+def evaluation_metrics(
+    answers: Sequence[Answered], solved: Mapping[str, float], own_metrics: OwnMetrics | None = None
+) -> dict[str, float]:
+    """Metrics of one evaluation.
+
+    Args:
+        answers: of all environments.
+        solved: reward from which an answer counts as solved, by environment.
+        own_metrics: knows the names from evaluations before; None: this is the first.
+
+    Returns:
+        Per environment `eval/<env>/reward/mean`: the mean over tasks of each task's mean over its samples (avg@k), `pass@k` for
+        k = 1, 2, 4, ..., the number of answers, of failed ones and of those that the deadline cut off (`timeouts`), the share of
+        truncated ones, and the mean reply length in tokens.
+    """
+    metrics: dict[str, float] = {}
+    for label in dict.fromkeys(answer.environment for answer in answers):
+        own = [answer for answer in answers if answer.environment == label]
+        tasks: dict[str, list[float]] = {}
+        rollouts = [answer.rollout for answer in own if answer.rollout is not None]
+        for answer in own:
+            if answer.rollout is not None:
+                tasks.setdefault(answer.task_id, []).append(answer.rollout.reward)
+        prefix = f"eval/{label}"
+        late = sum(answer.late for answer in own)
+        metrics[f"{prefix}/answers"] = float(len(rollouts))
+        metrics[f"{prefix}/errors"] = float(len(own) - len(rollouts) - late)
+        metrics[f"{prefix}/timeouts"] = float(late)
+        if not rollouts:
+            continue
+        metrics[f"{prefix}/reward/mean"] = _mean([_mean(rewards) for rewards in tasks.values()])
+        metrics |= {
+            f"{prefix}/pass@{k}": value
+            for k, value in passes(list(tasks.values()), solved_reward=solved[label]).items()
+        }
+        metrics[f"{prefix}/completion_length/mean"] = _mean([float(r.loss_tokens) for r in rollouts])
+        metrics[f"{prefix}/truncated"] = _mean([float(r.truncated) for r in rollouts])
+        means = (own_metrics or OwnMetrics()).means(label, (r.metrics for r in rollouts))
+        metrics |= {f"{prefix}/env/{name}": mean for name, mean in sorted(means.items())}
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class Evaluator:
+    """Evaluates one version at a time.
+
+    Args:
+        config: the role's configuration.
+        arenas: the environments.
+        player: plays episodes.
+        pool: the engines.
+        chat: for the tokens that end a reply.
+    """
+
+    def __init__(
+        self, config: OrchestratorConfig, arenas: Sequence[Arena], player: Player, pool: EnginePool, chat: ChatTokens
+    ) -> None:
+        self._config, self._arenas, self._player, self._pool, self._chat = config, arenas, player, pool, chat
+        self._own_metrics = OwnMetrics()
+        self.answered = 0
+        """Answers so far, of all versions."""
+
+    async def evaluate(self, version: int) -> list[Answer]:
+        """The answers of a version, at which the caller holds the engines; those that the deadline cuts off are `late`."""
+        assert self._config.evaluation is not None
+        settings = self._config.evaluation
+        wanted = questions(
+            self._arenas, "eval", num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task
+        )
+        return await self.ask(wanted, version, seconds=settings.timeout_seconds)
+
+    def metrics(self, answers: Sequence[Answered]) -> dict[str, float]:
+        """Metrics of the answers of one version, see `evaluation_metrics`."""
+        return evaluation_metrics(answers, solved_rewards(self._config.environments), self._own_metrics)
+
+    async def ask(
+        self,
+        wanted: Iterable[Question],
+        version: int,
+        *,
+        taken: Callable[[Question, Answer], Awaitable[None]] | None = None,
+        seconds: float | None = None,
+    ) -> list[Answer]:
+        """The answers of a version, in the order of the questions.
+
+        Args:
+            wanted: the questions, all asked at once as far as the player's bound allows.
+            version: the engines hold it until this returns.
+            taken: told of each answer as it comes; waited for.
+            seconds: deadline of all of it; an answer that is not there by then is `late`. None: none.
+        """
+        asked = list(wanted)
+        found: dict[int, Answer] = {}
+
+        async def answer(number: int, question: Question) -> None:
+            given = await self._answer(question.arena, question.task, question.sample, version)
+            self.answered += 1
+            if taken is not None:
+                await taken(question, given)
+            found[number] = given
+
+        try:
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+                for number, question in enumerate(asked):
+                    group.create_task(answer(number, question))
+                    await asyncio.sleep(0)  # ten thousand that begin at once would keep all others waiting
+        except TimeoutError:
+            logger.warning(
+                f"version {version}: {len(found)} of {len(asked)} answers were done within {seconds:g} s "
+                "(evaluation.timeoutSeconds); its results are of these alone, which are the quicker ones"
+            )
+        return [found.get(number) or _late(question, seconds) for number, question in enumerate(asked)]
+
+    async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
+        sampling, reason = self._sampling(arena), ""
+        failures = lost = 0
+        while failures < MAX_TRIES:
+            parameters = sampling.engine_parameters(sample)
+            session = Session(self._pool, sampling, self._chat.stop_token_ids, version, parameters=parameters)
+            try:
+                rollout = await self._player.play(
+                    arena, task, max_tokens=sampling.max_tokens, session=session, stop=sampling.stop
+                )
+            except (EpisodeError, RolloutError, EngineUnavailableError) as error:
+                logger.debug(f"evaluation of task {task}: {error}")
+                reason = str(error)
+                if isinstance(error, EpisodeError) and error.bystander and lost < MAX_LOST:
+                    lost += 1
+                else:
+                    failures += 1
+                continue
+            if all((s.versions[s.loss_mask] == version).all() for s in rollout.sequences):
+                return Answer(arena.config.label, rollout.task_id, sample, rollout)
+            failures += 1
+            reason = "the weights were changed while it answered"
+        return Answer(arena.config.label, str(task), sample, None, reason)
+
+    def _sampling(self, arena: Arena) -> CompleteSampling:
+        assert self._config.evaluation is not None
+        return self._config.evaluation.sampling_over(arena.config.sampling or self._config.sampling)
+
+
+def _late(question: Question, seconds: float | None) -> Answer:
+    error = f"it was not done when the evaluation's {seconds:g} s (evaluation.timeoutSeconds) were over"
+    return Answer(question.arena.config.label, str(question.task), question.sample, None, error, late=True)
+
+
+def trace_line(answer: Answer) -> dict[str, Any]:
+    """An answer as people read it."""
+    rollout = answer.rollout
+    line: dict[str, Any] = {
+        "environment": answer.environment,
+        "task_id": answer.task_id,
+        "sample": answer.sample,
+    }
+    if rollout is None:
+        return line | {"error": answer.error or "every try failed"}
+    if rollout.tools:
+        line["tools"] = list(rollout.tools)
+    return line | {
+        "reward": rollout.reward,
+        "metrics": dict(rollout.metrics),
+        "messages": list(rollout.messages),
+        "completion": "\n".join(rollout.texts),
+        "finish_reason": rollout.finish_reason,
+        "truncated": rollout.truncated,
+        "tokens": rollout.tokens,
+        "completion_tokens": rollout.loss_tokens,
+    }

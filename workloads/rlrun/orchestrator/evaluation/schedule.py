@@ -1,0 +1,95 @@
+"""Evaluations beside the training: one after the other, each while an engine still holds the version that it is of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.engines.weight_sync import WeightSync
+from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, trace_line
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, write_jsonl
+from rlrun.protocol.paths import RunPaths
+
+
+class Evaluations:
+    """Evaluations of one attempt.
+
+    Args:
+        evaluator: plays the episodes.
+        paths: of the run.
+        pool: the engines.
+        sync: holds each version that is wanted until it is released here.
+        metrics: get what comes of them.
+        courtesy: writes the traces.
+        signal: notified after each.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        *,
+        paths: RunPaths,
+        pool: EnginePool,
+        sync: WeightSync,
+        metrics: MetricsFile,
+        courtesy: Courtesy,
+        signal: Signal,
+    ) -> None:
+        self._evaluator, self._paths, self._pool, self._sync = evaluator, paths, pool, sync
+        self._metrics, self._courtesy, self._signal = metrics, courtesy, signal
+        self._wanted: asyncio.Queue[int] = asyncio.Queue()
+        self.pending = 0
+        """Wanted, and not done."""
+        self.rewards: dict[str, float] = {}
+        """Latest mean reward of each environment."""
+
+    @property
+    def answered(self) -> int:
+        """Answers so far."""
+        return self._evaluator.answered
+
+    def want(self, version: int) -> None:
+        """Evaluate a version, which is being published and held, when its turn comes."""
+        self.pending += 1
+        self._wanted.put_nowait(version)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            version = await self._wanted.get()
+            try:
+                metrics = await self._evaluate(version)
+            finally:
+                self._sync.release(version)
+            self._metrics.add(version, "evaluation", metrics)
+            self.pending -= 1
+            self._signal.notify()
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        began = time.monotonic()
+        await self._signal.until(lambda: self._pool.version == version or not self._sync.held(version))
+        if not self._sync.held(version):
+            return {}
+        answers = await self._evaluator.evaluate(version)
+        trace = self._paths.evaluation_trace(version)
+        self._courtesy.write(f"traces/{trace.name}", partial(_write_trace, trace, version, answers))
+        metrics = await in_thread(partial(self._evaluator.metrics, answers))  # looks at each token
+        seconds = time.monotonic() - began
+        shown = {k: round(v, 4) for k, v in metrics.items() if k.endswith("reward/mean")}
+        logger.info(f"version {version}: {shown} ({len(answers)} answers in {seconds:.1f} s)")
+        suffix = "/reward/mean"
+        self.rewards |= {k[5 : -len(suffix)]: v for k, v in metrics.items() if k.endswith(suffix)}
+        return metrics | {"time/evaluate": seconds}
+
+
+def _write_trace(path: Path, version: int, answers: Sequence[Answer]) -> None:
+    write_jsonl(path, ({"policy_version": version} | trace_line(answer) for answer in answers))

@@ -1,0 +1,218 @@
+"""Recovery from the journal after a restart: the finished rollouts of earlier attempts that count, and their order.
+
+A record counts if its group is not settled yet, each of its tokens was sampled by a version that the present lineage has, it is fresh
+enough, and the sampler still gives its group the same task. Records are gone through in the order in which they were written: groups
+are complete, given up and drawn in the order of the attempt that was killed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loguru import logger
+
+from rlrun.environments.bounds import MAX_REWARD, BoundsError, number, plain_score
+from rlrun.environments.protocol import Score
+from rlrun.orchestrator.checkpoint.state import earlier_attempts, is_lost
+from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry, read_segment
+from rlrun.orchestrator.journal.ledger import Ledger
+from rlrun.orchestrator.staleness import too_old
+from rlrun.orchestrator.tasks.sampler import Sampler
+from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.paths import RunPaths
+
+Member = tuple[int, int]
+"""Group and index within it."""
+
+
+@dataclass
+class Found:
+    """Groups on the disk that are not settled."""
+
+    entries: list[Entry] = field(default_factory=list)
+    """Those that may count, in the order in which they were written."""
+    refused: dict[Member, str] = field(default_factory=dict)
+    """Rollouts with a record that does not count, and why."""
+    uncounted: set[Member] = field(default_factory=set)
+    """Rollouts of which no earlier restart has told: their records are younger than the checkpoint's attempt."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A group of which some members are finished."""
+
+    version: int
+    """Oldest dispatch version of these members."""
+    members: Mapping[int, Rollout]
+
+
+@dataclass
+class Readmitted:
+    """Result of the recovery."""
+
+    groups: int = 0
+    """Finished ones."""
+    rollouts: int = 0
+    """That are not generated again, those of unfinished groups too."""
+    unfinished: dict[int, Unfinished] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Rollouts that were generated in vain: of a lost `version`, above the bound on `age`, of another `task`, another `config` or
+    another `format` of the journal, or with a `reward` that cannot be trained on."""
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.refused.items()))
+        return (
+            f"{self.rollouts} finished rollouts of the attempts before count again ({self.groups} whole groups, parts of "
+            f"{len(self.unfinished)} more), {self.refused.total()} are of no use" + (f" ({reasons})" if reasons else "")
+        )
+
+
+def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled: Callable[[int], bool]) -> Found:
+    """The records of all earlier attempts that are of groups which are not settled.
+
+    Args:
+        paths: of the run.
+        attempt: the present one.
+        fingerprint: of what its own rollouts are made with.
+        settled: whether a group is in a batch or given up.
+    """
+    writers, found, base = earlier_attempts(paths, attempt), Found(), attempt.base_attempt or 0
+    for segment in paths.journal_on_disk():
+        if (writer := writers.get(segment.attempt)) is None:
+            continue
+        try:
+            content = read_segment(segment.path)
+        except OSError as error:
+            logger.warning(f"{segment.path} of the journal cannot be read: {error}")
+            continue
+        if content.torn:
+            logger.info(
+                f"{segment.path.name} of the journal ends with a record that is not whole ({content.torn} bytes)"
+            )
+        if content.foreign:
+            logger.warning(
+                f"{len(content.foreign)} records in {segment.path.name} of the journal are of another version of rlrun "
+                f"({content.foreign[0].reason}); these rollouts are generated again"
+            )
+        for record in content.foreign:
+            if record.member >= 0 and not settled(record.group):
+                found.refused[record.group, record.member] = "format"
+                if segment.attempt >= base:
+                    found.uncounted.add((record.group, record.member))
+        foreign = content.head is None or content.head.fingerprint != fingerprint
+        for entry in content.entries:
+            if settled(entry.group):
+                continue
+            reason = _of_no_use(entry) or ("version" if is_lost(entry.newest_version, writer, attempt) else None)
+            if foreign:
+                reason = "config"
+            if reason is None:
+                found.entries.append(entry)
+            if isinstance(entry, RolloutEntry):
+                member = entry.group, entry.member
+                if reason is not None:
+                    found.refused[member] = reason
+                if segment.attempt >= base:
+                    found.uncounted.add(member)
+    return found
+
+
+def _of_no_use(entry: Entry) -> str | None:
+    """Why no attempt can use an entry: earlier versions took rewards that float32 cannot hold."""
+    try:
+        if isinstance(entry, RolloutEntry):
+            plain_score(Score(entry.rollout.reward, dict(entry.rollout.metrics)))
+        elif entry.mean_reward is not None:
+            number(entry.mean_reward, "mean reward", MAX_REWARD)
+    except BoundsError:
+        return "reward"
+    return None
+
+
+def readmit(
+    found: Found,
+    *,
+    step: int,
+    max_off_policy_steps: int,
+    ledger: Ledger,
+    sampler: Sampler,
+    environments: Sequence[tuple[str, int]],
+    finish: Callable[[FinishedGroup], None],
+    drop: Callable[[DroppedEntry], None],
+) -> Generator[None, None, Readmitted]:
+    """Let what was found count again, in the order in which it did; yields between two records, of which there may be many thousands.
+
+    Args:
+        found: what `read_journal` gave.
+        step: whose batch is made next.
+        max_off_policy_steps: the bound on age.
+        ledger: knows of the batches before `step`; a group that is whole or given up is dispatched by its account afterwards.
+        sampler: likewise.
+        environments: label and group size, in the order of the sampler.
+        finish: gets each group that is whole.
+        drop: gets each group that was given up.
+    """
+    newest: dict[Member, RolloutEntry] = {}
+    given_up: dict[int, DroppedEntry] = {}
+    refused = dict(found.refused)
+    for entry in found.entries:
+        if isinstance(entry, DroppedEntry):
+            given_up[entry.group] = entry
+            continue
+        given_up.pop(entry.group, None)  # it was played again: the attempt that gave it up was not that one's past
+        member = entry.group, entry.member
+        if too_old(entry.dispatch_version, step=step, max_off_policy_steps=max_off_policy_steps):
+            refused[member] = "age"
+        else:
+            newest[member] = entry
+    made, used = Readmitted(), set[Member]()
+    waiting: dict[int, dict[int, RolloutEntry]] = {}
+    for entry in found.entries:
+        yield
+        if isinstance(entry, DroppedEntry):
+            if given_up.get(entry.group) is entry:
+                ledger.reach(entry.next_group)
+                sampler.draw_before(entry.next_group)
+                ledger.claim(entry.group)
+                drop(entry)
+            continue
+        member = entry.group, entry.member
+        if entry.group in given_up:
+            used.add(member)
+            continue
+        if newest.get(member) is not entry:
+            continue
+        ledger.reach(entry.group + 1)
+        draw = sampler.draw(entry.group)
+        label, size = environments[draw.environment]
+        if (label, draw.task) != (entry.environment, entry.task) or entry.member >= size:
+            refused[member] = "task"
+            continue
+        used.add(member)
+        made.rollouts += 1
+        members = waiting.setdefault(entry.group, {})
+        members[entry.member] = entry
+        if len(members) == size:
+            made.groups += 1
+            ledger.claim(entry.group)
+            finish(_finished(waiting.pop(entry.group)))
+    for group, members in waiting.items():
+        version = min(entry.dispatch_version for entry in members.values())
+        made.unfinished[group] = Unfinished(version, {m: entry.rollout for m, entry in members.items()})
+    made.refused.update(refused[member] for member in refused.keys() - used if member in found.uncounted)
+    return made
+
+
+def _finished(members: Mapping[int, RolloutEntry]) -> FinishedGroup:
+    entries = [entry for _, entry in sorted(members.items())]
+    return FinishedGroup(
+        number=entries[0].group,
+        environment=entries[0].environment,
+        task_id=entries[0].rollout.task_id,
+        dispatch_version=min(entry.dispatch_version for entry in entries),
+        temperature=entries[0].temperature,
+        rollouts=tuple(entry.rollout for entry in entries),
+    )

@@ -1,0 +1,212 @@
+"""Files for people: `metrics.jsonl`, one line per step in order, and the traces of rollouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from loguru import logger
+
+from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.progress.step_metrics import step_line
+from rlrun.orchestrator.types import FinishedGroup
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.durable import write_bytes
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
+from rlrun.protocol.paths import RunPaths
+
+_TAIL_BYTES = 1024 * 1024
+"""No line is longer."""
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSONL file; a torn last line, of a writer that was killed, is left out."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+class MetricsFile:
+    """The one writer of `metrics.jsonl`: a step's line is written once all that belongs into it is known, lines in order of step.
+
+    Args:
+        path: the file.
+        attempt: goes into each line.
+        base_step: lines of later steps belong to versions that are lost; they are removed.
+        unwritten: lines up to the base that the attempt before had not written yet.
+        evaluated: whether a version is evaluated; its line then waits for that.
+        courtesy: what writes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        attempt: int,
+        base_step: int,
+        unwritten: Iterable[Mapping[str, Any]],
+        evaluated: Callable[[int], bool],
+        courtesy: Courtesy,
+    ) -> None:
+        self._path, self._attempt, self._evaluated, self._courtesy = path, attempt, evaluated, courtesy
+        lines = [line for line in read_lines(path) if line["step"] <= base_step]
+        written = {int(line["step"]) for line in lines}
+        kept = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        courtesy.write(path.name, lambda: write_bytes(path, kept), keep=True)
+        self.last: dict[str, Any] = lines[-1] if lines else {}
+        """The newest line."""
+        self._lines: dict[int, dict[str, Any]] = {}
+        self._parts: dict[int, set[str]] = {}
+        self._leaving: deque[tuple[int, dict[str, Any]]] = deque()
+        """Whole lines on their way to the file; its writer takes them from the left."""
+        self._successor: int | None = None
+        """A later attempt that has begun."""
+        for line in unwritten:
+            step = int(line["step"])
+            if step not in written:
+                self._lines[step] = dict(line)
+                # Only the base version can still be evaluated: engines cannot go back further.
+                self._parts[step] = {"batch", "trained"} | ({"evaluation"} if step < base_step else set())
+        self.wants_base = evaluated(base_step) and base_step not in written
+        """Whether the evaluation of the base version is still missing."""
+        if self.wants_base:
+            self._lines.setdefault(base_step, {})
+            self._parts.setdefault(base_step, {"batch", "trained"})
+        self._flush()
+
+    def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, Any]) -> None:
+        """Add one part of a step's line; an evaluation that was given up adds an empty one."""
+        self._lines.setdefault(step, {}).update(values)
+        self._parts.setdefault(step, set()).add(part)
+        self._flush()
+
+    def unwritten(self, through: int) -> tuple[dict[str, Any], ...]:
+        """Lines up to a step that lack nothing but their evaluation, or a volume that takes them: its checkpoint has to keep them."""
+        leaving = {step: line for step, line in tuple(self._leaving) if step <= through}
+        waiting = {
+            step: {"step": step} | line
+            for step, line in self._lines.items()
+            if step <= through and self._parts[step] >= {"batch", "trained"}
+        }
+        return tuple(line for _, line in sorted((leaving | waiting).items()))
+
+    def pending(self) -> list[int]:
+        """Steps of which something is known, but not everything."""
+        return sorted(self._lines)
+
+    def _flush(self) -> None:
+        while self._lines:
+            step = min(self._lines)
+            needed = {"batch", "trained"} | ({"evaluation"} if self._evaluated(step) else set())
+            if not self._parts[step] >= needed:
+                return
+            self._check_alone()
+            line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
+            self._leaving.append((step, line))
+            self._courtesy.write(self._path.name, self._append, keep=True)
+            self.last = line
+            logger.info(step_line(line))
+
+    def _check_alone(self) -> None:
+        if self._successor is not None:
+            raise RoleError(f"attempt {self._successor} of this run has begun, so attempt {self._attempt} is over")
+
+    def _append(self) -> None:
+        """Write the line that has waited longest; called in the courtesy's thread.
+
+        Not once a later attempt has begun: processes on a node that nobody reaches may live on while their successors train, and this
+        file is the one that both write to.
+        """
+        newest = max(RunPaths(self._path.parent).attempts_on_disk(), default=0)
+        if newest > self._attempt:
+            self._successor = newest
+        else:
+            _, line = self._leaving[0]
+            append_line(self._path, json.dumps(line))
+            reach("metrics.written")
+        self._leaving.popleft()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line, durable and whole: what a refused write leaves of it is cut off again.
+
+    Raises:
+        OSError: the volume refuses.
+    """
+    with path.open("a+b", buffering=0) as file:
+        before = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        tail = file.read()
+        before += len(tail)
+        if tail and not tail.endswith(b"\n"):  # it could not be cut off then
+            before += tail.rfind(b"\n") + 1 - len(tail)
+            file.truncate(before)
+        try:
+            rest = memoryview((line + "\n").encode())
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
+    """Runs of equal versions `[T]` as `{version, start, end}` over token positions; tokens of no version are left out."""
+    values = np.asarray(versions, np.int32)
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    runs = [(int(values[start]), start, end) for start, end in pairwise(edges) if start < end]
+    return [{"version": version, "start": start, "end": end} for version, start, end in runs if version >= 0]
+
+
+def _advantage(samples: Sequence[Sample]) -> float | None:
+    """None for a rollout that a filter masked."""
+    return next((float(s.advantages[s.loss_mask][0]) for s in samples if s.loss_mask.any()), None)
+
+
+def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> None:
+    """One line per rollout of a step."""
+    samples: dict[tuple[int, int], list[Sample]] = {}
+    for sample in batch.samples:
+        samples.setdefault((sample.group, sample.rollout), []).append(sample)
+    lines = []
+    for group in groups:
+        for number, rollout in enumerate(group.rollouts):
+            own = samples[group.number, number]
+            lines.append(
+                {
+                    "step": batch.step,
+                    "attempt": batch.attempt,
+                    "group": group.number,
+                    "rollout": number,
+                    "environment": group.environment,
+                    "task_id": group.task_id,
+                    "dispatch_version": group.dispatch_version,
+                    "reward": rollout.reward,
+                    "advantage": _advantage(own),
+                    "metrics": dict(rollout.metrics),
+                    "messages": list(rollout.messages),
+                    "completion": "\n".join(rollout.texts),
+                    "finish_reason": rollout.finish_reason,
+                    "truncated": rollout.truncated,
+                    "tokens": rollout.tokens,
+                    "completion_tokens": rollout.loss_tokens,
+                    "versions": [spans(s.versions) for s in rollout.sequences],
+                    "seconds": round(rollout.seconds, 4),
+                }
+            )
+    write_jsonl(path, lines)
+
+
+def write_jsonl(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a JSONL file."""
+    write_bytes(path, "".join(json.dumps(line, default=str) + "\n" for line in lines).encode())

@@ -1,0 +1,214 @@
+"""Progress of the run over HTTP: Prometheus metrics, and one JSON document for the live view."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+
+from rlrun.orchestrator.trainer.waiting import Waiting
+from rlrun.protocol import exit_codes
+from rlrun.protocol.api_key import holds_key
+from rlrun.protocol.endpoints import (
+    ORCHESTRATOR_HEALTH,
+    ORCHESTRATOR_METRICS,
+    ORCHESTRATOR_PROGRESS,
+    ORCHESTRATOR_READY,
+)
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.site import Site
+from rlrun.protocol.storage import Trouble, Volume
+
+_STEPS_FOR_ETA = 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One look at the run."""
+
+    step: int | None
+    """The last step that was trained; None before it is known where the attempt starts."""
+    max_steps: int
+    policy_version: int | None
+    """The newest version that an engine holds."""
+    checkpoint_step: int | None
+    """Step of the newest complete checkpoint."""
+    resumed_from_step: int | None
+    """Step of the checkpoint that the attempt started from; None when it started from the model."""
+    reward: float | None
+    """Mean reward of the last trained step."""
+    eval: dict[str, float]
+    """Latest held-out mean reward per environment."""
+    tokens_per_second: float | None
+    """Tokens trained per second in the last step."""
+    staleness_mean: float | None
+    """How many versions older than the trained policy the tokens of the last step were."""
+    waiting_on: str
+    """What the next step waits for."""
+    eta_seconds: float | None
+    in_flight: int
+    """Rollouts."""
+    errors: int
+    """Rollouts that ended in an error since the run began."""
+    readmitted: int = 0
+    """Finished rollouts that restarts did not have to generate again, since the run began."""
+    discarded: int = 0
+    """Finished rollouts that restarts could not use, since the run began."""
+    waiting_role: str | None = None
+    """Whose work the next step waits for."""
+    waiting_phase: str | None = None
+    """What that role does."""
+    waiting_since: float | None = None
+    """Since when, in seconds since the epoch."""
+    activity: int = 0
+    """See `Activity`."""
+    storage: Trouble | None = None
+    """Why the volume is of no use at the moment."""
+    results: tuple[str, ...] = ()
+    """Measures of policies, where that is what the run is for: a line per policy and environment."""
+
+
+def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
+    """Before it is known where the attempt starts."""
+    trouble = volume.trouble()
+    return Progress(
+        step=None,
+        max_steps=max_steps,
+        policy_version=None,
+        checkpoint_step=None,
+        resumed_from_step=None,
+        reward=None,
+        eval={},
+        tokens_per_second=None,
+        staleness_mean=None,
+        waiting_on=told(waiting, trouble),
+        eta_seconds=None,
+        in_flight=0,
+        errors=0,
+        waiting_role=waiting.role,
+        waiting_phase=waiting.phase,
+        waiting_since=waiting.since,
+        storage=trouble,
+    )
+
+
+def told(waiting: Waiting, trouble: Trouble | None) -> str:
+    """Reason for waiting, or the volume's trouble where nothing goes on without the volume."""
+    return trouble.text if trouble is not None and trouble.blocks else str(waiting)
+
+
+class StepClock:
+    """Seconds per step over the last steps."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque(maxlen=_STEPS_FOR_ETA + 1)
+
+    def trained(self, step: int) -> None:
+        """A step is done now."""
+        self._marks.append((step, time.monotonic()))
+
+    def remaining_seconds(self, max_steps: int) -> float | None:
+        """Estimated seconds to the last step; None before two steps are done."""
+        if len(self._marks) < 2:
+            return None
+        (first, began), (last, ended) = self._marks[0], self._marks[-1]
+        return (max_steps - last) * (ended - began) / (last - first)
+
+
+_GAUGES = {
+    "rlrun_step": ("Last trained step", "step"),
+    "rlrun_max_steps": ("Steps of the run", "max_steps"),
+    "rlrun_policy_version": ("Newest policy version that an engine holds", "policy_version"),
+    "rlrun_checkpoint_step": ("Step of the newest complete checkpoint", "checkpoint_step"),
+    "rlrun_reward_mean": ("Mean reward of the last trained step", "reward"),
+    "rlrun_tokens_per_second": ("Tokens trained per second in the last step", "tokens_per_second"),
+    "rlrun_staleness_mean": ("Versions between sampling and training, mean over tokens", "staleness_mean"),
+    "rlrun_rollouts_in_flight": ("Rollouts in flight", "in_flight"),
+    "rlrun_rollout_errors": ("Rollouts that ended in an error since the run began", "errors"),
+    "rlrun_rollouts_readmitted": ("Finished rollouts that restarts gave back since the run began", "readmitted"),
+    "rlrun_rollouts_discarded": ("Finished rollouts that restarts lost since the run began", "discarded"),
+    "rlrun_eta_seconds": ("Estimated seconds to the last step", "eta_seconds"),
+}
+
+
+def prometheus(progress: Progress) -> bytes:
+    """The same as Prometheus text; what is not known yet is left out."""
+    registry = CollectorRegistry()
+    values = asdict(progress)
+    for name, (summary, field) in _GAUGES.items():
+        if values[field] is not None:
+            Gauge(name, summary, registry=registry).set(values[field])
+    if progress.eval:
+        gauge = Gauge("rlrun_eval_reward_mean", "Latest held-out mean reward", ["environment"], registry=registry)
+        for label, value in progress.eval.items():
+            gauge.labels(label).set(value)
+    return generate_latest(registry)
+
+
+class ProgressServer:
+    """Serves `GET /health`, `/ready` and `/metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
+
+    Args:
+        host: address to bind.
+        port: port to bind.
+        api_key: the run's key.
+        look: the current progress.
+        stall: reason why the orchestrator calls itself not ready; None: it is ready.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        api_key: str,
+        look: Callable[[], Progress],
+        stall: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._host, self._port, self._key, self._look, self._stall = host, port, api_key, look, stall
+        self._site: Site | None = None
+
+    async def __aenter__(self) -> ProgressServer:
+        """Start.
+
+        Raises:
+            RoleError: the port is in use.
+        """
+        application = web.Application()
+        application.router.add_get(ORCHESTRATOR_HEALTH, self._health)
+        application.router.add_get(ORCHESTRATOR_READY, self._ready)
+        application.router.add_get(ORCHESTRATOR_METRICS, self._metrics)
+        application.router.add_get(ORCHESTRATOR_PROGRESS, self._progress)
+        self._site = Site(application)
+        try:
+            await self._site.start(self._host, self._port)
+        except OSError as error:
+            raise RoleError(
+                f"orchestrator.metricsPort: cannot listen on {self._host}:{self._port}: {error.strerror}; choose a free port",
+                exit_codes.UNAVAILABLE,
+            ) from error
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        if self._site is not None:
+            await self._site.close()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"healthy": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        stall = self._stall()
+        return web.json_response({"ready": stall is None, "reason": stall}, status=200 if stall is None else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=prometheus(self._look()), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _progress(self, request: web.Request) -> web.Response:
+        if not holds_key(request.headers.getall("Authorization", ()), self._key):
+            return web.json_response({"error": "wrong or missing API key"}, status=401)
+        return web.json_response(asdict(self._look()))

@@ -1,0 +1,178 @@
+"""Metrics of a step from its batch. Pure; names follow the ecosystem."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlrun.config.rollout import SOLVED
+from rlrun.environments.bounds import MAX_METRICS
+from rlrun.orchestrator.types import FinishedGroup
+from rlrun.protocol.batch import Batch, Sample
+
+
+def batch_metrics(batch: Batch, solved: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a batch on disk.
+
+    Args:
+        batch: of one step.
+        solved: reward from which a rollout counts as solved, by environment.
+
+    Returns:
+        Rewards over rollouts (`reward/mean`, `reward/std`, `reward/<env>/mean`); shares of groups in which every rollout is solved
+        (`batch/solve_all`) or none is (`batch/solve_none`); how many versions older than the policy that is being trained the
+        tokens are (`off_policy/mean`, `off_policy/max`) and their groups were at dispatch (`staleness/mean`); tokens sampled per rollout.
+    """
+    rollouts: dict[tuple[int, int], list[Sample]] = {}
+    for sample in batch.samples:
+        rollouts.setdefault((sample.group, sample.rollout), []).append(sample)
+    first = [samples[0] for samples in rollouts.values()]
+    rewards = [sample.reward for sample in first]
+    lengths = [float(sum(int(s.loss_mask.sum()) for s in samples)) for samples in rollouts.values()]
+    groups: dict[int, list[bool]] = {}
+    for sample in first:
+        is_solved = sample.reward >= solved.get(
+            sample.environment, SOLVED
+        )  # recorded ones may be of other environments
+        groups.setdefault(sample.group, []).append(is_solved)
+    policy = batch.step - 1
+    lags = np.concatenate([policy - s.versions[s.loss_mask] for s in batch.samples])
+    metrics = {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "batch/rollouts": float(len(rewards)),
+        "batch/groups": float(len(groups)),
+        "batch/samples": float(len(batch.samples)),
+        "batch/tokens": float(batch.tokens),
+        "batch/loss_tokens": float(batch.loss_tokens),
+        "batch/solve_all": statistics.fmean(float(all(values)) for values in groups.values()),
+        "batch/solve_none": statistics.fmean(float(not any(values)) for values in groups.values()),
+        "off_policy/mean": float(lags.mean()),
+        "off_policy/max": float(lags.max()),
+        "staleness/mean": statistics.fmean(policy - sample.dispatch_version for sample in first),
+        "completion_length/mean": statistics.fmean(lengths),
+        "completion_length/max": max(lengths),
+    }
+    for label in dict.fromkeys(sample.environment for sample in first):
+        own = [sample.reward for sample in first if sample.environment == label]
+        metrics[f"reward/{label}/mean"] = statistics.fmean(own)
+        metrics[f"batch/{label}/rollouts"] = float(len(own))
+    return metrics
+
+
+def group_means(batch: Batch) -> dict[int, float]:
+    """Mean reward of each group of a batch, in order of their numbers."""
+    rewards: dict[int, dict[int, float]] = {}
+    for sample in batch.samples:
+        rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
+    return {group: sum(found.values()) / len(found) for group, found in sorted(rewards.items())}
+
+
+class OwnMetrics:
+    """Means of what environments measure themselves; of each environment the names that came first, up to `MAX_METRICS`.
+
+    An environment that makes new names for ever would fill the run's metrics, and a tracker's columns, with them.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}
+
+    def means(self, environment: str, found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+        """Mean of each metric over the rollouts that have it; values without a place are counted as `left_out`.
+
+        Args:
+            environment: its label.
+            found: the metrics of each rollout.
+        """
+        names, values, left_out = self._names.setdefault(environment, set()), dict[str, list[float]](), 0
+        for metrics in found:
+            for name, value in metrics.items():
+                if name in names or len(names) < MAX_METRICS:
+                    names.add(name)
+                    values.setdefault(name, []).append(value)
+                else:
+                    left_out += 1
+        means = {name: statistics.fmean(given) for name, given in values.items()}
+        return means | ({"left_out": float(left_out)} if left_out else {})
+
+
+def group_metrics(groups: Sequence[FinishedGroup], own: OwnMetrics) -> dict[str, float]:
+    """Metrics of the live groups of a batch: truncation, time, and the environments' own metrics as `env/<env>/<name>`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [float(rollout.loss_tokens) for rollout in rollouts]  # also of those that a filter masked
+    metrics = {
+        "completion_length/mean": statistics.fmean(lengths),
+        "completion_length/max": max(lengths),
+        "batch/truncated": statistics.fmean(float(rollout.truncated) for rollout in rollouts),
+        "time/rollout/mean": statistics.fmean(rollout.seconds for rollout in rollouts),
+        "time/rollout/max": max(rollout.seconds for rollout in rollouts),
+    }
+    for label in dict.fromkeys(group.environment for group in groups):
+        found = (rollout.metrics for group in groups if group.environment == label for rollout in group.rollouts)
+        metrics |= {f"env/{label}/{name}": mean for name, mean in own.means(label, found).items()}
+    return metrics
+
+
+def discarded(counters: Mapping[str, int]) -> int:
+    """Finished rollouts that a restart could not use."""
+    return sum(count for name, count in counters.items() if name.startswith("discarded/"))
+
+
+def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
+    """Counts since the batch before.
+
+    Returns:
+        Groups dropped and dispatched again by reason; rollouts that ended in an error, all together and as `errors/<env>/<kind>`; those
+        that were played again because another one had ended their process (`lost/<env>`); finished rollouts of earlier attempts that
+        count again or are of no use.
+    """
+    reasons = ("error", "masked", "surplus", "too_easy", "too_hard", "zero_variance")
+    names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
+    names |= {name for name in now if name.startswith(("errors/", "lost/"))}
+    restart = {
+        "rollouts/readmitted": float(now.get("readmitted", 0) - before.get("readmitted", 0)),
+        "rollouts/discarded": float(discarded(now) - discarded(before)),
+    }
+    return restart | {
+        name if name.startswith(("errors", "lost/")) else f"groups/{name}": float(
+            now.get(name, 0) - before.get(name, 0)
+        )
+        for name in sorted(names)
+    }
+
+
+_SHOWN = (
+    ("reward", "reward/mean", ".3f"),
+    ("loss", "loss", ".4f"),
+    ("validation loss", "validation/loss", ".4f"),
+    ("mismatch_kl", "mismatch_kl", ".1e"),
+    ("grad_norm", "grad_norm", ".2g"),
+    ("staleness", "off_policy/mean", ".2f"),
+    ("tok/s", "perf/throughput", ".0f"),
+    ("step time", "time/step", ".2f"),
+)
+
+
+def _told(key: str, line: Mapping[str, Any]) -> bool:
+    """The loss of RL tells nothing; that of supervised fine-tuning tells all."""
+    return key != "loss" or "reward/mean" not in line
+
+
+def _partial(key: str, line: Mapping[str, Any]) -> str:
+    prefix = key.removesuffix("reward/mean")
+    done, late, failed = (line.get(prefix + name, 0) for name in ("answers", "timeouts", "errors"))
+    return f" (partial: {done:.0f} of {done + late + failed:.0f} answers in time)" if late else ""
+
+
+def step_line(line: Mapping[str, Any]) -> str:
+    """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
+    shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _told(key, line)]
+    shown += [
+        f"held-out {key.removeprefix('eval/').removesuffix('/reward/mean')} {value:.3f}{_partial(key, line)}"
+        for key, value in line.items()
+        if key.startswith("eval/") and key.endswith("/reward/mean")
+    ]
+    return f"step {line['step']}: " + ", ".join(shown)

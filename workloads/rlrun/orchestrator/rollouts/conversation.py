@@ -1,0 +1,349 @@
+"""The policy as one rollout's environment sees it, and the record of every token that it samples.
+
+A conversation that goes on where a reply ended continues the same tokens; each such chain is one training sample. One that rewrites,
+summarises or forgets what was said starts a new sample, and one that goes back to an earlier reply takes its tokens up to there over
+into a new sample, where they are no longer trained on. So no sample holds tokens in an order that the engine did not see, and none that
+was sampled is trained on twice.
+
+What a new turn adds is up to the strategy. `interleaved`: the text of the new messages, whatever the chat template would do to earlier
+ones. `branching`: the template writes the whole conversation anew, as it would be written for the finished model, and where that is not
+what was said before (a template that drops earlier thoughts) a new sample starts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rlrun.config.roles import TrajectoryStrategy
+from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.environments.tool_calls import arguments_of
+from rlrun.inference.client import Completion
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
+from rlrun.protocol.batch import NO_VERSION
+from rlrun.protocol.compute import compute
+from rlrun.protocol.packed import FLOATS, INTEGERS
+
+_NO_VERSION = array(INTEGERS, [NO_VERSION])
+_CHARACTERS = 4
+"""Of a token's text, roughly."""
+
+
+class Generate(Protocol):
+    """One request to an engine that holds the version it is meant for."""
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion: ...
+
+
+class RolloutError(Exception):
+    """A rollout that cannot be trained on: the prompt is too long, or nothing was sampled."""
+
+
+class Mark(NamedTuple):
+    """End of a reply in a sequence: from here the conversation may go on."""
+
+    messages: int
+    tokens: int
+    text: int
+
+
+@dataclass
+class TokenSequence:
+    """Tokens of one sequence as they come; the four columns have one entry per token."""
+
+    tools: list[Tool] | None = None
+    """Functions that the model was told of at its beginning."""
+    token_ids: array[int] = field(default_factory=lambda: array(INTEGERS))
+    mask: bytearray = field(default_factory=bytearray)
+    """1 on tokens that the policy sampled, and that no other sequence holds as such."""
+    logprobs: array[float] = field(default_factory=lambda: array(FLOATS))
+    versions: array[int] = field(default_factory=lambda: array(INTEGERS))
+    messages: list[Message] = field(default_factory=list)
+    """The conversation up to and with the last reply."""
+    text: str = ""
+    """The conversation as the chat template has to write it; only kept in branching."""
+    marks: list[Mark] = field(default_factory=list)
+    """The ends of all replies."""
+    full: bool = False
+    """No room is left below the longest sample."""
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Tokens that the policy did not sample."""
+        count = len(token_ids)
+        self.token_ids.extend(token_ids)
+        self.mask.extend(bytes(count))
+        self.logprobs.frombytes(bytes(count * self.logprobs.itemsize))
+        self.versions.extend(_NO_VERSION * count)
+
+    def sampled(self, completion: Completion, count: int) -> None:
+        """The first `count` tokens of a completion."""
+        self.token_ids.extend(completion.token_ids[:count])
+        self.mask.extend(b"\x01" * count)
+        self.logprobs.extend(completion.logprobs[:count])
+        self.versions.extend(completion.versions[:count])
+
+    def latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> Mark | None:
+        """The last reply that `messages` go on after; None: they are another conversation."""
+        if tools != self.tools:
+            return None
+        found = None
+        known = 0
+        for mark in self.marks:
+            if mark.messages >= len(messages) or not all(
+                map(_same, self.messages[known : mark.messages], messages[known : mark.messages])
+            ):
+                break
+            found, known = mark, mark.messages
+        return found
+
+    def fork(self, mark: Mark) -> TokenSequence:
+        """A new sequence that begins like this one up to a reply; nothing of that is trained on again."""
+        copy = TokenSequence(self.tools, text=self.text[: mark.text])
+        copy.append(self.token_ids[: mark.tokens])
+        return copy
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that are trained on."""
+        return self.mask.count(1)
+
+
+class _Place(NamedTuple):
+    """Where a request's reply belongs."""
+
+    sequence: TokenSequence
+    new: bool
+    """Whether the sequence is none of the conversation's yet."""
+    added: array[int]
+    """Tokens of the new messages."""
+    text: str
+    """The whole conversation; only in branching."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One finished sequence, columns as in `rlrun.protocol.batch.Sample`, all `[T]`."""
+
+    input_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+
+
+class Conversation:
+    """One rollout's `ModelClient`.
+
+    Args:
+        generate: sends a request.
+        chat: tokenizer and template.
+        seq_len: longest sequence, in tokens; a reply that would exceed it is cut and marked as truncated.
+        max_tokens: longest reply, in tokens.
+        strategy: what a further turn adds, see above.
+        parse: finds the calls in a reply, if tools were offered.
+    """
+
+    def __init__(
+        self,
+        generate: Generate,
+        chat: ChatTokens,
+        *,
+        seq_len: int,
+        max_tokens: int,
+        strategy: TrajectoryStrategy = "interleaved",
+        parse: ParseReply = parse_text,
+        stop: Sequence[str] = (),
+    ) -> None:
+        self._stop = tuple(stop)
+        self._generate, self._chat, self._parse = generate, chat, parse
+        self._seq_len, self._max_tokens = seq_len, max_tokens
+        self._branching = strategy == "branching"
+        self._sequences: list[TokenSequence] = []
+        self._calls = 0
+        self.finish_reason = ""
+        """Why the last reply ended."""
+        self.truncated = False
+        """Whether a reply was cut by a token limit."""
+        self.tools: tuple[Tool, ...] = ()
+        """Those that were offered last."""
+        self.texts: list[str] = []
+        """The replies in order."""
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
+    ) -> Reply:
+        """Sample the next assistant message; see `ModelClient`.
+
+        A call that fails or is cancelled leaves nothing behind. Where the conversation no longer fits into a sample the reply is
+        empty and truncated, and nothing of it is recorded.
+
+        Raises:
+            RolloutError: the first prompt alone leaves no room for a reply.
+            TemplateError: the chat template refuses the conversation.
+        """
+        self.tools = tuple(tools or ()) or self.tools
+        place = await compute(_size(messages), partial(self._place, messages, None if tools is None else list(tools)))
+        sequence = place.sequence
+        prompt = sequence.token_ids + place.added
+        room = min(self._seq_len - len(prompt), self._max_tokens)
+        if max_tokens is not None:
+            room = min(room, max_tokens)
+        if sequence.full or room < 1:
+            if not any(known.loss_tokens for known in self._sequences):
+                raise RolloutError(
+                    f"the prompt has {len(prompt)} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
+                )
+            sequence.full = True
+            return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
+        completion = await self._generate(prompt, max_tokens=room)
+        _check(completion)
+        count, text, stopped = await compute(
+            len(completion.token_ids) * _CHARACTERS, partial(self._cut, completion, (*self._stop, *stop))
+        )
+        finish = "stop" if stopped else completion.finish_reason
+        said = Said()
+        if tools and finish != "length":
+            said = await self._parse(self._chat.unended(completion.token_ids[:count]), text, tools)
+        reply = Reply(
+            text,
+            finish,
+            truncated=finish == "length",
+            tool_calls=tuple(said.messages_calls(self._calls)),
+            content=said.content,
+            prompt_tokens=len(prompt),
+            completion_tokens=count,
+        )
+        self._calls += len(said.calls)
+        # Only now, in one step: until here the call may have been given up and made again.
+        sequence.append(place.added)
+        sequence.sampled(completion, count)
+        if self._branching:
+            sequence.text = place.text + self._chat.spelled(completion.token_ids[:count])
+        return self._reply(place, messages, reply)
+
+    def recorded(self) -> list[Recorded]:
+        """All sequences with tokens to train on.
+
+        Raises:
+            RolloutError: there is none.
+        """
+        found = [
+            Recorded(
+                np.array(s.token_ids, np.int32),
+                np.array(s.mask, np.bool_),
+                np.array(s.logprobs, np.float32),
+                np.array(s.versions, np.int32),
+            )
+            for s in self._sequences
+            if s.loss_tokens
+        ]
+        if not found:
+            raise RolloutError("the policy sampled no token")
+        return found
+
+    def _place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
+        """Where the reply to `messages` belongs."""
+        found = self._latest(messages, tools)
+        if found is None:
+            opening, ids = self._chat.opening(messages, tools or ())
+            return _Place(TokenSequence(tools), True, ids, opening)
+        text = self._chat.prompt(messages, tools or ()) if self._branching else ""
+        mark, sequence = found
+        goes_on = mark == sequence.marks[-1]
+        if sequence.full and (goes_on or not mark.tokens):
+            return _Place(sequence, False, array(INTEGERS), text)
+        last_token = sequence.token_ids[mark.tokens - 1]
+        if not self._branching:
+            added = self._chat.continuation(messages, mark.messages - 1, last_token, tools or ())
+        elif text.startswith(known := sequence.text[: mark.text]):
+            added = self._chat.appended(text[len(known) :], last_token)
+        else:
+            return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
+        return _Place(sequence if goes_on else sequence.fork(mark), not goes_on, added, text)
+
+    def _latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:
+        """The latest reply that `messages` go on after, of the newest sequence that has it."""
+        latest: tuple[Mark, TokenSequence] | None = None
+        for sequence in reversed(self._sequences):
+            mark = sequence.latest(messages, tools)
+            if mark is not None and (latest is None or mark.messages > latest[0].messages):
+                latest = mark, sequence
+        return latest
+
+    def _reply(self, place: _Place, messages: Sequence[Message], reply: Reply) -> Reply:
+        sequence = place.sequence
+        if place.new:
+            self._sequences.append(sequence)
+        sequence.messages = [*messages, reply.message]
+        sequence.marks.append(Mark(len(sequence.messages), len(sequence.token_ids), len(sequence.text)))
+        self.finish_reason = reply.finish_reason
+        self.truncated = self.truncated or reply.truncated
+        self.texts.append(reply.text)
+        return reply
+
+    def _cut(self, completion: Completion, stop: Sequence[str]) -> tuple[int, str, bool]:
+        """Tokens that are kept, their text, and whether one of the strings `stop` ended them."""
+        ids = completion.token_ids
+        text = self._chat.decode(ids)
+        if not any(word in text for word in stop):
+            return len(ids), text, False
+        # The fewest tokens that spell a stop string: the policy would have ended there had the engine known the string.
+        low, high = 1, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if any(word in self._chat.decode(ids[:middle]) for word in stop):
+                high = middle
+            else:
+                low = middle + 1
+        text = self._chat.decode(ids[:low])
+        return low, text[: min(text.index(word) for word in stop if word in text)], True
+
+
+def _size(messages: Sequence[Message]) -> int:
+    """Characters of all texts in the messages, whatever form their content has."""
+    size, rest = 0, list[object](messages)
+    while rest:
+        found = rest.pop()
+        if isinstance(found, str):
+            size += len(found)
+        elif isinstance(found, Mapping):
+            rest += found.values()
+        elif isinstance(found, list | tuple):
+            rest += found
+    return size
+
+
+def _same(known: Message, given: Message) -> bool:
+    """Whether a message is one that was there before; of a reply only what was said counts, environments add fields of their own."""
+    if known["role"] == "assistant" == given.get("role"):
+        return (known.get("content") or "") == (given.get("content") or "") and _calls(known) == _calls(given)
+    return known == given
+
+
+def _calls(message: Message) -> list[tuple[object, object, object]]:
+    """Calls as they compare: programs write the arguments' JSON anew."""
+    return [
+        (call.get("id"), call["function"]["name"], arguments_of(call["function"]))
+        for call in message.get("tool_calls") or ()
+    ]
+
+
+def _check(completion: Completion) -> None:
+    count = len(completion.token_ids)
+    if not count == len(completion.logprobs) == len(completion.versions):
+        raise RolloutError(
+            f"{count} tokens came with {len(completion.logprobs)} log-probs and {len(completion.versions)} versions"
+        )
+    if not count:
+        raise RolloutError("the engine answered with no token")

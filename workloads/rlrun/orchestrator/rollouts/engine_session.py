@@ -1,0 +1,213 @@
+"""One rollout's requests: to the same replica as long as that holds the right version, and once more elsewhere when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlrun.config.rollout import CompleteSampling, SamplingConfig
+from rlrun.environments.protocol import Tool
+from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.rollouts.tool_parsing import Said
+from rlrun.protocol.packed import integers
+
+MAX_TRIES = 5
+"""Replicas that one request is sent to before its rollout gives up."""
+_REFUSALS = (400, 413, 422)
+"""Answers that blame the request for tokens. Any other failure is the replica's, a missing route or a wrong key too."""
+_CLIENT_ERRORS = range(400, 500)
+"""Answers that end the parsing of a reply: no engine of the run would parse it."""
+
+
+class Sample(Protocol):
+    """Sends one request for several continuations."""
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]: ...
+
+
+@dataclass
+class Affinity:
+    """Which replica has a group's prefix: that of the member that asked first."""
+
+    replica: Replica | None = None
+    asked: bool = False
+    """Whether one of the group has got a replica; before, the group counts as a request to come."""
+
+
+class Session:
+    """One rollout's requests: to the same replica as long as that holds the right version.
+
+    Args:
+        pool: the engines.
+        sampling: how tokens are drawn.
+        stop_token_ids: tokens that end a reply.
+        version: send requests only to replicas that hold this version; default: the newest at the time of each request.
+        opening: where the first request is shared with the group's other rollouts.
+        affinity: shared with the group's other rollouts.
+        parameters: further sampling parameters of the engine, by its names.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        sampling: SamplingConfig | CompleteSampling,
+        stop_token_ids: Sequence[int],
+        version: int | None = None,
+        opening: Opening | None = None,
+        affinity: Affinity | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._pool, self._sampling, self._stop, self._version = pool, sampling, stop_token_ids, version
+        self._parameters = parameters
+        self._replica: Replica | None = None
+        self._opening = opening
+        self._affinity = affinity or Affinity()
+        self._moved = False
+
+    @property
+    def troubled(self) -> bool:
+        """Whether an engine cost this rollout time: it failed one of the requests, or does not answer now."""
+        replica = self._replica
+        return self._moved or (replica is not None and (replica.suspect or replica.version is None))
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int) -> Completion:
+        """Sample one continuation.
+
+        Raises:
+            EngineUnavailableError: several replicas failed one after the other; the rollout is not to blame.
+            EngineError: an engine refused the request.
+        """
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            shared = await opening.take(token_ids, max_tokens, self.sample)
+            if shared is not None:
+                return shared
+        return (await self.sample(token_ids, max_tokens=max_tokens, n=1))[0]
+
+    async def sample(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+        """Sample `n` continuations in one request; raises as a call does."""
+        error: EngineError | None = None
+        failed: list[Replica] = []
+        for _ in range(MAX_TRIES):
+            prefer, first = self._replica or self._affinity.replica, bool(self._replica)
+            replica = await self._pool.acquire(prefer, self._version, n, avoid=failed, first=first)
+            began, rotation = time.monotonic(), replica.rotation
+            self._replica = self._affinity.replica = replica
+            self._affinity.asked = True
+            try:
+                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n)
+                replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
+                return completions
+            except EngineError as failure:
+                if failure.status in _REFUSALS:
+                    raise
+                error, self._moved = failure, True
+                failed.append(replica)
+                self._pool.moved(time.monotonic() - began)
+                self._pool.fail_request(replica, rotation, str(failure))
+            finally:
+                self._pool.release(replica, n)
+        raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error
+
+    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
+        """Take a reply apart by an engine's parser; any engine will do, whatever weights it holds.
+
+        Raises:
+            EngineUnavailableError: no engine answers.
+            EngineError: an engine refused it.
+        """
+        if not token_ids:
+            return Said()
+        error: object = self._pool.nobody
+        known = sorted(self._pool.replicas, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
+        for replica in known[:MAX_TRIES]:
+            try:
+                content, calls = await replica.client.parse(token_ids, tools)
+                return Said(content, tuple(calls))
+            except EngineError as failure:
+                if failure.status in _CLIENT_ERRORS:
+                    raise
+                error = failure
+        raise EngineUnavailableError(f"no engine parsed a reply, the last one: {error}")
+
+    async def _ask(self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+        version = replica.version
+        assert version is not None
+        request = asyncio.ensure_future(
+            replica.client.generate(
+                token_ids,
+                n=n,
+                max_tokens=max_tokens,
+                temperature=self._sampling.temperature,
+                top_p=1.0,
+                stop_token_ids=self._stop,
+                # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
+                cache_salt=str(version),
+                parameters=self._parameters,
+            )
+        )
+        replica.requests.add(request)
+        try:
+            completions = await request
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and not current.cancelling():  # the pool has given this replica up, not this rollout
+                raise EngineUnavailableError(f"{replica.url}: {replica.failure}") from None
+            raise
+        finally:
+            replica.requests.discard(request)
+        _check_versions(replica, version, completions)
+        return completions
+
+
+def _check_versions(replica: Replica, asked: int, completions: Sequence[Completion]) -> None:
+    """No token may be of a version before the one that the request was sent for, nor of one that this replica never got from us."""
+    columns = [completion.versions for completion in completions if completion.versions]
+    # Both ends of the range: numpy reads a million tokens in the time in which a set takes a thousand.
+    found = {int(end(np.asarray(column))) for column in columns for end in (np.min, np.max)}
+    if wrong := sorted(version for version in found if not asked <= version <= max(asked, replica.handed)):
+        replica.trusted = False
+        raise EngineError(
+            f"{replica.url} answered with tokens of version {wrong[0]} where it should hold {asked}: it has got other weights"
+        )
+
+
+class Opening:
+    """The first turn of all rollouts of a group in one request, because they have the same prompt.
+
+    Only for environments of a single turn: the request is answered when its slowest continuation is done, and the group waits for that
+    one anyway.
+
+    Args:
+        count: rollouts of the group.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._asked: tuple[bytes, int] | None = None
+        self._request: asyncio.Task[list[Completion]] | None = None
+        self._waiting = 0
+        self._taken = 0
+
+    async def take(self, token_ids: Sequence[int], max_tokens: int, sample: Sample) -> Completion | None:
+        """One of the shared continuations; None when the rollout asks for something else, or too late, and has to ask for itself."""
+        wanted = (integers(token_ids).tobytes(), max_tokens)
+        if self._request is None:
+            self._asked = wanted
+            self._request = asyncio.ensure_future(sample(token_ids, max_tokens=max_tokens, n=self._count))
+        if self._asked != wanted or self._request.cancelled():
+            return None
+        index, self._taken = self._taken, self._taken + 1
+        self._waiting += 1
+        try:
+            return (await asyncio.shield(self._request))[index]
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self._request.done():
+                self._request.cancel()  # nobody waits any more: the engine is to stop

@@ -1,0 +1,86 @@
+"""Single episodes against the engines, for training and for evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.environments.episode import EpisodeError
+from rlrun.environments.stage import TaskRef
+from rlrun.inference.client import EngineUnavailableError
+from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
+from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError
+from rlrun.orchestrator.rollouts.engine_session import Session
+from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.tool_parsing import parse_text
+from rlrun.orchestrator.types import Rollout
+
+
+class Player:
+    """Plays single episodes, for training and for evaluation; the only place that bounds how many are played at once."""
+
+    def __init__(self, config: OrchestratorConfig, pool: EnginePool, chat: ChatTokens) -> None:
+        self._config, self._pool, self._chat = config, pool, chat
+        self._slots = asyncio.Semaphore(config.max_concurrency)
+
+    async def play(
+        self, arena: Arena, task: TaskRef, *, max_tokens: int, session: Session, stop: Sequence[str] = ()
+    ) -> Rollout:
+        """One episode; the model's replies end before any text of `stop`.
+
+        Raises:
+            EpisodeError: the episode gives nothing to train on.
+            RolloutError: the tokens cannot be trained on.
+            EngineUnavailableError: the engines are to blame, not the episode.
+        """
+        async with self._slots:
+            began = time.monotonic()
+            conversation = Conversation(
+                session,
+                self._chat,
+                seq_len=self._config.seq_len,
+                max_tokens=max_tokens,
+                strategy=self._config.trajectory_strategy,
+                parse=session.parse if self._config.engine_parses_tools else parse_text,
+                stop=stop,
+            )
+            try:
+                played = await arena.environment.play(
+                    task,
+                    conversation,
+                    timeout_seconds=arena.config.timeout_seconds,
+                    reward_seconds=arena.config.reward_timeout_seconds,
+                )
+            except EpisodeError as error:
+                if isinstance(error.__cause__, EngineUnavailableError) or (
+                    error.kind == "timeout" and (session.troubled or not self._pool.candidates())
+                ):
+                    raise EngineUnavailableError(str(error)) from error
+                if error.kind == "model" and (refused := _of_tokens(error)) is not None:
+                    raise RolloutError(str(refused)) from error
+                raise
+            return Rollout(
+                sequences=tuple(conversation.recorded()),
+                task_id=played.task_id,
+                reward=played.score.reward,
+                metrics=played.score.metrics,
+                messages=tuple(played.episode.messages),
+                texts=tuple(conversation.texts),
+                finish_reason=conversation.finish_reason,
+                truncated=conversation.truncated,
+                seconds=time.monotonic() - began,
+                tools=conversation.tools,
+            )
+
+
+def _of_tokens(error: EpisodeError) -> Exception | None:
+    """The conversation's own refusal behind a failed model call: no engine had a part in it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RolloutError | TemplateError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -1,0 +1,1 @@
+"""Which task is sampled next: order, mixture and curriculum."""

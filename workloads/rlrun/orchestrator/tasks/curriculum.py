@@ -1,0 +1,128 @@
+"""The tasks of one environment: in which order they are drawn, and which of them the policy finds easy or hard. JSON in and out.
+
+A walk visits the open tasks once per epoch and passes over those in a pool; the pools' own shares of the draws go to the task of the pool
+that was not drawn for the longest time. Where nothing is left outside of the pools, the hard one is drawn from, then the easy one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from rlrun.config.rollout import CurriculumConfig
+from rlrun.orchestrator.tasks.permutation import permuted, share_out
+
+Pool = Literal["easy", "hard"]
+_LOOKS = 1000
+"""Most tasks in a row that the walk passes over: a bound on the time of one draw."""
+
+
+def pool_of(mean: float, config: CurriculumConfig) -> Pool | None:
+    """Pool of a task whose last group had this mean reward."""
+    if config.easy is not None and mean >= config.easy.threshold:
+        return "easy"
+    if config.hard is not None and mean <= config.hard.threshold:
+        return "hard"
+    return None
+
+
+@dataclass
+class TaskPools:
+    """Pool of each task, and the position of the walk.
+
+    Args:
+        config: the environment's curriculum.
+        size: number of tasks.
+        key: seed of the order.
+    """
+
+    config: CurriculumConfig
+    size: int
+    key: str
+    epoch: int = 0
+    position: int = 0
+    """Of the walk within its epoch."""
+    window: int = 0
+    """Tasks that are open, the first of the list; 0 before the first draw."""
+    drawn: int = 0
+    """Draws so far."""
+    _pools: dict[Pool, dict[int, None]] = field(default_factory=lambda: {"easy": {}, "hard": {}})
+    """Tasks of each pool, the one that was not drawn for the longest time first."""
+
+    def draw(self, step: int) -> tuple[int, int]:
+        """The next task and its epoch, for a group that is meant for `step`."""
+        self._open(step)
+        pool = self._turn()
+        self.drawn += 1
+        if pool is None or not self._pools[pool]:
+            task = self._walk()
+            if task is not None:
+                return task, self.epoch
+            pool = "hard" if self._pools["hard"] else "easy"
+        task = next(iter(self._pools[pool]))
+        self._pools[pool][task] = self._pools[pool].pop(task)
+        return task, self.epoch
+
+    def observe(self, task: int, mean: float) -> None:
+        """A group of this task had this mean reward."""
+        pool = pool_of(mean, self.config)
+        for name, tasks in self._pools.items():
+            if name != pool:
+                tasks.pop(task, None)
+        if pool is not None:
+            self._pools[pool].setdefault(task)
+
+    def sizes(self) -> dict[str, int]:
+        """Tasks in each pool, and open ones in none of them."""
+        easy, hard = len(self._pools["easy"]), len(self._pools["hard"])
+        return {"easy": easy, "normal": self.window - easy - hard, "hard": hard}
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint."""
+        walk = {"epoch": self.epoch, "position": self.position, "window": self.window, "drawn": self.drawn}
+        return walk | {name: list(tasks) for name, tasks in self._pools.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.epoch, self.position, self.window = state["epoch"], state["position"], state["window"]
+        self.drawn = state["drawn"]
+        self._pools = {"easy": dict.fromkeys(state["easy"]), "hard": dict.fromkeys(state["hard"])}
+
+    def _open(self, step: int) -> None:
+        """Open the first `step / warmup_steps` of the tasks; a shuffled walk then starts again, over all that are open."""
+        steps = self.config.warmup_steps
+        window = self.size if step >= steps else max(1, -(-self.size * step // steps))
+        if window <= self.window:
+            return
+        if self.config.shuffle and self.position:
+            self.epoch, self.position = self.epoch + 1, 0
+        self.window = window
+
+    def _turn(self) -> Pool | None:
+        """Whose turn it is by the fractions."""
+        shares: dict[Pool | None, Fraction] = {}
+        if self.config.easy is not None:
+            shares["easy"] = Fraction(str(self.config.easy.fraction))
+        if self.config.hard is not None:
+            shares["hard"] = Fraction(str(self.config.hard.fraction))
+        shares[None] = 1 - sum(shares.values(), Fraction(0))
+        having = [(name, share) for name, share in shares.items() if share > 0]
+        turn, _ = share_out(self.drawn, [share for _, share in having])
+        return having[turn][0]
+
+    def _walk(self) -> int | None:
+        """The next open task that is in no pool; None if there is none, or none near."""
+        easy, hard = self._pools["easy"], self._pools["hard"]
+        if len(easy) + len(hard) >= self.window:
+            return None
+        for _ in range(_LOOKS):
+            if self.position >= self.window:
+                self.epoch, self.position = self.epoch + 1, 0
+            task = self.position
+            if self.config.shuffle:
+                task = permuted(self.position, self.window, f"{self.key}/{self.epoch}")
+            self.position += 1
+            if task not in easy and task not in hard:
+                return task
+        return None

@@ -1,0 +1,176 @@
+"""A run in another run's trainer: ask for a slot, wait for it, and say why it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.trainer.client import SILENCE_SECONDS, STARTUP_SECONDS, TrainerClient
+from rlrun.orchestrator.trainer.waiting import Since, Waiting
+from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import guest_key, key_digest
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.shared import Join
+
+LOOK_SECONDS = 0.2
+REMIND_SECONDS = 60.0
+"""Time between two lines in the log about a slot that does not come."""
+ASK_SECONDS = 2.0
+"""Time between two looks whether the trainer is there at all."""
+ENGINES_FIRST_SECONDS = 7200.0
+"""Longest start of engines that a trainer waits for before it loads anything, as they have the same GPUs."""
+REASON_SECONDS = 5.0
+"""Longest wait for the reason, once the trainer says that it does not train the run."""
+
+
+class SharedTrainer:
+    """The guest's view of the host's trainer. A slot is waited for as long as the trainer is there.
+
+    Args:
+        config: with `shared_with`.
+        attempt: that asks.
+        api_key: the guest's own.
+        silence: seconds since the trainer last answered anything.
+    """
+
+    def __init__(
+        self, config: OrchestratorConfig, attempt: int, api_key: str, silence: Callable[[], Awaitable[float]]
+    ) -> None:
+        assert config.shared_with is not None
+        self._folder = Path(config.output_dir)
+        self._run, self._attempt, self._key, self._silence = config.name, attempt, api_key, silence
+        self.host = config.shared_with
+        self._paths = shared.host_paths(self._folder, self.host)
+        self.url = config.trainer_url.rstrip("/") + shared.channel_of(config.name)
+        self.waiting = f"the trainer of {self.host}"
+        """What is waited for, in words."""
+
+    async def join(self) -> str:
+        """Ask, and wait until the run is joined; returns the key for the host's trainer and engines.
+
+        Raises:
+            RoleError: it is refused, or the trainer is gone; says why.
+        """
+        join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key))
+        with storage_errors(self._paths.shared, "ask for a slot"):
+            await asyncio.to_thread(shared.ask, self._paths, join)
+        logger.info(f"asked for a slot in the trainer of {self.host}")
+        asked = reminded = time.monotonic()
+        answered = False
+        while True:
+            state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
+            if state is not None and state.state == "Joined":
+                logger.info(f"joined the trainer of {self.host} in slot {state.slot}")
+                return guest_key(self._run, self._key, state.proof)
+            if state is not None and state.state != "Waiting":
+                raise self._failure(f"has {state.state.lower()} the run", state.reason, state.exit_code)
+            if time.monotonic() - asked > ASK_SECONDS:
+                asked, silence = time.monotonic(), await self._silence()
+                answered = answered or silence == 0
+                if silence > (SILENCE_SECONDS if answered else STARTUP_SECONDS):
+                    raise RoleError(
+                        f"the trainer of {self.host} has not answered for {silence:.0f} s while this run waited for a slot: "
+                        f"is run {self.host} still there?"
+                    )
+            waiting = f"a slot in the trainer of {self.host}" + (f": {state.reason}" if state is not None else "")
+            if waiting != self.waiting or time.monotonic() - reminded > REMIND_SECONDS:
+                self.waiting, reminded = waiting, time.monotonic()
+                logger.info(f"waiting for {waiting}")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def lost(self) -> RoleError:
+        """Reason why the trainer does not train the run any more."""
+        deadline = time.monotonic() + REASON_SECONDS
+        while time.monotonic() < deadline:
+            if (verdict := await self.verdict()) is not None:
+                return verdict
+            await asyncio.sleep(LOOK_SECONDS)
+        return self._failure("does not train the run any more", "it was started again", exit_codes.FAILURE)
+
+    async def verdict(self) -> RoleError | None:
+        """Reason why this attempt is over, if the trainer has reported one; the trainer may have ended since."""
+        state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
+        if state is None or state.state in ("Waiting", "Joined"):
+            return None
+        what = "ended, and has ended" if state.ended_trainer else "has ended"
+        return self._failure(f"{what} the run's attempt", state.reason, state.exit_code)
+
+    def leave(self) -> None:
+        """Ask for no slot any more: the trainer saves the last finished step, and frees the slot."""
+        with storage_errors(self._paths.shared, "leave"):
+            shared.take_back(self._paths, self._run)
+
+    def _failure(self, what: str, reason: str, code: int) -> RoleError:
+        return RoleError(f"the trainer of {self.host} {what}: {reason}", code or exit_codes.FAILURE)
+
+
+class Connection:
+    """The way to the trainer, the run's own or another run's: a context that gives a client of it, with a slot where one is needed.
+
+    Args:
+        config: of the role.
+        api_key: the run's.
+        attempt: this one.
+    """
+
+    def __init__(self, config: OrchestratorConfig, api_key: str, *, attempt: int) -> None:
+        guest = None if config.shared_with is None else SharedTrainer(config, attempt, api_key, self._silence)
+        self._shared = guest
+        self.api_key = api_key
+        """Key for trainer and engines: the run's own, or the one that a host has confirmed, once it has."""
+        self._client = TrainerClient(
+            config.trainer_url if guest is None else guest.url,
+            api_key,
+            attempt=attempt,
+            lost=None if guest is None else guest.lost,
+            verdict=None if guest is None else guest.verdict,
+        )
+        self._url = config.trainer_url
+        self._first = ENGINES_FIRST_SECONDS if config.colocated else 0.0
+
+    async def _silence(self) -> float:
+        return await self._client.silence()
+
+    @property
+    def waiting(self) -> str:
+        """Reason why the start waits, in words."""
+        return f"the trainer at {self._url}" if self._shared is None else self._shared.waiting
+
+    def waits(self, since: Since) -> Waiting:
+        """The same by role and phase, from the trainer's own mouth once it speaks."""
+        state = self._client.state
+        if state is None and self._shared is not None:
+            return since.waiting("trainer", "slot", self.waiting)
+        if state is None:
+            return since.waiting("trainer", "starting", f"no word of {self.waiting}")
+        return Waiting("trainer", state.phase.replace("_", " "), state.phase_since)
+
+    def leave(self) -> None:
+        """Give up the slot, if there is one, when the run is stopped. A trainer of its own is notified by the caller."""
+        if self._shared is not None:
+            self._shared.leave()
+
+    async def __aenter__(self) -> TrainerClient:
+        """The client, once the run's trainer is up and has it.
+
+        Raises:
+            RoleError: it refuses the run, or does not come up in time.
+        """
+        try:
+            if self._shared is not None:
+                self.api_key = await self._shared.join()
+                await self._client.use_key(self.api_key)
+            await self._client.wait_until_begun(STARTUP_SECONDS + self._first)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+        self.leave()

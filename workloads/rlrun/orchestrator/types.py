@@ -1,0 +1,73 @@
+"""Types of a finished rollout and a finished group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlrun.environments.protocol import Message, Tool
+from rlrun.orchestrator.rollouts.conversation import Recorded
+
+
+def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
+    """Lengths of the runs of true values in `mask` `[T]`, in order."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return [int(length) for length in edges[1::2] - edges[::2]]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode with its score and every token that it took."""
+
+    sequences: tuple[Recorded, ...]
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+    texts: tuple[str, ...] = ()
+    """The policy's replies."""
+    finish_reason: str = "stop"
+    truncated: bool = False
+    seconds: float = 0.0
+    task_id: str = ""
+    tools: tuple[Tool, ...] = ()
+    """Those that the model was offered last."""
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, prompts included."""
+        return sum(len(s.input_ids) for s in self.sequences)
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(sum(s.loss_mask.sum() for s in self.sequences))
+
+    @property
+    def reply_lengths(self) -> list[int]:
+        """Tokens of each of the policy's turns that has any."""
+        return [length for sequence in self.sequences for length in run_lengths(sequence.loss_mask)]
+
+
+@dataclass(frozen=True)
+class FinishedGroup:
+    """All rollouts of one task."""
+
+    number: int
+    environment: str
+    task_id: str
+    dispatch_version: int
+    temperature: float
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def mean_reward(self) -> float:
+        """As the environment gave the rewards: how hard the task is for the policy."""
+        return sum(rollout.reward for rollout in self.rollouts) / len(self.rollouts)
+
+    @property
+    def zero_variance(self) -> bool:
+        """Whether all rewards are equal, so that group-relative advantages are all 0."""
+        return len({rollout.reward for rollout in self.rollouts}) < 2

@@ -1,0 +1,294 @@
+"""Rank 0's side of one run's channel to its orchestrator. The HTTP server has a thread of its own and answers while a step computes.
+
+The training loop appends events and takes batches; the handlers only read and put into queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+
+from aiohttp import web
+
+from rlrun.protocol import channel as protocol
+from rlrun.protocol.channel import (
+    BatchReady,
+    Event,
+    EventKind,
+    EventList,
+    OrchestratorSaved,
+    Phase,
+    RankState,
+    StorageTrouble,
+    TrainerState,
+)
+from rlrun.protocol.endpoints import TRAINER_READY
+from rlrun.protocol.site import Handler
+from rlrun.protocol.storage import Trouble
+from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
+from rlrun.trainer.channel.server import ChannelServer, refuse
+
+MAX_WAIT_SECONDS = 60.0
+"""Longest long poll; a client that asks for more gets this."""
+_GONE_SECONDS = 2.0
+"""An orchestrator that has no request open, and has made none for so long, has ended."""
+
+
+class Channel:
+    """One run's end. The first is created before the model is loaded, so that the orchestrator can see how far the start is."""
+
+    def __init__(
+        self,
+        server: ChannelServer,
+        *,
+        run: str = "",
+        attempt: int,
+        batch_path: Callable[[int], Path],
+        news: threading.Event | None = None,
+    ) -> None:
+        """Answer for a run.
+
+        Args:
+            server: at which address, with which key.
+            run: a guest's name; the empty one is the trainer's own run.
+            attempt: its attempt; every answer carries it.
+            batch_path: where this attempt's batch of a step has to be; anything else is refused.
+            news: set when the training loop may have something to do.
+        """
+        self._server, self._run, self._attempt, self._batch_path = server, run, attempt, batch_path
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._base = self._step = 0
+        self._phase: Phase = "starting"
+        self._phase_since = time.time()
+        self._part = 0
+        self.ranks: Callable[[], list[RankState]] = list
+        """What the other ranks do; called in a thread."""
+        self._ready = False
+        self._next_batch = 0
+        self._saved: set[int] = set()
+        self.news = news or threading.Event()
+        self.batches: queue.Queue[BatchReady] = queue.Queue()
+        """Accepted batches in order of step, each step once."""
+        self.offer: Callable[[TransferRequest], TransferOffer] | None = None
+        """Sends a version from this process's memory to an engine; None: engines read them from the volume."""
+        self.agreed: Callable[[int], None] = lambda step: None
+        """Called with the step when the orchestrator's part of a checkpoint is durable."""
+        self.trouble: Callable[[], Trouble | None] = lambda: None
+        """What is wrong with the run's volume; asked in the server's thread, so it looks at no file."""
+        self.shutdown = threading.Event()
+        """Set when the orchestrator says that all is done."""
+        self.stop: Callable[[], None] = lambda: None
+        """Called when the orchestrator is told to stop. Of a guest, whose end is its host's to arrange, nothing comes of it."""
+        self.last_contact = time.monotonic()
+        """When the orchestrator last asked for something."""
+        self._open = 0
+        self._happened = asyncio.Event()
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", TRAINER_READY): self._get_ready,
+            ("GET", protocol.STATE): self._get_state,
+            ("GET", protocol.EVENTS): self._get_events,
+            ("POST", protocol.BATCHES): self._post_batch,
+            ("POST", protocol.CHECKPOINTS): self._post_checkpoint,
+            ("POST", protocol.SHUTDOWN): self._post_shutdown,
+            ("POST", protocol.STOP): self._post_stop,
+            ("POST", TRANSFERS): self._post_transfer,
+        }
+        server.open(run, self)
+
+    @classmethod
+    def listen(
+        cls,
+        *,
+        attempt: int,
+        api_key: str,
+        host: str,
+        port: int,
+        batch_path: Callable[[int], Path],
+        news: threading.Event | None = None,
+    ) -> Channel:
+        """The channel of the trainer's own run, with a server at `host` and `port`; see `ChannelServer`.
+
+        Raises:
+            RoleError: the address cannot be bound.
+        """
+        server = ChannelServer(api_key)
+        channel = cls(server, attempt=attempt, batch_path=batch_path, news=news)
+        server.start(host, port)
+        return channel
+
+    def beside(self, run: str, *, attempt: int, batch_path: Callable[[int], Path]) -> Channel:
+        """Another run's channel, at the same address below `channel_of(run)`, with the same key."""
+        other = Channel(self._server, run=run, attempt=attempt, batch_path=batch_path, news=self.news)
+        other.ranks = self.ranks
+        return other
+
+    @property
+    def port(self) -> int:
+        """Port of the server."""
+        return self._server.port
+
+    def begin(self, base_step: int) -> None:
+        """Open for batches: this attempt starts from `base_step`."""
+        with self._lock:
+            self._base = self._step = base_step
+            self._next_batch = base_step + 1
+            self._ready = True
+
+    def phase(self, phase: Phase) -> None:
+        """Say what the trainer does from now on."""
+        with self._lock:
+            self._phase, self._phase_since, self._part = phase, time.time(), 0
+
+    def part(self) -> None:
+        """The phase goes on with its next micro-batch."""
+        with self._lock:
+            self._part += 1
+
+    def emit(
+        self, kind: EventKind, step: int, *, path: Path | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Append an event and wake everybody who waits for one. Metrics that are not finite are left out: JSON has no word for them."""
+        finite = {name: value for name, value in (metrics or {}).items() if isfinite(value)}
+        with self._lock:
+            if kind == "trained":
+                self._step = step
+            elif kind == "checkpoint_saved":
+                self._saved.add(step)
+            seq = len(self._events) + 1
+            self._events.append(Event(seq=seq, kind=kind, step=step, path=str(path) if path else None, metrics=finite))
+        self._server.loop.call_soon_threadsafe(self._wake)
+
+    def has_client(self) -> bool:
+        """Whether the orchestrator is there: it polls for events all the time."""
+        return self._open > 0 or time.monotonic() - self.last_contact < _GONE_SECONDS
+
+    def close(self) -> None:
+        """Stop answering; the first channel takes the server, and all others, with it."""
+        if self._run:
+            self._server.drop(self._run)
+        else:
+            self._server.close()
+
+    def _wake(self) -> None:
+        self._happened.set()
+        self._happened = asyncio.Event()
+
+    async def answer(self, request: web.Request, route: str) -> web.StreamResponse:
+        """Answer a request that had the key, or the probe's."""
+        handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, route))
+        if handler is None:
+            return refuse(404, f"there is no {request.method} {route}")
+        if route == TRAINER_READY:
+            return await handler(request)
+        self.last_contact = time.monotonic()
+        self._open += 1
+        try:
+            return await handler(request)
+        finally:  # also when the client has hung up
+            self._open -= 1
+
+    def _state(self) -> TrainerState:
+        trouble = self.trouble()
+        with self._lock:
+            return TrainerState(
+                attempt=self._attempt,
+                base_step=self._base,
+                step=self._step,
+                phase=self._phase,
+                phase_since=self._phase_since,
+                last_event=len(self._events),
+                part=self._part,
+                storage=None if trouble is None else StorageTrouble(**asdict(trouble)),
+            )
+
+    async def _get_ready(self, request: web.Request) -> web.Response:
+        with self._lock:
+            ready = self._ready
+        reason = None if ready else "the attempt has not begun: the base checkpoint is chosen, or the model is loaded"
+        return web.json_response({"ready": ready, "reason": reason}, status=200 if ready else 503)
+
+    async def _get_state(self, request: web.Request) -> web.Response:
+        state = self._state()
+        state = state.model_copy(update={"ranks": await asyncio.to_thread(self.ranks)})
+        return _answer(state.model_dump_json())
+
+    async def _get_events(self, request: web.Request) -> web.Response:
+        try:
+            after = int(request.query.get("after", "0"))
+            wait = min(float(request.query.get("wait", "0")), MAX_WAIT_SECONDS)
+        except ValueError:
+            return refuse(422, f"after and wait are numbers, got {dict(request.query)}")
+        if after < 0 or not wait >= 0:
+            return refuse(422, f"after and wait are not negative, got {dict(request.query)}")
+        clock = self._server.loop.time
+        deadline = clock() + wait
+        while True:
+            happened = self._happened  # taken before looking, so that an event in between wakes this one
+            with self._lock:
+                events = self._events[after:]
+            left = deadline - clock()
+            if events or left <= 0:
+                self.last_contact = time.monotonic()
+                return _answer(EventList(attempt=self._attempt, events=events).model_dump_json())
+            try:
+                await asyncio.wait_for(happened.wait(), left)
+            except TimeoutError:
+                continue
+
+    async def _post_batch(self, request: web.Request) -> web.Response:
+        batch = BatchReady.model_validate_json(await request.read())
+        expected_path = self._batch_path(batch.step)
+        with self._lock:
+            if not self._ready:
+                return refuse(409, "the trainer is starting: it takes batches after its first `published` event")
+            if Path(batch.path) != expected_path:
+                return refuse(409, f"the batch of step {batch.step} has to be in {expected_path}, got {batch.path}")
+            if batch.step > self._next_batch:
+                return refuse(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
+            if batch.step == self._next_batch:
+                self._next_batch += 1
+                self.batches.put(batch)
+                self.news.set()
+            elif batch.step <= self._base:
+                return refuse(409, f"this attempt starts from step {self._base}; got the batch of step {batch.step}")
+        return _answer('{"accepted": true}')
+
+    async def _post_checkpoint(self, request: web.Request) -> web.Response:
+        saved = OrchestratorSaved.model_validate_json(await request.read())
+        with self._lock:
+            known = saved.step in self._saved
+        if not known:
+            return refuse(409, f"this attempt has saved no checkpoint of step {saved.step}")
+        self.agreed(saved.step)
+        return _answer('{"accepted": true}')
+
+    async def _post_shutdown(self, request: web.Request) -> web.Response:
+        self.shutdown.set()
+        self.news.set()
+        return _answer('{"accepted": true}')
+
+    async def _post_stop(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self.stop)
+        return _answer('{"accepted": true}')
+
+    async def _post_transfer(self, request: web.Request) -> web.Response:
+        wanted = TransferRequest.model_validate_json(await request.read())
+        if self.offer is None:
+            return refuse(
+                409, "this trainer publishes to the volume alone; set weightSync.transport: NCCL for all roles"
+            )
+        try:
+            return _answer((await asyncio.to_thread(self.offer, wanted)).model_dump_json())
+        except NotHeldError as error:
+            return refuse(404, str(error))
+
+
+def _answer(text: str) -> web.Response:
+    return web.Response(text=text, content_type="application/json")

@@ -1,0 +1,205 @@
+"""A run's checkpoints: begun when they are due, tried again when the volume refused one, complete once the orchestrator has added its part.
+
+The same on every rank but for the completing, which is rank 0's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
+from rlrun.trainer.channel.run_channel import Channel
+from rlrun.trainer.checkpoints import dcp
+from rlrun.trainer.checkpoints.async_saver import Saver, Written
+from rlrun.trainer.checkpoints.completion import Completer
+from rlrun.trainer.checkpoints.dcp import Part, Progress
+from rlrun.trainer.checkpoints.unsaved import Refused, Retry
+from rlrun.trainer.ranks.group import Group
+
+COMPLETION_SECONDS = 600.0
+"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+
+
+class Checkpoints:
+    """Checkpoints of one attempt; loads the one that it starts from.
+
+    Args:
+        config: the run's.
+        attempt: which has begun.
+        parts: what is trained, by name.
+        paths: of the run.
+        group: the ranks.
+        channel: to the run's orchestrator, on rank 0.
+        volume: told of what it refuses.
+        say: logs on rank 0.
+
+    Raises:
+        RoleError: the base checkpoint cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        attempt: Attempt,
+        parts: Mapping[str, Part],
+        *,
+        paths: RunPaths,
+        group: Group,
+        channel: Channel | None,
+        volume: Volume,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._attempt, self._paths, self._channel = config, attempt, paths, channel
+        self.step = attempt.base_step
+        """The last one whose checkpoint was begun."""
+        self.base = self._load(parts, leads=group.leads)
+        """What was trained before this attempt."""
+        self._retry = Retry(volume)
+        self._saver = Saver(parts, group, background=config.checkpoint.save_async)
+        self._completer = self._start_completer(volume, say) if group.leads else None
+
+    def _load(self, parts: Mapping[str, Part], *, leads: bool) -> Progress:
+        attempt, say = self._attempt, logger.warning if leads else None
+        if attempt.base_attempt is not None:
+            base = self._paths.checkpoint(attempt.base_step, attempt.base_attempt)
+            return dcp.load(parts, base, say=say)
+        if attempt.origin is not None:
+            dcp.load(parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
+        return Progress()
+
+    def _start_completer(self, volume: Volume, say: Callable[[str], None]) -> Completer:
+        channel = self._channel
+
+        def completed(step: int, path: Path) -> None:
+            say(f"step {step}: the checkpoint is complete")
+            if channel is not None:
+                channel.emit("checkpoint_complete", step, path=path)
+                channel.news.set()
+
+        completer = Completer(
+            self._paths,
+            self._attempt,
+            self._config.checkpoint,
+            with_orchestrator=channel is not None,
+            on_complete=completed,
+            volume=volume,
+        )
+        if channel is not None:
+            channel.agreed = completer.agreed
+        return completer
+
+    # ---- saving, on all ranks
+
+    def save(self, progress: Progress) -> None:
+        """Begin to save this rank's shards; waits for the save before this one.
+
+        Raises:
+            RoleError: see `Saver.save`.
+        """
+        self._saver.save(progress, self._paths.checkpoint(progress.step, self._attempt.attempt))
+        self.step = progress.step
+
+    def tell(self) -> None:
+        """Report the save that was begun last once it is durable on all ranks: the rest of the checkpoint follows."""
+        self._saver.then(self._written)
+
+    def _written(self, written: Written) -> None:
+        """On rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
+        self._retry.written()
+        if self._channel is not None:
+            self._channel.emit("checkpoint_saved", written.step, path=written.path)
+        if self._completer is not None:
+            self._completer.saved(written.step, written.path, written.files)
+
+    def seconds(self) -> float | None:
+        """Seconds that the last save took to write, once, after it has been written."""
+        written = self._saver.finished()
+        return written.seconds if written is not None else None
+
+    def settle(self) -> bool:
+        """Wait until nothing is being written; whether the volume has taken the last save.
+
+        Raises:
+            RoleError: it failed.
+        """
+        self._saver.wait()
+        self._saver.check()
+        return self._saver.refused is None
+
+    def complete(self, step: int) -> bool:
+        """Wait until the checkpoint of `step` is complete, where that can still be; whether it is, which rank 0 alone knows.
+
+        Raises:
+            RoleError: saving it failed.
+        """
+        taken = self.settle()
+        if self._completer is not None and taken and self.step == step > self._attempt.base_step:
+            return self._completer.wait_for(step, worth=self._can_complete)
+        return step == self._attempt.base_step
+
+    def close(self, *, wait: bool) -> None:
+        """Give up what is not complete. `wait` for what is being written, unless it has failed."""
+        self._saver.close(wait=wait)
+        if self._completer is not None:
+            self._completer.close(COMPLETION_SECONDS if wait else 0.0)
+
+    # ---- what rank 0 sees of it
+
+    def failure(self) -> RoleError | None:
+        """Reason why no checkpoint can be saved any more."""
+        try:
+            self._saver.check()
+        except RoleError as error:
+            return error
+        return self._completer.failure if self._completer is not None else None
+
+    def unsaved(self) -> Refused | None:
+        """The last checkpoint, when the volume would not take it."""
+        assert self._completer is not None
+        refused = self._completer.refused
+        if refused is not None and refused.step == self.step and self._saver.idle:
+            return refused
+        return self._saver.refused
+
+    def again(self, *, blocks: bool) -> bool:
+        """Whether the last checkpoint was refused, and it is time to save one again.
+
+        Args:
+            blocks: whether nothing else is left to do.
+        """
+        refused = self.unsaved()
+        return refused is not None and self._retry.due(refused, blocks=blocks)
+
+    def wanted(self, step: int) -> bool:
+        """Whether `step` is trained and not saved, and its checkpoint can be completed. False on other ranks than rank 0."""
+        if self._completer is None or not self._config.checkpoint.enabled or step == self._attempt.base_step:
+            return False
+        return (step > self.step or self.unsaved() is not None) and self._can_complete()
+
+    def pending(self) -> bool:
+        """Whether something is being written, or the manifest of what was saved last may still come."""
+        assert self._completer is not None
+        if not self._saver.idle:
+            return True
+        incomplete = self._attempt.base_step < self.step != self._completer.completed
+        return incomplete and self._can_complete() and self.unsaved() is None
+
+    def end(self) -> RoleError | None:
+        """Wait for the last manifest of a run that is over; returns why there is none."""
+        assert self._completer is not None
+        if not self._completer.close(COMPLETION_SECONDS):
+            return RoleError(
+                f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s", exit_codes.FAILURE
+            )
+        return self._completer.failure
+
+    def _can_complete(self) -> bool:
+        return self._channel is None or self._channel.has_client()

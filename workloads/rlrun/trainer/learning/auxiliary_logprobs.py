@@ -1,0 +1,54 @@
+"""Forward passes without a gradient over a batch before it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.trainer.learning.forward import MicroBatch, token_statistics
+from rlrun.trainer.modeling.shard import fsdp_modules
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Of one row. All `[T]` fp32, 0 outside the loss mask; None where the objective does not read it."""
+
+    proximal_logprobs: Tensor | None = None
+    """Under the policy at the start of the step, or what stands for it."""
+    reference_logprobs: Tensor | None = None
+    advantages: Tensor | None = None
+    """Instead of those of the batch: what a critic makes of the rewards."""
+    values: Tensor | None = None
+    """Of the critic at the start of the step."""
+    returns: Tensor | None = None
+    """What the critic learns."""
+
+
+class ReferenceSource(Protocol):
+    """Source of log-probs of a reference or teacher. The trainer itself is one source; an engine can be another."""
+
+    def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
+        """Log-prob of every loss token of each row, at the temperature it was sampled with; `[T]` fp32 each, 0 outside the mask.
+
+        Every rank calls it together, with the same number of rows.
+        """
+        ...
+
+
+def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
+    """Log-probs of the loss tokens of all rows under `model`, `[T]` fp32 each, 0 outside the mask."""
+    with torch.no_grad():
+        found = [token_statistics(model, row).logprobs for row in rows]
+    release(model)
+    return found
+
+
+def release(model: nn.Module) -> None:
+    """Free what a forward pass without a backward pass has left gathered: FSDP keeps the root's parameters for the backward pass."""
+    units: list[Any] = fsdp_modules(model)[:1]
+    for unit in units:
+        unit.reshard()

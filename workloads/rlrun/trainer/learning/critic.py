@@ -1,0 +1,309 @@
+"""The critic of PPO: the policy's body with a value head, trained beside the policy on the returns of the same batches.
+
+The value of position `j` is that of the text before token `j`, as the log-prob of `j` is given that text; tokens outside the loss mask
+have none. For advantage `gae` the batch's column `advantages` holds the rewards, shaped as the run's filters say; a sample's reward
+arrives at its last loss token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlrun.advantages.levels import Floats, level_means, level_stds
+from rlrun.algorithms import explained_variance, gae, value_loss
+from rlrun.algorithms.returns import Moments
+from rlrun.config.companions import CriticConfig
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.packing import Row
+from rlrun.trainer.learning.auxiliary_logprobs import Signals, release
+from rlrun.trainer.learning.forward import MicroBatch, micro_batch
+from rlrun.trainer.learning.gradient_accumulation import prepare_backward
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.train_step import apply_gradient
+from rlrun.trainer.modeling.load_weights import load_sharded
+from rlrun.trainer.modeling.lora import fill
+from rlrun.trainer.modeling.shard import Memory
+from rlrun.trainer.ranks.group import Group
+
+CRITIC = "critic"
+"""Name of the critic's part of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A value model and what trains it."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    value_clip: float | None = None
+    max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Of all rows of a step, in their order."""
+
+    values: list[Tensor]
+    advantages: list[Tensor]
+    returns: list[Tensor]
+    metrics: dict[str, float]
+    """`explained_variance`, `value_mean` and `return_mean`, over the loss tokens of all ranks."""
+
+
+def make_critic(config: CriticConfig, trainer: TrainerConfig, source: str, *, group: Group) -> Critic:
+    """Load the policy's body from `source`, give it a value head, shard it like the policy.
+
+    Args:
+        config: of the critic.
+        trainer: for everything that it shares with the policy.
+        source: of the policy's model.
+        group: every rank takes part.
+
+    Raises:
+        RoleError: it cannot be loaded, or the run divides layers or rows over ranks.
+    """
+    check_layout(trainer)
+    module = load_sharded(
+        trainer.model,
+        source,
+        group,
+        seq_len=trainer.seq_len,
+        memory=Memory.of(trainer),
+        kernel=trainer.attention,
+        prepare=to_critic,
+    )
+    return critic_around(module, config, trainer, group=group)
+
+
+def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, group: Group) -> Critic:
+    """A fresh critic out of what `to_critic` made, sharded; arguments as of `make_critic`."""
+    head = module.get_output_embeddings().weight
+    fill(head, torch.zeros(head.shape))  # it had no memory when it was made
+    optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
+    return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
+
+
+def check_layout(trainer: TrainerConfig) -> None:
+    """Raises `RoleError` when the run divides layers or rows over ranks."""
+    layout = trainer.parallelism
+    if layout.tp > 1 or layout.cp > 1:
+        raise RoleError(
+            f"algorithm.critic does not go with parallelism.tp ({layout.tp}) and parallelism.cp ({layout.cp}): "
+            "its values are computed on whole rows by whole layers; set both to 1",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def to_critic(model: nn.Module) -> nn.Module:
+    """Replace the LM head by a value head, in place. Its weights are 0, so that a fresh critic values every text at 0."""
+    config: Any = model.config
+    config.tie_word_embeddings = False  # the embedding stays what it is
+    if getattr(config, "final_logit_softcapping", None) is not None:
+        config.final_logit_softcapping = None  # it is for logits
+    embedding = model.get_input_embeddings().weight
+    head = nn.Linear(
+        config.get_text_config().hidden_size, 1, bias=False, dtype=embedding.dtype, device=embedding.device
+    )
+    nn.init.zeros_(head.weight)
+    model.set_output_embeddings(head)
+    return model
+
+
+def row_values(critic: nn.Module, row: MicroBatch) -> Tensor:
+    """The value before each loss token, `[T]` fp32, differentiable; 0 elsewhere.
+
+    A row without a loss token sends its first position through, so that every rank runs the same collectives.
+    """
+    predicted = row.mask.nonzero()[:, 0]
+    kept = predicted if len(predicted) else predicted.new_ones(1)
+    output = critic(
+        input_ids=row.input_ids[None],
+        position_ids=row.position_ids[None],
+        packed=row.packed,
+        logits_to_keep=kept - 1,
+        use_cache=False,
+    )
+    outside = row.temperatures.new_zeros(row.mask.shape)
+    return torch.where(row.mask, outside.index_put((kept,), output.logits[0, :, 0].float()), 0)
+
+
+def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
+    """`[T]` fp32: each sample's reward at its last loss token, 0 elsewhere."""
+    rewards = torch.zeros(row.mask.shape)
+    start = 0
+    for sample in samples:
+        trained = sample.loss_mask.nonzero()[0]
+        if len(trained):
+            rewards[start + int(trained[-1])] = float(sample.advantages[trained[-1]])
+        start += len(sample)
+    return rewards.to(row.mask.device)
+
+
+def estimate(
+    critic: nn.Module,
+    rows: Sequence[MicroBatch],
+    samples: Sequence[Sequence[Sample]],
+    *,
+    gamma: float,
+    lam: float,
+    adv_mean: str,
+    adv_std: str,
+    groups: Sequence[int],
+    group: Group,
+) -> Estimates:
+    """Values, advantages (GAE) and returns of all rows, before the first update of a step. Every rank takes part.
+
+    Args:
+        critic: the value model.
+        rows: of this rank, of all updates of the step.
+        samples: what each row holds.
+        gamma, lam: of `rlrun.algorithms.gae`.
+        adv_mean, adv_std: levels at which the advantages are normalized over the loss tokens of all rows of all ranks.
+        groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
+        group: the ranks.
+
+    Raises:
+        RoleError: the critic's values are not finite.
+    """
+    with torch.no_grad():
+        values = [row_values(critic, row) for row in rows]
+    release(critic)
+    if not all(bool(torch.isfinite(found).all()) for found in values):
+        raise RoleError(
+            "algorithm.critic: the values are not finite; lower algorithm.critic.lr, and resume from a checkpoint before",
+            exit_codes.FAILURE,
+        )
+    advantages, returns = [], []
+    for row, members, value in zip(rows, samples, values, strict=True):
+        found = gae(
+            token_rewards(members, row),
+            value,
+            mask=row.mask,
+            sequence_lengths=row.packed.lengths,
+            gamma=gamma,
+            lam=lam,
+            whitened=False,
+        )
+        advantages.append(found.advantages)
+        returns.append(found.returns)
+    masks = [row.mask for row in rows]
+    of_returns = _moments(returns, masks, group)
+    metrics = {
+        "explained_variance": explained_variance(
+            of_returns, _moments([r - v for r, v in zip(returns, values, strict=True)], masks, group)
+        ),
+        "return_mean": float(of_returns.mean),
+        "value_mean": float(_moments(values, masks, group).mean),
+    }
+    if (adv_mean, adv_std) != ("none", "none"):
+        ids = [_group_ids(members, groups, row) for row, members in zip(rows, samples, strict=True)]
+        advantages = _normalized(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
+    return Estimates(values, advantages, returns, metrics)
+
+
+def _group_ids(samples: Sequence[Sample], groups: Sequence[int], row: MicroBatch) -> Tensor:
+    """`[T]`, the place in `groups` of each token's group."""
+    places = {number: place for place, number in enumerate(groups)}
+    found = torch.zeros(row.mask.shape, dtype=torch.long)
+    start = 0
+    for sample in samples:
+        found[start : start + len(sample)] = places[sample.group]
+        start += len(sample)
+    return found.to(row.mask.device)
+
+
+def _normalized(
+    values: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    num_groups: int,
+    *,
+    mean: str,
+    std: str,
+    group: Group,
+) -> list[Tensor]:
+    """The values of all rows less their mean, divided by their standard deviation, each at its level, over the ranks' masked tokens."""
+
+    def sums(terms: Sequence[Tensor]) -> Floats:
+        """Of each group, over all ranks, `[num_groups]`."""
+        mine = torch.zeros(num_groups, dtype=torch.float64)
+        for term, mask, which in zip(terms, masks, ids, strict=True):
+            mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
+        summed = group.sums({str(place): value for place, value in enumerate(mine.tolist())})
+        return np.array([summed[str(place)] for place in range(num_groups)])
+
+    def of_tokens(per_group: Floats) -> list[Tensor]:
+        found = torch.from_numpy(per_group)
+        return [found.to(which.device)[which] for which in ids]
+
+    counts = sums([torch.ones_like(value) for value in values])
+    means = of_tokens(level_means(mean, counts, sums(values)))
+    centred = [value.double() - own for value, own in zip(values, means, strict=True)]
+    stds = of_tokens(level_stds(std, counts, sums([value.square() for value in centred])))
+    return [
+        torch.where(mask, value / own, 0).to(before.dtype)
+        for value, own, mask, before in zip(centred, stds, masks, values, strict=True)
+    ]
+
+
+def critic_step(
+    critic: Critic, batch: Batch, rows: Sequence[Row], signals: Sequence[Signals], *, group: Group, lr: float
+) -> dict[str, float]:
+    """One update of the critic on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
+
+    Returns:
+        `value_loss` and `value_clip_fraction`, exact over the loss tokens of all ranks, `critic_grad_norm` (before clipping),
+        `critic_lr`, `critic_skipped` (1 when the gradient was not finite and nothing was updated) and `time/critic` in seconds.
+    """
+    started = time.perf_counter()
+    sums = {"value_loss": 0.0, "value_clip_fraction": 0.0}
+    denominator = max(batch.loss_tokens, 1)
+    losses: list[Tensor] = []
+    clipped: list[Tensor] = []
+    for index, (row, signal) in enumerate(zip(rows, signals, strict=True)):
+        prepare_backward(critic.module, last=index == len(rows) - 1)
+        inputs = micro_batch([batch.samples[sample] for sample in row], group.device)
+        assert signal.returns is not None
+        assert signal.values is not None
+        found = value_loss(
+            row_values(critic.module, inputs),
+            returns=signal.returns,
+            old_values=signal.values,
+            mask=inputs.mask,
+            clip=critic.value_clip,
+            denominator=denominator,
+        )
+        found.loss.backward()
+        losses.append(found.loss.detach())
+        clipped.append(found.clipped)
+    if losses:
+        sums = {
+            "value_loss": float(torch.stack(losses).sum()),
+            "value_clip_fraction": float(torch.stack(clipped).sum()) / denominator,
+        }
+    norm, updated = apply_gradient(critic.module, critic.optimizer, lr=lr, max_grad_norm=critic.max_grad_norm)
+    return group.sums(sums) | {
+        "critic_grad_norm": norm,
+        "critic_lr": lr,
+        "critic_skipped": float(not updated),
+        "time/critic": time.perf_counter() - started,
+    }
+
+
+def _moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> Moments:
+    """Over the masked tokens of all rows of all ranks, on the CPU."""
+    parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
+    names = ("count", "total", "squares")
+    mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}
+    summed = group.sums(mine)
+    return Moments(*(torch.tensor(summed[name], dtype=torch.float64) for name in names))

@@ -1,0 +1,121 @@
+"""From samples to log-probabilities: one packed row at a time, and only the positions that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from loguru import logger
+from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+from rlrun.protocol.batch import Sample
+from rlrun.trainer.learning.lm_head import find_head, logits_statistics
+from rlrun.trainer.modeling.packed_attention import Layout, layout
+from rlrun.trainer.modeling.parallel.rows import RowPart, join, row_part
+
+_IDLE_TOKENS = 2
+"""Length of the row that a rank without work runs, so that it takes part in every collective."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One packed row. Tensors are `[T]` unless stated; position `j` belongs to token `j` given those before it."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    """Restart at 0 with every sequence."""
+    mask: Tensor
+    inference_logprobs: Tensor
+    advantages: Tensor
+    versions: Tensor
+    """Policy version that sampled the token; -1 outside the mask."""
+    temperatures: Tensor
+    packed: Layout
+
+
+class TokenStatistics(NamedTuple):
+    """Statistics of a row under the model, `[T]` fp32 each; 0 outside the loss mask."""
+
+    logprobs: Tensor
+    """Differentiable."""
+    entropy: Tensor
+    """Of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
+
+
+def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+    """Put samples end to end; none of them gives a row without a loss token."""
+    if not samples:
+        zeros = torch.zeros(_IDLE_TOKENS, device=device)
+        ids = zeros.long()
+        positions = torch.arange(_IDLE_TOKENS, device=device)
+        idle = layout([_IDLE_TOKENS], device)
+        return MicroBatch(ids, positions, zeros.bool(), zeros, zeros, ids - 1, zeros + 1, idle)
+    lengths = [len(sample) for sample in samples]
+
+    def joined(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples])).to(device)
+
+    return MicroBatch(
+        input_ids=joined("input_ids").long(),
+        position_ids=torch.cat([torch.arange(length) for length in lengths]).to(device),
+        mask=joined("loss_mask"),
+        inference_logprobs=joined("logprobs"),
+        advantages=joined("advantages"),
+        versions=joined("versions"),
+        temperatures=torch.tensor([sample.temperature for sample in samples])
+        .repeat_interleave(torch.tensor(lengths))
+        .to(device),
+        packed=layout(lengths, device),
+    )
+
+
+def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False) -> TokenStatistics:
+    """Log-probability and entropy of every token in the loss mask, at the temperature it was sampled with.
+
+    Only the positions before such a token go through the LM head, and their logits exist for a few tokens at a time
+    (`trainer.lm_head`). A row without a loss token sends its first position through, so that every rank runs the same collectives,
+    and uses nothing of it.
+    """
+    predicted = row.mask.nonzero()[:, 0]
+    part = row_part(model, row.input_ids, row.position_ids, row.packed, predicted)
+    if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
+        _prepare(model)
+    chosen, entropy = model.row_statistics(_Wanted(row, part))
+    tokens = len(row.input_ids)
+    entropy = entropy if entropy_gradient else entropy.detach()
+    return TokenStatistics(join(model, part, chosen, tokens), join(model, part, entropy, tokens))
+
+
+def _prepare(model: Any) -> None:
+    """Give the model a second forward method that FSDP gathers parameters for as for the first."""
+    model._head = find_head(model)
+    if model._head is None:
+        logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
+    model.row_statistics = MethodType(_row_statistics, model)
+    model._prepared_for = type(model)
+    register_fsdp_forward_method(model, "row_statistics")
+
+
+class _Wanted:
+    """A row and this rank's part of it, and no dataclass: FSDP looks into those, and would round temperatures to the compute dtype."""
+
+    def __init__(self, row: MicroBatch, part: RowPart) -> None:
+        self.row, self.part = row, part
+
+
+def _row_statistics(model: Any, wanted: _Wanted) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of this rank's targets in the row, `[K]` fp32 each."""
+    row, part = wanted.row, wanted.part
+    inputs = {"input_ids": part.input_ids[None], "position_ids": part.position_ids[None], "packed": part.packed}
+    targets, temperatures = row.input_ids[part.targets], row.temperatures[part.targets]
+    if model._head is None:
+        logits = type(model).forward(model, **inputs, logits_to_keep=part.before, use_cache=False).logits[0]
+        return logits_statistics(logits, targets, temperatures)
+    hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0, part.before]
+    statistics: tuple[Tensor, Tensor] = model._head.statistics(hidden, targets, temperatures)
+    return statistics

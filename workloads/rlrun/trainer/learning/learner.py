@@ -1,0 +1,204 @@
+"""One step of learning: the passes without a gradient over the whole batch, then one or several updates of policy and critic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlrun.algorithms import Objective
+from rlrun.config.algorithm_names import complete_options
+from rlrun.config.roles import TrainerConfig
+from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
+from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate, make_critic
+from rlrun.trainer.learning.forward import micro_batch
+from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.train_step import environment_objectives, train_step
+from rlrun.trainer.ranks.group import Group
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The policy, what stands beside it, and how it learns; the same on every rank."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    group: Group
+    loss: Objective
+    max_grad_norm: float | None = None
+    reference: ReferenceSource | None = None
+    critic: Critic | None = None
+    gae: Mapping[str, Any] | None = None
+    """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages."""
+    environments: Mapping[str, Objective] = field(default_factory=dict)
+    """Instead of `loss`, by the name of a sample's environment."""
+
+    def step(
+        self,
+        updates: Sequence[Update],
+        *,
+        lr: float,
+        critic_lr: float = 0.0,
+        agree: Callable[[], None] = lambda: None,
+    ) -> dict[str, float]:
+        """Train on all updates in turn; what the passes say is of the models before the first of them.
+
+        Args:
+            updates: one or more.
+            lr: the policy's learning rate in this step.
+            critic_lr: the critic's.
+            agree: called by all ranks together, until the first update; when it raises, on all of them, the step is abandoned and
+                nothing is updated. From then on a step is finished: what is half updated is of no version.
+
+        Returns:
+            The step's metrics, equal on all ranks, see `train_step` and `critic_step`. Over several updates `tokens`, `loss_tokens`,
+            `sequences`, `skipped`, `critic_skipped` and times add up, `*_max` are maxima, all others are means over the updates.
+        """
+        signals, metrics = self._passes(updates, agree)
+        found = []
+        for index, (update, signal) in enumerate(zip(updates, signals, strict=True)):
+            one = train_step(
+                self.model,
+                self.optimizer,
+                update.batch,
+                update.rows,
+                group=self.group,
+                loss=self.loss,
+                lr=lr,
+                max_grad_norm=self.max_grad_norm,
+                environments=self.environments,
+                signals=signal,
+                agree=agree if index == 0 else lambda: None,
+            )
+            if self.critic is not None:
+                one |= critic_step(self.critic, update.batch, update.rows, signal, group=self.group, lr=critic_lr)
+            found.append(one)
+        return combined(found) | metrics
+
+    def _passes(
+        self, updates: Sequence[Update], agree: Callable[[], None]
+    ) -> tuple[list[list[Signals]], dict[str, float]]:
+        """Signals of every row of every update."""
+        if not self._needs_passes(len(updates)):
+            return [[Signals()] * len(update.rows) for update in updates], {}
+        samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
+        rows = [micro_batch(members, self.group.device) for members in samples]
+        signals: list[dict[str, Any]] = [{} for _ in rows]
+        metrics: dict[str, float] = {}
+        if self._needs_proximal_pass(len(updates)):
+            agree()
+            began = time.perf_counter()
+            for signal, logprobs in zip(signals, logprobs_without_gradient(self.model, rows), strict=True):
+                # A pass that overflowed is not finite. The update that follows overflows as well, and is left out for it.
+                signal["proximal_logprobs"] = torch.where(torch.isfinite(logprobs).all(), logprobs, 0)
+            metrics["time/proximal"] = time.perf_counter() - began
+        if self.reference is not None:
+            agree()
+            began = time.perf_counter()
+            for signal, logprobs in zip(signals, self.reference.logprobs(rows), strict=True):
+                signal["reference_logprobs"] = logprobs
+            metrics["time/reference"] = time.perf_counter() - began
+        if self.critic is not None and self.gae is not None:
+            agree()
+            began = time.perf_counter()
+            found = estimate(
+                self.critic.module,
+                rows,
+                samples,
+                **self.gae,
+                groups=sorted({sample.group for update in updates for sample in update.batch.samples}),
+                group=self.group,
+            )
+            _add(signals, found)
+            metrics |= found.metrics | {"time/values": time.perf_counter() - began}
+        complete = iter([Signals(**signal) for signal in signals])
+        return [[next(complete) for _ in update.rows] for update in updates], metrics
+
+    def _needs_proximal_pass(self, updates: int) -> bool:
+        """With one update per step the policy at its start is the one whose log-probs the update computes anyway."""
+        recompute = any(loss.proximal == "recompute" for loss in (self.loss, *self.environments.values()))
+        return recompute and updates > 1
+
+    def _needs_passes(self, updates: int) -> bool:
+        return self.reference is not None or self.critic is not None or self._needs_proximal_pass(updates)
+
+
+def make_learner(
+    config: TrainerConfig,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Objective,
+    *,
+    source: str,
+    group: Group,
+) -> Learner:
+    """Load what stands beside the policy.
+
+    A reference comes from its source in every attempt, as it never changes. So does a critic at first: a checkpoint that has one
+    fills it afterwards, one that has none leaves it fresh.
+
+    Args:
+        config: of the trainer.
+        model: the policy, sharded.
+        optimizer: of the policy.
+        loss: what a step minimises.
+        source: where the policy's model is loaded from.
+        group: every rank takes part.
+
+    Raises:
+        RoleError: a model cannot be loaded, or the reference has another vocabulary.
+    """
+    algorithm = config.algorithm
+    reference = critic = gae = None
+    if algorithm.reference is not None:
+        vocabulary = model.config.get_text_config().vocab_size
+        reference = FrozenReference.load(
+            algorithm.reference,
+            config.model,
+            initial=source,
+            vocabulary=vocabulary,
+            seq_len=config.seq_len,
+            group=group,
+        )
+    if algorithm.critic is not None:
+        critic = make_critic(algorithm.critic, config, source, group=group)
+        gae = complete_options("advantage", algorithm.effective_advantage.name, algorithm.effective_advantage.options)
+    return Learner(
+        model,
+        optimizer,
+        group,
+        loss,
+        max_grad_norm=config.optimizer.max_grad_norm,
+        reference=reference,
+        critic=critic,
+        gae=gae,
+        environments=environment_objectives(config),
+    )
+
+
+def combined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several updates as one step's. An update without a token of an environment has none of its metrics."""
+    if len(updates) == 1:
+        return dict(updates[0])
+    names = dict.fromkeys(name for update in updates for name in update)
+    return {name: _combined(name, [update[name] for update in updates if name in update]) for name in names}
+
+
+def _combined(name: str, values: Sequence[float]) -> float:
+    if name.endswith("_max"):
+        return max(values)
+    total = sum(values)
+    return total if name.rpartition("/")[2] in _COUNTS or name.startswith("time/") else total / len(values)
+
+
+_COUNTS = ("tokens", "loss_tokens", "sequences", "skipped", "critic_skipped")
+
+
+def _add(signals: Sequence[dict[str, Any]], found: Estimates) -> None:
+    for signal, value, advantage, target in zip(signals, found.values, found.advantages, found.returns, strict=True):
+        signal |= {"values": value, "advantages": advantage, "returns": target}

@@ -1,0 +1,44 @@
+"""The held-out loss: forward passes over a batch, no gradient and no update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from rlrun.protocol.batch import Batch
+from rlrun.protocol.packing import Row
+from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.ranks.group import Group
+
+
+def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Group) -> dict[str, float]:
+    """Mean negative log-probability of a batch's loss tokens, in nats, each weighed by its advantage as the loss `sft` does.
+
+    Args:
+        model: the policy; dropout is off while it is measured.
+        batch: the held-out samples.
+        rows: this rank's micro-batches; every rank has the same number of them.
+        group: all ranks call this together.
+
+    Returns:
+        `validation/loss`, `validation/loss_tokens` and `time/validate` in seconds, equal on all ranks but for the time.
+    """
+    began = time.perf_counter()
+    was_training = model.training
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for row in rows:
+            inputs = micro_batch([batch.samples[index] for index in row], group.device)
+            logprobs = token_statistics(model, inputs).logprobs
+            total -= float((logprobs * inputs.advantages).double().sum())
+    model.train(was_training)
+    total = group.data_sums({"loss": total})["loss"]
+    return {
+        "validation/loss": total / batch.loss_tokens,
+        "validation/loss_tokens": float(batch.loss_tokens),
+        "time/validate": time.perf_counter() - began,
+    }

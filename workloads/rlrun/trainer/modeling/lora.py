@@ -1,0 +1,246 @@
+"""Low-rank adapters in a model: W x + (alpha / r) B A x, with W frozen (Hu et al., 2021, arXiv:2106.09685; the numbers are PEFT's).
+
+A linear layer keeps its name and its `weight`; A and B are two more parameters of it. So whatever shards, loads or publishes parameters by
+name does not change. Only what is trained has gradients, optimizer state and a place in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+
+from rlrun.config.lora import LoRAConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.modeling.shard import decoder_layers
+from rlrun.trainer.modeling.tensor_names import parts
+
+PARAMETERS = ("lora_A", "lora_B")
+
+
+class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
+    """A frozen linear layer with a trained low-rank update.
+
+    Attributes:
+        lora_A: `[rank, in]` fp32, uniform in +-1/sqrt(in) at first.
+        lora_B: `[out, rank]` fp32, 0 at first: the model starts as it was.
+        rank: of the run whose adapter it is; the rows of A and columns of B beyond it are 0, and stay so: each is the other's gradient.
+        scaling: alpha / rank.
+        dropout: share of the update's inputs that is zeroed in training.
+    """
+
+    lora_A: nn.Parameter  # noqa: N815  the names that PEFT's files have
+    lora_B: nn.Parameter  # noqa: N815
+    rank: int
+    scaling: float
+    dropout: float
+
+    @classmethod
+    def convert(cls, layer: nn.Linear, config: LoRAConfig) -> LoRALinear:
+        """Make `layer` one of these, in place: hooks, name and weight stay."""
+        weight = layer.weight
+        layer.__class__ = cls
+        assert isinstance(layer, LoRALinear)
+        for name, shape in (
+            ("lora_A", (config.rank, layer.in_features)),
+            ("lora_B", (layer.out_features, config.rank)),
+        ):
+            empty = torch.empty(shape, dtype=torch.float32, device=weight.device)
+            layer.register_parameter(name, nn.Parameter(empty))
+        layer.configure(config)
+        return layer
+
+    def configure(self, config: LoRAConfig) -> None:
+        """Compute with the numbers of a run, whose rank is at most the one that the layer was converted with."""
+        self.rank, self.scaling, self.dropout = config.rank, config.alpha / config.rank, config.dropout
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        update = linear(linear(dropout(input, self.dropout, self.training), self.lora_A), self.lora_B)
+        return linear(input, self.weight, self.bias) + update * self.scaling
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of one weight matrix."""
+
+    a: Tensor
+    """`[rank, in]`."""
+    b: Tensor
+    """`[out, rank]`."""
+    scaling: float
+
+
+def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    """W + scaling B A in float32, `[out, in]`; the caller casts it."""
+    return weight.float() + scaling * (b.float() @ a.float())
+
+
+def inject(model: nn.Module, config: LoRAConfig) -> None:
+    """Give the model its adapters and freeze the rest, in place, before it is sharded. `initialise` then sets A and B.
+
+    Raises:
+        RoleError: a pattern matches nothing, or asks for an adapter of a layer that is trained in full; names it and what there is.
+    """
+    layers = {id(module) for module in decoder_layers(model).modules()}
+    candidates = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) in layers}
+    chosen = select(candidates, config.targets or ["*"], "targets", "linear layers of attention and MLP")
+    holders = [name for name, module in model.named_modules() if name and any(True for _ in module.parameters())]
+    saved = select(holders, config.modules_to_save, "modulesToSave", "modules")
+    adapted_layers = [name for name in chosen if not any(f"{name}.".startswith(f"{full}.") for full in saved)]
+    if not adapted_layers:
+        raise RoleError(
+            f"lora.modulesToSave {config.modules_to_save} trains every layer of lora.targets in full; no adapter is left",
+            exit_codes.CONFIGURATION,
+        )
+    model.requires_grad_(False)
+    for name in adapted_layers:
+        LoRALinear.convert(candidates[name], config)
+    for name in saved:
+        model.get_submodule(name).requires_grad_(True)
+
+
+def select(names: Iterable[str], patterns: Sequence[str], field: str, kind: str) -> list[str]:
+    """The names, in order, that end in one of the patterns (at a dot).
+
+    Raises:
+        RoleError: a pattern matches none of them.
+    """
+    known = list(names)
+    matches = {pattern: {name for name in known if matching(name, pattern)} for pattern in patterns}
+    for pattern, found in matches.items():
+        if not found:
+            endings = sorted({name.rsplit(".", 1)[-1] for name in known if not name.rsplit(".", 1)[-1].isdigit()})
+            raise RoleError(
+                f"lora.{field}: {pattern!r} matches none of the model's {kind}; their names end in {', '.join(endings)}",
+                exit_codes.CONFIGURATION,
+            )
+    return [name for name in known if any(name in found for found in matches.values())]
+
+
+def matching(name: str, pattern: str) -> bool:
+    """Whether the pattern is the name or the end of it after a dot; `*` stands for anything."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def adapted(model: nn.Module) -> dict[str, LoRALinear]:
+    """The layers that have an adapter, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
+
+
+def configure(model: nn.Module, config: LoRAConfig) -> None:
+    """Let all layers compute with the numbers of a run."""
+    for layer in adapted(model).values():
+        layer.configure(config)
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Set A and B to where training starts: a function of seed, layer name and rank alone, whatever the processes that hold them."""
+    for name, layer in adapted(model).items():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/lora/{name}".encode()))
+        bound = 1 / math.sqrt(layer.in_features)
+        start = torch.zeros(layer.lora_A.shape)
+        start[: layer.rank] = torch.empty(layer.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
+        fill(layer.lora_A, start)
+        fill(layer.lora_B, torch.zeros(layer.lora_B.shape))
+
+
+def fill(parameter: Tensor, whole: Tensor) -> None:
+    """Set a parameter, or this rank's shard of it, from the whole tensor that every rank has."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    whole, target = whole.to(parameter.device, parameter.dtype), parameter.detach()
+    if isinstance(target, DTensor):
+        mine = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+        target.to_local().copy_(mine.to_local())
+    else:
+        target.copy_(whole)
+
+
+def updates(model: nn.Module) -> dict[str, Update]:
+    """The update of every adapted weight, by the weight's name."""
+    return {f"{name}.weight": Update(m.lora_A, m.lora_B, m.scaling) for name, m in adapted(model).items()}
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A and B under the names that PEFT's files have; `cut` makes them whole tensors of the run's rank.
+
+    Raises:
+        RoleError: see `_names_in_files`.
+    """
+    layers = adapted(model)
+    return {
+        f"base_model.model.{stored}.{parameter}.weight": getattr(layers[name], parameter)
+        for name, stored in _names_in_files(model).items()
+        for parameter in PARAMETERS
+    }
+
+
+def _names_in_files(model: nn.Module) -> dict[str, str]:
+    """What the adapted layers are called in the model's files, which engines go by.
+
+    Raises:
+        RoleError: a layer's weight is a part of another tensor there, so that no engine has such a layer; names it.
+    """
+    weights = {f"{name}.weight": layer.weight for name, layer in adapted(model).items()}
+    found = {}
+    for part in parts(model, weights):
+        name, stored = part.names[0].removesuffix(".weight"), next(iter(part.files)).removesuffix(".weight")
+        if part.converted:
+            raise RoleError(
+                f"lora.targets: {name} is another tensor ({stored}) in the model's files, so that engines take no adapter of it; "
+                "leave it out of lora.targets",
+                exit_codes.CONFIGURATION,
+            )
+        found[name] = stored
+    return found
+
+
+def cut(name: str, whole: Tensor, rank: int) -> Tensor:
+    """Part of a whole A or B in a file: its first `rank` rows or columns."""
+    return whole[:rank] if ".lora_A." in name else whole[:, :rank]
+
+
+def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[str, Any]:
+    """PEFT's `adapter_config.json`.
+
+    Args:
+        model: with its adapters.
+        config: of the adapters.
+        source: the base model's folder or hub name.
+    """
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": source,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": sorted(_short_names(model)),
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def _short_names(model: nn.Module) -> set[str]:
+    """Last parts of the adapted layers' names in files, where they mean these layers and no others; else the whole names."""
+    chosen = _names_in_files(model)
+    endings = {name.rsplit(".", 1)[-1] for name in chosen}
+    meant = {name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in endings}
+    return {(name.rsplit(".", 1)[-1] if meant == {*chosen} else name) for name in chosen.values()}
+
+
+def of_adapter(parameter: str) -> bool:
+    """Whether a parameter of this name is an adapter's, and none of the model's own."""
+    return parameter.rsplit(".", 1)[-1] in PARAMETERS

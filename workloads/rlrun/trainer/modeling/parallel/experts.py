@@ -1,0 +1,121 @@
+"""Expert parallelism: every rank of a group has some of a mixture's experts, and tokens travel to them and back.
+
+With tensor parallelism the group includes the tensor ranks. Those have the same tokens, so each sends only those of the experts in its
+own column of the group, and what comes back is added up over the column.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.functional import linear
+
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange, reduce_from
+
+
+def experts_of(layer: nn.Module) -> Any:
+    """The module that holds a layer's experts, `gate_up_proj` and `down_proj` of all in one tensor each; None for a dense layer."""
+    return getattr(getattr(layer, "mlp", None), "experts", None)
+
+
+def divide_experts(layers: nn.ModuleList, mesh: DeviceMesh, tp: DeviceMesh | None) -> None:
+    """Deal every layer's experts over `mesh`, in place: rank r gets run r of equal runs of experts.
+
+    Raises:
+        RoleError: there are no experts, or not a multiple of the ranks.
+    """
+    found = [experts for layer in layers if (experts := experts_of(layer)) is not None]
+    columns = 1 if tp is None else tp.size()
+    if not found and mesh.size() > columns:
+        raise RoleError(
+            f"trainer.parallelism.ep ({mesh.size() // columns}): the model has no experts; set ep: 1",
+            exit_codes.CONFIGURATION,
+        )
+    for experts in found:
+        if experts.num_experts % mesh.size():
+            raise RoleError(
+                f"trainer.parallelism.ep * tp ({mesh.size()}) must divide the model's experts ({experts.num_experts}); lower ep or tp",
+                exit_codes.CONFIGURATION,
+            )
+        for name in ("gate_up_proj", "down_proj"):
+            whole = getattr(experts, name)
+            divided = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]), requires_grad=whole.requires_grad)
+            experts.register_parameter(name, divided)
+        experts.forward = partial(_forward, experts, mesh.get_group(), None if tp is None else tp.get_group())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _forward(
+    experts: Any,
+    group: dist.ProcessGroup,
+    tp: dist.ProcessGroup | None,
+    hidden: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """What the layer's experts make of its tokens.
+
+    Args:
+        experts: the module with this rank's experts.
+        group: the ranks that have the others.
+        tp: the ranks that have the same tokens.
+        hidden: `[N, D]`.
+        chosen: `[N, K]` int64, numbers of experts.
+        weights: `[N, K]`.
+
+    Returns:
+        `[N, D]`, the weighted sum over the chosen experts.
+    """
+    if tp is not None:
+        hidden, weights = copy_to(hidden, tp), copy_to(weights, tp)
+    gate_up, down = (
+        tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        for tensor in (experts.gate_up_proj, experts.down_proj)
+    )
+    own, ranks = gate_up.shape[0], dist.get_world_size(group)
+    columns, column = (1, 0) if tp is None else (dist.get_world_size(tp), dist.get_rank(tp))
+    expert, order = chosen.flatten().sort(stable=True)
+    here = (expert // own) % columns == column
+    expert, order = expert[here], order[here]
+    token = order // chosen.shape[1]
+
+    counts = torch.bincount(expert, minlength=own * ranks)
+    incoming = torch.empty_like(counts)
+    dist.all_to_all_single(incoming, counts, group=group)
+    per_rank = torch.stack([counts.view(ranks, own).sum(1), incoming.view(ranks, own).sum(1)]).tolist()
+    arrived = exchange(hidden[token], per_rank[0], per_rank[1], group)
+
+    # Rows come by rank, and by expert within: bring those of an expert together, and put them back afterwards.
+    number = torch.arange(own, device=hidden.device).repeat(ranks).repeat_interleave(incoming)
+    grouped = number.argsort(stable=True)
+    sizes = incoming.view(ranks, own).sum(0)
+    computed = _compute(arrived[grouped], sizes, gate_up, down, experts.act_fn)
+    returned = exchange(torch.empty_like(computed).index_copy(0, grouped, computed), per_rank[1], per_rank[0], group)
+
+    weighted = returned * weights.flatten()[order, None]
+    output = torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
+    return output if tp is None else reduce_from(output, tp)
+
+
+def _compute(tokens: Tensor, sizes: Tensor, gate_up: Tensor, down: Tensor, activation: Any) -> Tensor:
+    """Gated feed-forward of `tokens [M, D]`: `sizes[e]` neighbouring rows for expert e.
+
+    Without any rows the gradients are 0 and not missing: FSDP waits for them.
+    """
+    if tokens.is_cuda and tokens.dtype == torch.bfloat16:
+        ends = sizes.cumsum(0).to(torch.int32)
+        gate, up = torch._grouped_mm(tokens, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        return torch._grouped_mm(activation(gate) * up, down.transpose(1, 2), offs=ends)
+    parts = []
+    for rows, first, second in zip(tokens.split(sizes.tolist()), gate_up.unbind(), down.unbind(), strict=True):
+        gate, up = linear(rows, first).chunk(2, dim=-1)
+        parts.append(linear(activation(gate) * up, second))
+    return torch.cat(parts)

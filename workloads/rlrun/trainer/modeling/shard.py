@@ -1,0 +1,232 @@
+"""Load a Hugging Face causal LM and shard it over the ranks (FSDP2): float32 masters, summed gradients."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from rlrun.config.model import ModelConfig
+from rlrun.config.parallel import ActivationCheckpointing, GradientAccumulation
+from rlrun.config.roles import TrainerSpec
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+from rlrun.trainer.learning import gradient_accumulation
+from rlrun.trainer.modeling import packed_attention
+from rlrun.trainer.modeling.activation_checkpointing import keep_activations
+from rlrun.trainer.modeling.parallel import rows
+from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
+from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
+from rlrun.trainer.modeling.small_config import deterministic
+from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.ranks.group import Group
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def check_source(config: ModelConfig, source: str) -> None:
+    """Look at the model's folder before anything is loaded.
+
+    Raises:
+        RoleError: it is missing or holds no configuration or no weights; names what is missing.
+    """
+    if config.name is not None:
+        return
+    folder = Path(source)
+    if not folder.is_dir():
+        raise RoleError(f"model.path {source} is not a folder", exit_codes.DATA)
+    if not (folder / "config.json").is_file():
+        raise RoleError(f"the model folder {source} has no config.json", exit_codes.DATA)
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise RoleError(
+            f"the model folder {source} has no weights: expected {_WEIGHTS[0]} or {_WEIGHTS[1]}", exit_codes.DATA
+        )
+
+
+def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -> nn.Module:
+    """The model in float32 on the CPU, with packed attention; without weights it is left random, to be filled from a checkpoint.
+
+    Raises:
+        RoleError: transformers cannot load it; says why in one line.
+    """
+    packed_attention.register()
+    disable_progress_bar()
+    options: dict[str, Any] = {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
+    shape: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": packed_attention.NAME}
+    with loading_errors(source):
+        architecture = AutoConfig.from_pretrained(source, **options)
+        deterministic(architecture)
+        if with_weights:
+            model = AutoModelForCausalLM.from_pretrained(source, config=architecture, **options, **shape)
+        else:
+            model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code, **shape)
+    model.config.use_cache = False
+    return model
+
+
+@contextmanager
+def loading_errors(source: str) -> Iterator[None]:
+    """Report in one line why `transformers` or safetensors cannot load a model.
+
+    Raises:
+        RoleError: instead of their error.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RoleError(f"cannot load the model {source}: {reason[0]}", exit_codes.DATA) from error
+    except pickle.UnpicklingError as error:  # torch's text is advice to execute it
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"names {named[1]}" if named else "holds more than tensors"
+        raise RoleError(
+            f"cannot load the model {source}: a file of its weights {what}; it is not read. Bring the weights as safetensors",
+            exit_codes.DATA,
+        ) from None
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The stack of decoder layers, wherever the architecture keeps it."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise RoleError(f"{type(model).__name__} has no list of {count} decoder layers to shard", exit_codes.DATA)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Choices of memory: what is kept, recomputed, rounded and offloaded. Only `compute_dtype` changes numbers."""
+
+    compute_dtype: torch.dtype | None = None
+    """Of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
+    activations: ActivationCheckpointing = "none"
+    compile: bool = False
+    cpu_offload: bool = False
+    """Masters, gradients and the optimizer's state stay in the host's memory."""
+    accumulation: GradientAccumulation = "reduce"
+    """Where the gradients of micro-batches are summed (`learning.gradient_accumulation`)."""
+
+    @classmethod
+    def of(cls, config: TrainerSpec) -> Memory:
+        """Choices of the trainer's block."""
+        compute = None if config.compute_dtype == "auto" else getattr(torch, config.compute_dtype)
+        return cls(
+            compute,
+            config.activation_checkpointing,
+            config.compile,
+            config.cpu_offload,
+            config.gradient_accumulation,
+        )
+
+
+def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
+    """Divide the model over the group's ranks by its layout, in place.
+
+    Gradients are summed over the ranks, not averaged: each rank's loss is already divided by the global token count.
+
+    Args:
+        model: parameters in float32, on the CPU or on meta.
+        group: says the layout.
+        memory: what is kept, recomputed and rounded; default: everything kept.
+
+    Raises:
+        RoleError: the model cannot be divided so; names the field and the model's size.
+    """
+    remember(model)
+    dims, meshes, layers = group.dims, group.meshes, decoder_layers(model)
+    if dims.cp > 1:
+        check_family(model, "cp", dims.cp)
+    if dims.ep > 1:
+        check_family(model, "ep", dims.ep)
+    if meshes is not None:
+        if meshes.tp is not None:
+            divide_layers(model, layers, meshes.tp)
+        if meshes.experts is not None:
+            divide_experts(layers, meshes.experts, meshes.tp)
+        rows.attach(model, meshes)
+    memory = memory or Memory()
+    if memory.compile:
+        _check_compiler()
+    gradient_accumulation.check_memory(
+        model,
+        memory.accumulation,
+        shards=dims.fsdp * dims.tp,
+        offloaded=memory.cpu_offload,
+        available=gradient_accumulation.device_memory(group.device),
+    )
+    gradient_accumulation.attach(model, memory.accumulation)
+    compute = memory.compute_dtype
+    if compute is None:
+        compute = torch.bfloat16 if group.device.type == "cuda" else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    if compute == torch.float32:
+        policy = MixedPrecisionPolicy()
+    offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
+    for layer in layers:
+        if memory.compile:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        keep_activations(layer, memory.activations)
+        experts = experts_of(layer)
+        if experts is not None and dims.ep > 1:
+            assert meshes is not None
+            fully_shard(experts, mesh=meshes.expert_copies, mp_policy=policy, offload_policy=offload)
+        fully_shard(layer, mesh=group.mesh, mp_policy=policy, offload_policy=offload)
+    fully_shard(model, mesh=group.mesh if meshes is None else meshes.outer, mp_policy=policy, offload_policy=offload)
+    for module in fsdp_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        for module in model.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                module._buffers[name] = buffer.to(group.device)  # FSDP has moved the parameters
+    return model.train()
+
+
+def _check_compiler() -> None:
+    if os.environ.get("CXX") is None and not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+        raise RoleError(
+            "trainer.compile (true) needs a C++ compiler, and this machine has neither g++ nor clang++; "
+            "remove compile, or add a compiler to the trainer's image",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def counts_here(model: nn.Module, parameter: Tensor) -> bool:
+    """Whether this rank's part of a parameter counts in a sum over all ranks: of ranks with the same part, the first."""
+    if not isinstance(parameter, DTensor):
+        return not dist.is_initialized() or dist.get_rank() == 0
+    mesh = parameter.device_mesh
+    coordinate = mesh.get_coordinate() or ()
+    copies = [at for at, placement in zip(coordinate, parameter.placements, strict=True) if placement.is_replicate()]
+    meshes = rows.meshes_of(model)
+    if meshes is not None and meshes.tp is not None and mesh.size() < meshes.dims.world_size:
+        copies.append(meshes.tp.get_local_rank())  # not divided over the tensor ranks: each has the same
+    return not any(copies)
+
+
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """The modules that FSDP shards as a unit, the root first."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Shard of a distributed tensor on this rank; a plain tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,0 +1,387 @@
+"""One run in the trainer: all that is its own, from its first version to its last checkpoint. The same on every rank.
+
+    join     set the adapters, load the base checkpoint, publish the base version
+    step n   train on batch n -> publish version n -> save a checkpoint when it is due
+    finish   tell the orchestrator, wait until it says that all is done
+    leave    save the last finished step, with the orchestrator's part if it is there
+
+A trainer has one slot, or several that take turns (`loop`). Rank 0 alone talks to the orchestrator and owns manifests and retention: what
+only it has is None elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from loguru import logger
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.channel import Phase
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.fault_points import reach
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume
+from rlrun.trainer import report
+from rlrun.trainer.channel.batch_feed import Feed
+from rlrun.trainer.channel.run_channel import Channel
+from rlrun.trainer.checkpoints.dcp import POLICY, Part
+from rlrun.trainer.checkpoints.manager import Checkpoints
+from rlrun.trainer.checkpoints.unsaved import Refused
+from rlrun.trainer.engines_beside import EnginesBeside
+from rlrun.trainer.gpu_memory import GPUMemory
+from rlrun.trainer.learning.batch_step import Steps
+from rlrun.trainer.learning.critic import CRITIC
+from rlrun.trainer.learning.learner import make_learner
+from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.train_step import objective, parameter_checksum
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.shared_model import Policy
+from rlrun.trainer.weights.publisher import Publisher
+
+SHUTDOWN_SECONDS = 7200.0
+"""Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
+
+_OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_for_turn")
+"""Phases that work for the step after the last one that is done."""
+
+
+def _say_nothing(message: str) -> None:
+    """Rank 0 tells for all."""
+
+
+class Slot:
+    """A run that is trained.
+
+    Args:
+        config: the run's.
+        attempt: which has begun.
+        policy: that it trains; it holds the run's values from here on.
+        output_dir: the run's folder.
+        replay: whether the batches are recorded ones, and there is no orchestrator.
+        channel: to its orchestrator, on rank 0.
+        feed: where its batches come from, on rank 0.
+        agree: called by all ranks together where a step may be left; raises on all of them when they are to stop.
+        tell: gets phase, step and micro-batch of this rank whenever they change.
+        label: put before what is logged; empty for the trainer's own run.
+        engines: that have the same GPUs, in turn; None: the trainer has them for itself.
+
+    Raises:
+        RoleError: an objective, a model beside the policy or a checkpoint cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        attempt: Attempt,
+        policy: Policy,
+        *,
+        output_dir: Path,
+        replay: bool,
+        channel: Channel | None,
+        feed: Feed | None,
+        agree: Callable[[], None],
+        tell: Callable[[Phase, int, int], None],
+        label: str = "",
+        engines: EnginesBeside | None = None,
+    ) -> None:
+        self.config, self.attempt, self.number = config, attempt, attempt.attempt
+        self.paths = RunPaths(output_dir)
+        self.channel, self.feed = channel, feed
+        self.stage: Literal["training", "finished", "leaving"] = "training"
+        self._policy, self._group, self._agree, self._label = policy, policy.group, agree, label
+        self._tell, self._micro_batch = tell, 0
+        self._replay = replay
+        self._deadline = math.inf
+        self._ends = False
+        """Whether the data ends with the step that is being trained."""
+        self._since = time.perf_counter()
+        """End of the step before."""
+        self._arrived: float | None = None
+        """When rank 0 first saw the next batch."""
+        policy.adapters.hold(config.name, config.lora)
+        lora.initialise(policy.module, config.seed)
+        optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
+        loss = objective(config.algorithm, config.seq_len)
+        learner = make_learner(config, policy.module, optimizer, loss, source=policy.source, group=self._group)
+        self._steps = Steps(config, policy, learner)
+        parts = {POLICY: Part(policy.module, optimizer)}
+        if learner.critic is not None:
+            parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)
+        self._memory: GPUMemory | None = None
+        if engines is not None:
+            beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []
+            self._memory = GPUMemory(
+                engines,
+                [*(part.module for part in parts.values()), *beside],
+                [part.optimizer for part in parts.values()],
+                device=self._group.device,
+                stays=config.cpu_offload,
+            )
+        self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
+        if self._group.leads:
+            self._volume.watch()
+        if channel is not None:
+            channel.trouble = self._volume.trouble
+        self._checkpoints = Checkpoints(
+            config,
+            attempt,
+            parts,
+            paths=self.paths,
+            group=self._group,
+            channel=channel,
+            volume=self._volume,
+            say=self._say,
+        )
+        self.progress = self._checkpoints.base
+        self._publisher = Publisher(
+            config, attempt, policy, paths=self.paths, channel=channel, volume=self._volume, agree=agree, replay=replay
+        )
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self.config.name
+
+    def _say(self, message: str) -> None:
+        logger.info(f"{self._label}{message}")
+
+    # ---- what rank 0 sees of it
+
+    def problem(self) -> RoleError | None:
+        """Reason why the run cannot go on, though nothing of it is computed at the moment."""
+        if (failure := self._checkpoints.failure()) is not None:
+            return failure
+        if time.monotonic() > self._deadline and self.stage == "finished":
+            return RoleError(
+                f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
+                exit_codes.FAILURE,
+            )
+        return None
+
+    def trained(self) -> bool:
+        """Whether no step is left: all are trained, the data has ended, or the orchestrator has ended it."""
+        if self.progress.step >= self.config.max_steps or self._ends:
+            return True
+        return self.feed is not None and self.feed.ended()
+
+    def unsaved(self) -> Refused | None:
+        """The last checkpoint, when the volume would not take it."""
+        return self._checkpoints.unsaved()
+
+    def save_again(self) -> bool:
+        """Whether the last checkpoint was refused, and it is time to save one again."""
+        return self.stage != "leaving" and self._checkpoints.again(blocks=self.trained())
+
+    def ready(self) -> bool:
+        """Whether the batch of the next step is there."""
+        assert self.feed is not None
+        found = self.feed.ready(self.progress.step + 1)
+        if found and self._arrived is None:
+            self._arrived = time.perf_counter()
+            self.phase("waiting_for_turn")
+        return found
+
+    def next_batch(self) -> Path | None:
+        """Take the batch of the next step, once it is ready."""
+        assert self.feed is not None
+        return self.feed.poll(self.progress.step + 1, 0.0)
+
+    def silence(self) -> float:
+        """Seconds since the orchestrator last asked for something."""
+        return (
+            0.0 if self.channel is None or self.channel.has_client() else time.monotonic() - self.channel.last_contact
+        )
+
+    def over(self) -> bool:
+        """Whether the orchestrator has ended the finished run."""
+        return self.channel is None or self.channel.shutdown.is_set()
+
+    def left(self) -> bool:
+        """Whether all is saved that can be saved of a run that leaves."""
+        return not self._checkpoints.pending() or time.monotonic() > self._deadline
+
+    def end(self) -> RoleError | None:
+        """Wait for the last manifest of a run that is over; returns why there is none."""
+        return self._checkpoints.end()
+
+    # ---- what all ranks do together
+
+    def begin(self) -> None:
+        """Publish the base version, and take batches from then on."""
+        self._policy.adapters.hold(self.name, self.config.lora)
+        if self.channel is not None:
+            self.channel.begin(self.attempt.base_step)
+        if self.config.task == "RL":
+            self._publish()
+        self._give_memory()
+        self._wait_for_batch()
+
+    def step(self, path: Path, *, save: bool = False) -> None:
+        """Train the next step on the batch in `path`, with everything that follows from it; `save` it though no checkpoint is due."""
+        step, taken = self.progress.step + 1, time.perf_counter()
+        self._policy.adapters.hold(self.name, self.config.lora)
+        batch = self._steps.read(path, step, written_by=None if self._replay else self.number)
+        if self._memory is not None:
+            self._memory.take()
+        self._ends = self._ends or batch.last
+        validation = None if self._replay else batch.validation
+        if validation is not None and validation.before:
+            self.phase("validating")
+            before = self._steps.validate(validation)
+            if self.channel is not None:
+                self.channel.emit("validated", step - 1, metrics=before)
+        self.phase("training")
+        metrics = self._steps.train(step, batch, self._next_part)
+        self.progress.step = step
+        reach("step.trained")
+        skipped = int(metrics.pop("skipped"))
+        self.progress.skipped_steps += skipped
+        if skipped and self._group.leads:
+            logger.warning(f"{self._label}step {step}: the gradient is not finite; nothing is updated")
+        metrics["skipped_steps"] = float(self.progress.skipped_steps)
+        metrics["param_checksum"] = parameter_checksum(self._policy.module)
+        arrived = self._arrived or taken
+        metrics["time/wait_for_batch"] = arrived - self._since
+        metrics["time/wait_for_turn"] = taken - arrived
+        if validation is not None and validation.after:
+            self.phase("validating")
+            metrics |= self._steps.validate(validation)
+        metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
+        due = self._checkpoint_due(step) or save
+        metrics["time/save_ckpt"] = self._save() if due else 0.0
+        if (seconds := self._checkpoints.seconds()) is not None:
+            metrics["time/write_ckpt"] = seconds
+        metrics["time/step"] = time.perf_counter() - self._since
+        self._report(step, metrics)
+        if due:
+            self._checkpoints.tell()  # after the report: the orchestrator expects `trained` first
+        self._give_memory()
+        self._wait_for_batch()
+
+    def save(self) -> None:
+        """Save a checkpoint of the last step once more."""
+        self._save()
+        self._checkpoints.tell()
+
+    def finish(self) -> None:
+        """The last step is trained: wait for its files, and from then on for the orchestrator's last word. Not done yet when the volume
+        has refused them."""
+        step = self.progress.step
+        self.phase("finished")
+        if not self._checkpoints.settle():
+            self.phase("saving")
+            return
+        all_trained = step >= self.config.max_steps or self._ends
+        self._say(f"all {step} steps are trained" if all_trained else "the orchestrator says that all is done")
+        if self.channel is not None:
+            self.channel.emit("finished", step)
+        self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
+
+    def leave(self) -> None:
+        """Begin to save the last finished step, if it is not saved."""
+        self.phase("saving")
+        self._checkpoints.settle()
+        if self._group.broadcast(self._checkpoints.wanted(self.progress.step)):
+            self._policy.adapters.hold(self.name, self.config.lora)
+            self.save()
+        self.stage = "leaving"
+        self._deadline = time.monotonic() + self.config.checkpoint.grace_period_seconds
+
+    def complete(self, why: str) -> None:
+        """Wait until the checkpoint that `leave` began is complete, where that can still be.
+
+        Args:
+            why: the run ends, for the log.
+        """
+        step = self.progress.step
+        complete = self._checkpoints.complete(step)
+        self._group.barrier()  # rank 0 is the one that waits for the manifest
+        if self._group.leads:
+            refused = self.unsaved()
+            because = f": {refused.trouble.text}" if refused is not None else ""
+            after = f"{why} after step {step}"
+            self._say(after if complete else f"{after}, without a complete checkpoint of it{because}")
+
+    def close(self, *, wait: bool) -> None:
+        """Give up what the run has in this process, but its channel. `wait` for what is being written, unless it has failed."""
+        self._volume.close()
+        self._checkpoints.close(wait=wait)
+        self._policy.adapters.forget(self.name)
+        self._publisher.close()
+
+    def _give_memory(self) -> None:
+        """The step is over, with all that it needs of the GPUs on all ranks: let the engines have them."""
+        if self._memory is None:
+            return
+        self._memory.give()
+        self._group.barrier()
+        if self.channel is not None:
+            self.channel.emit("released", self.progress.step)
+
+    def _wait_for_batch(self) -> None:
+        self._since, self._arrived = time.perf_counter(), None
+        self.phase("waiting_for_batch")
+
+    def _publish(self) -> float:
+        """Publish the parameters as they are; returns seconds."""
+        with self._timed("publishing") as timer:
+            step = self.progress.step
+            self._publisher.publish(step, last=self._is_last(step), saved=self._checkpoint_due(step))
+        return timer[0]
+
+    def _publication_due(self, step: int) -> bool:
+        return self._publisher.due(step, last=self._is_last(step), saved=self._checkpoint_due(step))
+
+    def _is_last(self, step: int) -> bool:
+        return self._ends or step == self.config.max_steps
+
+    def _checkpoint_due(self, step: int) -> bool:
+        config = self.config.checkpoint
+        return config.enabled and (step % config.interval == 0 or self._is_last(step))
+
+    def _save(self) -> float:
+        """Start to save this rank's shards; returns the seconds that the loop stood still."""
+        with self._timed("saving") as timer:
+            self._checkpoints.save(self.progress)
+        return timer[0]
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        if not self._group.leads:
+            return
+        self._say(report.summary(step, self.config.max_steps, metrics))
+        if self._replay:
+            report.append(self.paths.metrics, step, self.number, metrics)
+        if self.channel is not None:
+            self.channel.emit("trained", step, metrics=metrics)
+
+    def _next_part(self) -> None:
+        """Before each micro-batch. Told before all ranks meet: one that hangs in the last one is behind the others."""
+        self._micro_batch += 1
+        self._tell("training", self.progress.step + 1, self._micro_batch)
+        if self.channel is not None:
+            self.channel.part()
+        self._agree()
+
+    def phase(self, phase: Phase) -> None:
+        """Report the phase to the orchestrator, and to rank 0."""
+        self._micro_batch = 0
+        self._tell(phase, self.progress.step + (phase in _OF_NEXT_STEP), 0)
+        if self.channel is not None:
+            self.channel.phase(phase)
+
+    @contextmanager
+    def _timed(self, phase: Phase) -> Iterator[list[float]]:
+        """Seconds that the block took, as the only element of a list once it has ended."""
+        self.phase(phase)
+        elapsed: list[float] = []
+        began = time.perf_counter()
+        yield elapsed
+        elapsed.append(time.perf_counter() - began)

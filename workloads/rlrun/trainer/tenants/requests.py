@@ -1,0 +1,221 @@
+"""Requests of other runs for a slot, and the answers: rank 0's side of `protocol.shared`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from rlrun.config.loader import load_file
+from rlrun.config.problems import ConfigError
+from rlrun.config.roles import TrainerConfig
+from rlrun.config.run import fingerprint
+from rlrun.config.sharing import refusal
+from rlrun.protocol import exit_codes, shared
+from rlrun.protocol.api_key import guest_proof
+from rlrun.protocol.attempts import Attempt
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import Join, SharedState, SlotState
+from rlrun.trainer.checkpoints import resume
+
+LOOK_SECONDS = 0.5
+"""How often the folder of requests is listed."""
+_FINAL: tuple[SlotState, ...] = ("Refused", "Left", "Failed")
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A run that may join: its attempt has begun on the disk."""
+
+    config: TrainerConfig
+    attempt: Attempt
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change that a request means for a run that has a slot."""
+
+    run: str
+    at_once: bool
+    """Another attempt of it asks, so this one is over; otherwise it saves first."""
+    reason: str
+
+
+class Guests:
+    """All requests in the host's folder.
+
+    Args:
+        host: configuration of the trainer's own run.
+        world_size: ranks of the trainer.
+        api_key: of the host.
+    """
+
+    def __init__(self, host: TrainerConfig, *, world_size: int, api_key: str) -> None:
+        self._host, self._world_size, self._key = host, world_size, api_key
+        self._paths = RunPaths(Path(host.output_dir))
+        self._looked = 0.0
+        self._requests: list[Join] = []
+        self._waiting: set[tuple[str, int]] = set()
+        self._final: set[tuple[str, int]] = set()
+        """Attempts that are answered for good."""
+
+    def look(self) -> None:
+        """List the requests, unless that was done a moment ago."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            self._requests = shared.requests(self._paths)
+        except OSError as error:  # a volume that does not answer for a moment makes nobody leave
+            logger.warning(f"cannot list {self._paths.shared}: {error}")
+
+    def changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
+        """Results of the requests of the runs that have a slot.
+
+        Args:
+            joined: the attempt of each guest.
+        """
+        asked = {join.run: join.attempt for join in self._requests}
+        for run, attempt in joined.items():
+            if run not in asked:
+                yield Change(run, at_once=False, reason="it has asked to leave")
+            elif asked[run] > attempt:
+                yield Change(run, at_once=True, reason=f"its attempt {asked[run]} has asked for a slot")
+
+    def next(self, joined: Mapping[str, int], *, free: bool) -> Guest | None:
+        """The next run to join, whose attempt is begun here; those that cannot are answered.
+
+        Args:
+            joined: the attempt of each guest.
+            free: whether a slot is free.
+        """
+        for join in self._requests:
+            if join.run in joined or self._is_final(join):
+                continue
+            if not free:
+                if (join.run, join.attempt) not in self._waiting:
+                    self._waiting.add((join.run, join.attempt))
+                    taken = ", ".join([self._host.name, *joined])
+                    self.answer(join.run, join.attempt, "Waiting", reason=f"all slots are taken: {taken}")
+                continue
+            self._waiting.discard((join.run, join.attempt))
+            if (guest := self._prepare(join)) is not None:
+                return guest
+        return None
+
+    def pending(self) -> bool:
+        """Whether another run may still join."""
+        self._looked = 0.0
+        self.look()
+        return not all(self._is_final(join) for join in self._requests)
+
+    def _is_final(self, join: Join) -> bool:
+        key = (join.run, join.attempt)
+        if key not in self._final:
+            state = shared.read_state(self._paths, *key)
+            if state is not None and state.state in _FINAL:
+                self._final.add(key)
+        return key in self._final
+
+    def answer(
+        self,
+        run: str,
+        attempt: int,
+        state: SlotState,
+        *,
+        slot: int | None = None,
+        step: int | None = None,
+        reason: str = "",
+        exit_code: int = exit_codes.OK,
+    ) -> None:
+        """Report to the run's orchestrator, and the log.
+
+        Raises:
+            RoleError: the volume refuses to write.
+        """
+        logger.info(f"run {run}, attempt {attempt}: {state}{f' ({reason})' if reason else ''}")
+        told = SharedState(
+            run=run,
+            attempt=attempt,
+            slot=slot,
+            state=state,
+            step=step,
+            proof=self._proof(run, attempt) if state == "Joined" else "",
+            reason=reason,
+            exit_code=exit_code,
+        )
+        with storage_errors(self._paths.shared, "answer a run"):
+            shared.answer(self._paths, told)
+
+    def _proof(self, run: str, attempt: int) -> str:
+        """Confirmation of the key that the request was made with; none where the request was taken back meanwhile."""
+        asked = (join for join in self._requests if (join.run, join.attempt) == (run, attempt))
+        return next((guest_proof(self._key, run, join.key_digest) for join in asked), "")
+
+    def _prepare(self, join: Join) -> Guest | None:
+        paths = RunPaths(Path(join.folder))
+        try:
+            self._check_place(paths, join)
+            if join.attempt in paths.attempts_on_disk():
+                reason = f"the trainer of attempt {join.attempt} has ended; ask again with a higher attempt"
+                self.answer(join.run, join.attempt, "Left", reason=reason, exit_code=exit_codes.ATTEMPT_TAKEN)
+                return None
+            self._check_past(join)
+            config = _read(paths, join.run)
+            reason_not = refusal(self._host, config)
+            if reason_not is not None:
+                raise RoleError(reason_not, exit_codes.CONFIGURATION)
+            attempt = resume.begin(
+                paths,
+                config,
+                attempt=join.attempt,
+                world_size=self._world_size,
+                config_hash=fingerprint(config),
+                with_orchestrator=True,
+                log=_labelled(join.run),
+            )
+        except RoleError as error:
+            self.answer(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:  # the guest's files are not what they should be
+            reason = f"{join.folder} cannot be used: {type(error).__name__}: {error}"
+            self.answer(join.run, join.attempt, "Refused", reason=reason, exit_code=exit_codes.DATA)
+            return None
+        return Guest(config, attempt, paths.root)
+
+    def _check_past(self, join: Join) -> None:
+        """A run that took the trainer of all runs with it does not get to do so again by itself."""
+        last = shared.last_state(self._paths, join.run)
+        if last is not None and last.ended_trainer and last.attempt < join.attempt:
+            raise RoleError(
+                f"attempt {last.attempt} of it failed on some ranks alone and ended the trainer of all runs: {last.reason}; mend that, "
+                "and start the run again",
+                exit_codes.DATA,
+            )
+
+    def _check_place(self, paths: RunPaths, join: Join) -> None:
+        if paths.root.resolve() != (self._paths.root.parent / join.run).resolve() or join.run == self._host.name:
+            raise RoleError(
+                f"the folder {join.folder} of run {join.run} has to be {self._paths.root.parent / join.run}, beside the host's: "
+                "put both runs on one volume",
+                exit_codes.CONFIGURATION,
+            )
+
+
+def _labelled(run: str) -> Callable[[str], None]:
+    return lambda message: logger.warning(f"{run}: {message}")
+
+
+def _read(paths: RunPaths, run: str) -> TrainerConfig:
+    try:
+        config = load_file(TrainerConfig, paths.run_json, section="trainer")
+    except ConfigError as error:
+        raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+    if config.name != run:
+        raise RoleError(f"{paths.run_json} is of run {config.name}, not of {run}", exit_codes.CONFIGURATION)
+    return config

@@ -1,0 +1,240 @@
+"""Hugging Face exports: a model folder that transformers and vLLM load, from a published version or from a checkpoint.
+
+A run exports what it has published, which is such a folder already: `export_version` links the files, so that it costs neither time nor
+space. From a checkpoint, `export_checkpoint` reads the distributed shards file by file of the result: never the whole model at once. A
+checkpoint of adapters holds only what was trained: the model that they change is loaded whole, and the updates are merged into it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlrun.config.checkpoint import ExportConfig, ResumeConfig
+from rlrun.config.lora import LoRAConfig
+from rlrun.config.model import DType, ModelConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.durable import link_files, new_folder
+from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.protocol.paths import COMPLETE, RunPaths
+from rlrun.protocol.run_folder import recorded_run
+from rlrun.protocol.shared import model_folder
+from rlrun.trainer.checkpoints import dcp_reader
+from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
+from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
+from rlrun.trainer.checkpoints.resume import choose_base
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.load_weights import stored_names
+from rlrun.trainer.modeling.shard import load_model
+from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember
+from rlrun.trainer.weights.hf_writer import (
+    SHARD_BYTES,
+    file_shards,
+    model_files,
+    published_tensors,
+    shard_names,
+    sizes_of,
+    write_index,
+)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Result of an export."""
+
+    step: int
+    parameters: int
+    """Count of numbers."""
+    bytes: int
+    """Of the weights' files."""
+
+
+def due(config: ExportConfig, step: int, *, last: bool) -> bool:
+    """Whether a run exports the version that `step` made; `last`: no step follows."""
+    at_interval = config.interval is not None and step % config.interval == 0
+    return at_interval or (config.at_end and last)
+
+
+def export_version(version: Path, output: Path) -> None:
+    """Make `output` the model folder that the published `version` is; its files are shared where the volume can (hard links).
+
+    Raises:
+        RoleError: the volume is full or read-only.
+    """
+    with (
+        storage_errors(output.parent, "export the model"),
+        new_folder(output, before_rename="export.before_rename") as folder,
+    ):
+        link_files(version, folder, leave_out=(COMPLETE,))
+
+
+def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DType | None = None) -> Exported:
+    """Export a run's checkpoint; the run may still be training.
+
+    Args:
+        root: the run's folder.
+        output: a folder that does not exist, or is empty.
+        step: the checkpoint's step; None: the newest that is complete and whole.
+        dtype: of the exported weights; None: the one that the run publishes.
+
+    Raises:
+        RoleError: there is no such run or checkpoint, or it cannot be read or written; names what to change.
+    """
+    paths = RunPaths(root)
+    config = recorded_run(paths)
+    if config is None:
+        raise RoleError(f"{root} is not the folder of a run: it has no run.json", exit_codes.USAGE)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RoleError(f"--output {output} is not empty; choose a new folder or empty this one", exit_codes.USAGE)
+    resume = ResumeConfig() if step is None else ResumeConfig(policy="Step", step=step)
+    problems: list[str] = []
+    try:
+        base = choose_base(paths, resume, with_orchestrator=False, log=problems.append)
+    except RoleError as error:
+        told = str(error).replace("checkpoint.resume.step is", "--step is")
+        raise RoleError(told, exit_codes.USAGE) from None
+    if base is None:
+        why = "; ".join(problems) or "none was completed"
+        raise RoleError(f"{root} has no checkpoint to export: {why}", exit_codes.DATA)
+    return export_checkpoint(
+        base.checkpoint.path,
+        output,
+        config.model,
+        config.model.source(model_folder(paths.root, config.shared_with)),
+        step=base.checkpoint.step,
+        dtype=dtype,
+        adapters=config.lora,
+    )
+
+
+def export_checkpoint(
+    checkpoint: Path,
+    output: Path,
+    model: ModelConfig,
+    source: str,
+    *,
+    step: int,
+    dtype: DType | None = None,
+    adapters: LoRAConfig | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Exported:
+    """Write sharded safetensors with their index, `config.json`, `generation_config.json` and the tokenizer.
+
+    Args:
+        checkpoint: its folder; whole, as its manifest says.
+        output: appears when it is whole.
+        model: says what was trained.
+        source: where its configuration and tokenizer are.
+        step: of the checkpoint.
+        dtype: of the exported weights; None: the one that the run publishes.
+        adapters: of the run; their updates are merged into the weights.
+        shard_bytes: most bytes of one file, unless one parameter alone has more; about that much memory is needed, twice.
+
+    Raises:
+        RoleError: the checkpoint lacks a parameter of the model, or the volume is full or read-only.
+    """
+    chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
+    number_format: torch.dtype = getattr(torch, chosen.dtype)
+    skeleton = _skeleton(model, source) if adapters is None else _base(model, source, adapters)
+    reader = CheckpointReader(checkpoint / TRAINER_PART)
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = published_tensors(skeleton)
+    trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
+    wanted = [*tensors] if adapters is None else trained
+    missing = [name for name in wanted if parameter_key(POLICY, name) not in stored]
+    if missing:
+        raise RoleError(
+            f"{checkpoint} is of another model than {source}: it lacks {len(missing)} parameters, such as {missing[0]}",
+            exit_codes.DATA,
+        )
+    sizes = sizes_of(tensors, number_format)
+    total = sum(sizes.values())
+    shards = file_shards(skeleton, sizes, shard_bytes=shard_bytes)
+    files = dict(zip(shard_names(len(shards)), shards, strict=True))
+    if output.is_dir():
+        output.rmdir()  # it is empty
+    with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
+        for file, members in files.items():
+            save_file(
+                _converted(reader, members, stored, skeleton, number_format), folder / file, metadata={"format": "pt"}
+            )
+        write_index(folder, files, total)
+        for name, content in model_files(skeleton, chosen, source).contents.items():
+            (folder / name).write_bytes(content)
+    return Exported(step, sum(tensor.numel() for tensor in tensors.values()), total)
+
+
+def _converted(
+    reader: CheckpointReader,
+    members: Sequence[Part],
+    stored: Mapping[str, Any],
+    skeleton: nn.Module,
+    number_format: torch.dtype,
+) -> dict[str, Tensor]:
+    """The tensors of one file, by name."""
+    read = {
+        name: tensor.to(number_format) if tensor.is_floating_point() else tensor
+        for name, tensor in _read(reader, [name for part in members for name in part.names], stored, skeleton).items()
+    }
+    return {
+        name: tensor.contiguous() for part in members for name, tensor in file_tensors(skeleton, part, read).items()
+    }
+
+
+def _skeleton(model: ModelConfig, source: str) -> nn.Module:
+    """The model without memory for its parameters: their names, shapes, and which are one and the same."""
+    options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+    try:
+        architecture = AutoConfig.from_pretrained(source, **options)
+        with torch.device("meta"):
+            skeleton: nn.Module = AutoModelForCausalLM.from_config(
+                architecture, trust_remote_code=model.trust_remote_code
+            )
+        remember(skeleton, stored_names(source, {"revision": options["revision"]}))
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RoleError(f"cannot read the model's configuration in {source}: {reason[0]}", exit_codes.DATA) from error
+    return skeleton
+
+
+def _base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
+    """The model that the adapters change, with their places in it; what is trained requires gradients."""
+    base = load_model(model, source)
+    lora.inject(base, adapters)
+    return base
+
+
+def _read(
+    reader: CheckpointReader, names: Sequence[str], stored: Mapping[str, Any], skeleton: nn.Module
+) -> dict[str, Tensor]:
+    """Whole parameters: out of the shards that hold parts of them, or the base model's with the update merged in (in float32)."""
+    updates = lora.updates(skeleton)
+    halves = {
+        name: [name.removesuffix("weight") + half for half in lora.PARAMETERS] for name in names if name in updates
+    }
+    trained = [name for name in names if parameter_key(POLICY, name) in stored]
+    keys = {
+        name: parameter_key(POLICY, name) for name in [*trained, *(half for pair in halves.values() for half in pair)]
+    }
+    state = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys.values()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it says that there is no process group; none is meant
+        dcp_reader.load(state, reader, alone=True)
+    read = {name: state[keys[name]] for name in trained}
+    tensors = skeleton.state_dict()
+    for name in names:
+        if name in halves:
+            a, b = (state[keys[half]] for half in halves[name])
+            read[name] = lora.merge(tensors[name], a, b, updates[name].scaling)
+        elif name not in read:
+            read[name] = tensors[name]
+    return read

@@ -1,0 +1,257 @@
+"""Publish a policy version in a folder that transformers and vLLM load.
+
+The whole model: sharded safetensors that all ranks write at the same time, with low-rank updates merged in. Or the adapter alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+
+from rlrun.config.model import DType, ModelConfig
+from rlrun.protocol.durable import fsync_path, fsync_tree, make_folder, put_in_place
+from rlrun.protocol.fault_points import reach
+from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
+from rlrun.trainer.checkpoints.collective_write import Together
+from rlrun.trainer.modeling import lora
+from rlrun.trainer.modeling.tensor_names import Part, file_tensors, parts
+from rlrun.trainer.ranks.group import Group
+
+SHARD_BYTES = 4 * 1024**3
+"""Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The small files of a model folder, by name: `config.json`, `generation_config.json`, the tokenizer's."""
+
+    contents: Mapping[str, bytes]
+
+
+def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFiles:
+    """Files that every version's folder repeats, read once; the configuration gives the format that weights are published in."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+        )
+        tokenizer.save_pretrained(folder)
+        generation = getattr(model, "generation_config", None)
+        if isinstance(generation, GenerationConfig):
+            generation.save_pretrained(folder)
+        document = _source_config(model, config, source).to_dict() | {"dtype": config.dtype, "use_cache": True}
+        document["architectures"] = [type(model).__name__.removeprefix("FSDP")]
+        document.pop("_attn_implementation", None)
+        (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+        return ModelFiles({path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()})
+
+
+def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedConfig:
+    """The configuration as the source has it: the model's own has no dropout."""
+    original = AutoConfig.from_pretrained(
+        source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
+    )
+    return original if type(original) is type(model.config) else original.get_text_config()
+
+
+def published_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of a version's files, by name: each parameter once (tied ones under their first name) and persistent buffers; no adapters."""
+    state = model.state_dict()
+    first = {name for name, _ in model.named_parameters() if not lora.of_adapter(name)}
+    buffers = {name for name, _ in model.named_buffers()}
+    return {name: tensor for name, tensor in state.items() if name in first or name in buffers}
+
+
+def divide(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
+    """Names in order, cut into at most `parts` runs of nearly equal bytes; no run is empty."""
+    total, seen = sum(sizes.values()), 0
+    runs: list[list[str]] = [[] for _ in range(parts)]
+    for name, size in sizes.items():
+        runs[min(seen * parts // max(total, 1), parts - 1)].append(name)
+        seen += size
+    return [run for run in runs if run]
+
+
+def file_shards(model: nn.Module, sizes: Mapping[str, int], *, shard_bytes: int, least: int = 1) -> list[list[Part]]:
+    """The parts of a model that each of its files holds.
+
+    Args:
+        model: as for `tensor_names.parts`.
+        sizes: bytes of each published tensor in memory, by name.
+        shard_bytes: most bytes of one file, unless one part alone has more.
+        least: number of files, at least.
+    """
+    state = model.state_dict()
+    members = {part.names[0]: part for part in parts(model, {name: state[name] for name in sizes})}
+    bytes_of = {first: sum(sizes[name] for name in part.names) for first, part in members.items()}
+    count = max(least, -(-sum(sizes.values()) // shard_bytes))
+    return [[members[first] for first in run] for run in divide(bytes_of, count)]
+
+
+def shard_names(count: int) -> list[str]:
+    """File names of a model in `count` files, as transformers has them."""
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def write_index(folder: Path, shards: Mapping[str, Sequence[Part]], total_size: int) -> None:
+    """Write `model.safetensors.index.json`.
+
+    Args:
+        folder: of the model.
+        shards: what each file holds.
+        total_size: bytes of all tensors.
+    """
+    index = {
+        "metadata": {"total_size": total_size},
+        "weight_map": {name: file for file, members in shards.items() for part in members for name in part.files},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+
+
+def publish(
+    model: nn.Module, path: Path, *, files: ModelFiles, dtype: DType, group: Group, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write the weights to `path`, which appears durable and whole, with `COMPLETE` inside as its last file.
+
+    Every rank takes part. A parameter is gathered once, and kept only by the rank that writes it.
+
+    Raises:
+        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
+    """
+    with _new_version(path, group) as (unfinished, together):
+        number_format: torch.dtype = getattr(torch, dtype)
+        tensors, updates = published_tensors(model), lora.updates(model)
+        sizes = sizes_of(tensors, number_format)
+        shards = file_shards(model, sizes, shard_bytes=shard_bytes, least=group.world_size)
+        names = shard_names(len(shards))
+        for index, members in enumerate(shards):
+            mine = index % group.world_size == group.rank
+            kept: dict[str, Tensor] = {}
+            for part in members:
+                whole = {name: _gather(tensors[name], number_format, updates.get(name)) for name in part.names}
+                if mine:
+                    found = file_tensors(model, part, whole)
+                    kept |= {name: values.cpu().contiguous() for name, values in found.items()}
+            if mine and together.refused is None:
+                with together.part():
+                    save_file(kept, unfinished / names[index], metadata={"format": "pt"})
+                    fsync_path(unfinished / names[index])
+        if group.leads and together.refused is None:
+            with together.part():
+                write_index(unfinished, dict(zip(names, shards, strict=True)), sum(sizes.values()))
+                for name, content in files.contents.items():
+                    (unfinished / name).write_bytes(content)
+
+
+def gathered(model: nn.Module, *, dtype: DType, keep: bool, pinned: bool) -> dict[str, Tensor]:
+    """The tensors of a version's files, whole, in host memory. Every rank takes part.
+
+    Args:
+        model: the sharded policy.
+        dtype: number format of the files.
+        keep: whether this rank gets them; the others get nothing.
+        pinned: in memory that a GPU reads without the CPU.
+    """
+    number_format: torch.dtype = getattr(torch, dtype)
+    updates, kept = lora.updates(model), {}
+    tensors = published_tensors(model)
+    for part in parts(model, tensors):
+        whole = {name: _gather(tensors[name], number_format, updates.get(name)) for name in part.names}
+        if keep:
+            for name, values in file_tensors(model, part, whole).items():
+                # A copy in any case: a parameter that is whole on one rank goes on to be trained.
+                kept[name] = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned).copy_(values)
+    return kept
+
+
+def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], dtype: DType, group: Group) -> None:
+    """Write the adapter alone to `path`, as `publish` does with the whole model. Every rank takes part.
+
+    Args:
+        model: with its adapters.
+        path: the version's folder.
+        config: content of `adapter_config.json`.
+        dtype: number format of the files.
+        group: the ranks.
+
+    Raises:
+        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
+    """
+    with _new_version(path, group) as (unfinished, together):
+        number_format: torch.dtype = getattr(torch, dtype)
+        kept = {}
+        for name, tensor in lora.adapter_tensors(model).items():
+            whole = _gather(tensor, number_format)
+            if group.leads:
+                kept[name] = lora.cut(name, whole, config["r"]).cpu().contiguous()
+        if group.leads:
+            with together.part():
+                save_file(kept, unfinished / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+                (unfinished / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def _new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
+    """A folder to write to; when the block ends on all ranks it becomes `path`, durable and whole, with `COMPLETE` as its last file."""
+    unfinished = path.with_name(path.name + TMP_SUFFIX)
+    together = Together(group, path.parent, "publish weights")
+    try:
+        with together.part():
+            if group.leads:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                make_folder(unfinished.parent)
+                unfinished.mkdir()
+        together.agree()
+        yield unfinished, together
+        together.agree()
+        with together.part():
+            if group.leads:
+                _finish(unfinished, path)
+        together.agree()
+    except BaseException:
+        if group.leads:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def sizes_of(tensors: Mapping[str, Tensor], number_format: torch.dtype) -> dict[str, int]:
+    """Bytes of each tensor once it is converted; only floating-point ones are."""
+    return {name: tensor.numel() * _width(tensor, number_format) for name, tensor in tensors.items()}
+
+
+def _width(tensor: Tensor, number_format: torch.dtype) -> int:
+    return int(number_format.itemsize if tensor.is_floating_point() else tensor.element_size())
+
+
+def _gather(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
+    """The whole tensor in the published format; every rank takes part. An update is added in float32, before the cast."""
+    tensor = tensor.detach()
+    if update is not None:
+        return lora.merge(_whole(tensor), _whole(update.a), _whole(update.b), update.scaling).to(number_format)
+    return _whole(tensor.to(number_format) if tensor.is_floating_point() else tensor)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    whole: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    return whole
+
+
+def _finish(unfinished: Path, path: Path) -> None:
+    fsync_tree(unfinished)
+    reach("weights.before_complete")
+    (unfinished / COMPLETE).touch()
+    fsync_path(unfinished)
+    reach("weights.before_rename")
+    put_in_place(unfinished, path)  # this attempt may have published it before: it writes the same thing again
+    reach("weights.written")
