@@ -25,7 +25,7 @@ _ON_NODE = "FileSystemResizePending"
 
 
 def wanted(case: Case) -> Grow | None:
-    """The growth that the API server has to be asked for now."""
+    """Growth to request from the API server in this pass; None: none is missing, or it was refused a while ago."""
     grow = _missing(case)
     return None if grow is None or _refusal(case, grow) is not None else grow
 
@@ -71,7 +71,7 @@ def _missing(case: Case) -> Grow | None:
 
 
 def _refusal(case: Case, grow: Grow) -> str | None:
-    """What the API server said of it a while ago."""
+    """Words of the API server where it refused this growth a while ago."""
     refused = case.observed.ungrown
     same = refused is not None and (refused.grow.uid, refused.grow.size) == (grow.uid, grow.size)
     return refused.text if refused is not None and same else None

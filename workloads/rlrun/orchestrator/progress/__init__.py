@@ -1,1 +1,1 @@
-"""What the orchestrator reports: the progress Lease, its HTTP server, and metrics per step."""
+"""Reports of the orchestrator: the progress Lease, its HTTP server, and metrics per step."""
