@@ -1,4 +1,4 @@
-"""Carries out a decision: dry-run, create, apply, scale, delete, repair, in this order. The answers go into the store at once."""
+"""Carries out a decision: ask, dry-run, create, apply, scale, delete, repair, in this order. The answers go into the store at once."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ class NameTakenError(Exception):
     """An object of somebody else has the name that a child needs; the message is that object."""
 
 
+class KeyLostError(Exception):
+    """The Secret with the run's API key does not exist any more; the message is its name."""
+
+
 class StaleViewError(Exception):
     """The cluster is not as observed: the decision was made on a state that is too old. Decide again."""
 
@@ -74,9 +78,12 @@ class Applier:
             RejectedError: a child was refused for what the spec says; nothing after it was done.
             KeptOutError: a child has to wait for a quota or another admission; nothing after it was done, unless it says so.
             StaleViewError: something exists that was taken to be absent; nothing after it was done.
+            KeyLostError: the Secret that the decision counts on is gone; nothing was done.
             NameTakenError: something of somebody else exists where a child belongs; it is left alone, and nothing after it was done.
             ApiError, UnavailableError: to be retried.
         """
+        if decision.ask is not None and await self._is_lost(decision.ask):
+            raise KeyLostError(decision.ask["metadata"]["name"])
         for manifest in decision.dry_run:
             await self._tried(manifest)
         for manifest in decision.create:
@@ -142,6 +149,14 @@ class Applier:
         except KeptOutError as error:
             if not error.quota:
                 raise
+
+    async def _is_lost(self, secret: Manifest) -> bool:
+        """Whether a Secret could be created. Where admission does not let in any, nobody knows, and none could be made instead."""
+        try:
+            return await self._client.create(secret, dry_run=True) is not None
+        except ApiError as error:
+            log.debug("whether %s is there cannot be asked: %s", _what(secret), error)
+            return False
 
     async def _create(self, manifest: Manifest) -> None:
         made = await self._judged(manifest, self._client.create(manifest))

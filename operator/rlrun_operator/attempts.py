@@ -22,6 +22,7 @@ from rlrun_operator import (
     exclusion,
     failures,
     hindsight,
+    keys,
     nodeloss,
     parts,
     placement,
@@ -34,8 +35,8 @@ from rlrun_operator.case import Case, has_let_go, is_ending, rendering_of, repli
 from rlrun_operator.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import TAKEN_SECONDS, configuration, finish, follow, of_inference, storage_status
-from rlrun_operator.life import restart_request
-from rlrun_operator.names import Role, attempt_of
+from rlrun_operator.life import restart_request, rotation_request
+from rlrun_operator.names import Role, attempt_of, key_attempt_of
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Apply, Decision, Delete, Fact, Manifest, Scale
 from rlrun_operator.times import rfc3339, seconds_of
@@ -73,6 +74,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     waits = _wait_for_host(case, attempt)
     if waits is not None:
         return waits
+    if (renewal := keys.renewal(case, attempt)) is not None:
+        return restarting(case, renewal.message, renewal.reason, wake_in=0.0, **renewal.updates)
     made = build.workloads(case.context(spec, attempt)).made
     recorded = case.past.attempt == attempt
     meant = case.past.spec_hash if recorded else case.spec_hash
@@ -80,6 +83,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     whole = len(there) == len(made)
     if any(case.hash_of(child) != meant for child in there.values()) or (meant != case.spec_hash and not whole):
         return _begin_again(case, attempt, "the specification was edited before all pods existed")
+    if any(_has_another_key(case, child, attempt) for child in there.values()):
+        return _begin_again(case, attempt, "its workloads were made with two API keys")
     trainers = [pod for pod in case.group if pod.role == "trainer" and pod.attempt == attempt]
     orphaned = bool(trainers) and case.host is None and "StatefulSet" not in there
     if orphaned and "Pod" in there:  # those of another one would work beside these
@@ -97,7 +102,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return follow(case, attempt, updates=updates, apply=applies, wake_in=LOOK_AGAIN_SECONDS)
     needs = build.prerequisites(case.context(spec, attempt))
     create = [child for child in needs.create if not _exists(case, child)]
-    if case.past.launched_attempt == 0 or case.host is not None:  # guests of earlier releases had their host's
+    makes_key = keys.is_made_now(case)
+    if makes_key and not there:  # what is there has read the one that was made before it
         create.append(build.api_key_secret(case.context(spec, attempt), case.fresh_key))
     updates |= {
         "attempt": attempt,
@@ -106,6 +112,9 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         "next_retry_time": None,
         "max_steps": spec.max_steps,
         "restart_requested_at": restart_request(case) or case.past.restart_requested_at,
+        "key_attempt": case.key_attempt or None,
+        "key_rotation_requested_at": (rotation_request(case) if not case.attempt else None)
+        or case.past.key_rotation_requested_at,
         "spec_hash": case.spec_hash,
         "config_hash": build.config(case.context(spec, attempt)).hash(),
         "checkpoint": case.past.checkpoint.model_copy(update={"resumed_from_step": None}),
@@ -113,7 +122,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     }
     if case.host is not None:
         updates["shared_with"] = SharedWithStatus(run=case.host.name, attempt=case.host.attempt)
-    return follow(
+    begins = follow(
         case,
         attempt,
         updates=updates,
@@ -121,6 +130,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         apply=[*parts.applies(case, needs.apply), *applies],
         dry_run=_untried(spec, made) if not there and case.past.spec_hash != case.spec_hash else (),
     )
+    asks = not makes_key and case.attempt < attempt
+    return replace(begins, ask=keys.secret(case, spec)) if asks else begins
 
 
 def _untried(spec: RLRunSpec, made: Sequence[Manifest]) -> tuple[Manifest, ...]:
@@ -163,6 +174,7 @@ def record(case: Case, cause: Cause) -> Decision:
         restarts_without_step=budget.without_step + 1,
         excluded_nodes=_excluded(case, case.spec, failure) or None,
         next_retry_time=retry,
+        key_attempt=past.attempt + 1 if cause.reason == reasons.KEY_LOST else past.key_attempt,
     )
 
 
@@ -431,6 +443,13 @@ def begun(case: Case) -> RLRunStatus:
         return case.past
     checkpoint = case.past.checkpoint.model_copy(update={"resumed_from_step": None})
     return case.past.model_copy(update={"checkpoint": checkpoint})
+
+
+def _has_another_key(case: Case, child: Manifest, attempt: int) -> bool:
+    """Whether one of the attempt's workloads was made with another API key than the run has: two operators have asked for its Secret, one
+    of them before it was lost. A workload of an earlier attempt is still to be renewed.
+    """
+    return attempt_of(child["metadata"]) == attempt and key_attempt_of(child["metadata"]) != case.key_attempt
 
 
 def _there(case: Case, attempt: int, meant: str | None, made: Sequence[Manifest] | None) -> dict[str, Manifest]:

@@ -26,6 +26,7 @@ from rlrun_operator.names import (
     Names,
     Ref,
     attempt_of,
+    key_attempt_of,
 )
 from rlrun_operator.pods import Pod, read_pods
 from rlrun_operator.restrictions import refusals, refused_claim
@@ -132,6 +133,7 @@ class Case:
             attempt=attempt,
             settings=self.settings,
             host=self.host,
+            key_attempt=self.key_attempt,
             excluded=tuple(node.name for node in exclusion.active(self.past, self.now)),
         )
 
@@ -227,6 +229,16 @@ class Case:
         workloads = [child for child in (self.statefulset, self.deployment) if child is not None]
         labelled = [attempt_of(child["metadata"]) or 0 for child in workloads]
         return max([self.past.attempt, *labelled, *(pod.attempt for pod in self.group)])
+
+    @cached_property
+    def key_attempt(self) -> int:
+        """The attempt that the run's API key is made for, 0: the first key. Beyond `past.attempt`: with the attempt that begins next.
+
+        It never goes back, also where the status was lost: an earlier key may have been rotated because somebody else has it.
+        """
+        orchestrators = [pod.manifest for pod in self.group if pod.role == "orchestrator"]
+        children = [child for child in (self.statefulset, self.deployment, *orchestrators) if child is not None]
+        return max([0, self.past.key_attempt or 0, *(key_attempt_of(child["metadata"]) for child in children)])
 
     @cached_property
     def wanted(self) -> Wanted:

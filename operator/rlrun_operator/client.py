@@ -201,18 +201,18 @@ class Client:
                 return None
             raise
 
-    async def create(self, manifest: Manifest) -> Json | None:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Json | None:
         """Create an object; None when one of this name exists, which is left as it is."""
         resource, namespace, _ = address(manifest)
         try:
             return await self.request(
                 "POST",
-                "create",
+                "dry-run" if dry_run else "create",
                 resource.plural,
                 resource.path(namespace),
-                query={"fieldManager": MANAGER},
+                query={"fieldManager": MANAGER} | ({"dryRun": "All"} if dry_run else {}),
                 body=manifest,
-                write=True,
+                write=not dry_run,
             )
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":

@@ -18,6 +18,7 @@ from rlrun_operator import (
     failures,
     growth,
     hosts,
+    keys,
     life,
     parts,
     progress,
@@ -50,7 +51,8 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     case = Case(observed, now, settings, fresh_key, random)
     if "deletionTimestamp" in case.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
-    decision = replace(again.told_of_nonsense(case, _decide(case)), grow=growth.wanted(case))
+    decision = again.told_of_nonsense(case, _decide(case))
+    decision = replace(decision, grow=growth.wanted(case), ask=decision.ask or keys.in_doubt(case))
     clocks = [decision.wake_in, life.seconds_left(case), life.seconds_to_live(case)]
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 
@@ -113,6 +115,7 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
         cause
         or volumes.withheld(case)
         or parts.withheld(case)
+        or keys.withheld(case)
         or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
     )
 

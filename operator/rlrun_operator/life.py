@@ -10,7 +10,7 @@ from rlrun.api.status import Condition, RLRunStatus
 from rlrun_operator import reasons
 from rlrun_operator.case import Case
 from rlrun_operator.conditions import is_true
-from rlrun_operator.names import RESTART_ANNOTATION
+from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.times import rfc3339, seconds_of
 
 Cleanup = Literal["GPU", "All", "None"]
@@ -71,8 +71,17 @@ def has_more_steps(case: Case) -> bool:
 
 def restart_request(case: Case) -> str | None:
     """The value of the annotation that asks for a restart, where it was not acted on yet."""
-    value = (case.metadata.get("annotations") or {}).get(RESTART_ANNOTATION)
-    return str(value)[:64] if value and str(value)[:64] != case.past.restart_requested_at else None
+    return _request(case, RESTART_ANNOTATION, case.past.restart_requested_at)
+
+
+def rotation_request(case: Case) -> str | None:
+    """The value of the annotation that asks for another API key, where it was not acted on yet."""
+    return _request(case, ROTATE_ANNOTATION, case.past.key_rotation_requested_at)
+
+
+def _request(case: Case, annotation: str, heard: str | None) -> str | None:
+    value = (case.metadata.get("annotations") or {}).get(annotation)
+    return str(value)[:64] if value and str(value)[:64] != heard else None
 
 
 def is_true_with(case: Case, kind: str, reason: str) -> bool:

@@ -36,6 +36,10 @@ RUN_UID_ANNOTATION = f"{GROUP}/run-uid"
 """On pods: the UID of their run. Names come back when a run is deleted and made again, and so do times of one second's resolution."""
 RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"
 """Of an RLRun: its value, a time, asks for one restart."""
+ROTATE_ANNOTATION = f"{GROUP}/rotate-key-requested-at"
+"""Of an RLRun: its value, a time, asks for another API key, with a restart."""
+KEY_ANNOTATION = f"{GROUP}/key-attempt"
+"""On workloads: the attempt whose beginning made the API key that they were rendered with; none: the run's first key."""
 ACCESS_ANNOTATION = f"{GROUP}/api-server"
 """On orchestrators: a mark of the way to the API server that the run's policy was applied with when the attempt began."""
 HOST_ANNOTATION = f"{GROUP}/host"
@@ -82,9 +86,15 @@ class Names:
         """ServiceAccount, Role and RoleBinding of the orchestrator; ConfigMap and NetworkPolicy of the run."""
         return f"{self.run}-rlrun"
 
-    def secret(self, uid: str) -> str:
-        """Secret with the run's API key. It is created and never read, so that of a deleted run must not be taken for it."""
-        return f"{self.run}-key-{uid[:8]}"
+    def secret(self, uid: str, made_in: int = 0) -> str:
+        """Secret with the run's API key. It is created and never read, so that of a deleted run must not be taken for it.
+
+        Args:
+            uid: of the run.
+            made_in: the attempt that a later key was made for, which has a name of its own; 0: the run's first key.
+        """
+        first = f"{self.run}-key-{uid[:8]}"
+        return f"{first}-{made_in}" if made_in else first
 
     @property
     def orchestrator_access(self) -> str:
@@ -151,6 +161,14 @@ def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
 
 def attempt_of(metadata: Mapping[str, object]) -> int | None:
     """The attempt that an object belongs to, by its label; None when it has none."""
-    found = metadata.get("labels")
-    value = found.get(ATTEMPT_LABEL) if isinstance(found, Mapping) else None
+    return _number(metadata.get("labels"), ATTEMPT_LABEL)
+
+
+def key_attempt_of(metadata: Mapping[str, object]) -> int:
+    """The attempt whose key a workload was rendered with, by its annotation; 0: the run's first key."""
+    return _number(metadata.get("annotations"), KEY_ANNOTATION) or 0
+
+
+def _number(found: object, name: str) -> int | None:
+    value = found.get(name) if isinstance(found, Mapping) else None
     return int(value) if isinstance(value, str) and value.isdecimal() else None

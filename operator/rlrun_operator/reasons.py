@@ -81,6 +81,7 @@ PODS_REFUSED = "PodsRefused"
 ADMISSION_REFUSED = "AdmissionRefused"
 PREVIOUS_RUN_ENDING = "PreviousRunEnding"
 NAME_TAKEN = "NameTaken"
+KEY_LOST = "KeyLost"
 ALL_READY = "AllReady"
 PODS_STARTING = "PodsStarting"
 IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -151,6 +152,7 @@ CONDITION_REASONS = {
     QUOTA_EXCEEDED: "The namespace's quota does not allow the pods.",
     PODS_REFUSED: "The API server refuses the pods, for example by Pod Security.",
     ADMISSION_REFUSED: "A webhook, a policy or another admission does not let in an object of the run, which is tried again until it does.",
+    KEY_LOST: "Somebody has deleted the Secret with the run's API key; the next attempt begins with another one.",
     NAME_TAKEN: "An object that the run needs has the name of one that is not its own; that one is left alone.",
     PREVIOUS_RUN_ENDING: "Objects of a deleted run of the same name are still being removed.",
     ALL_READY: "Every pod of the trainer and the orchestrator is ready.",
@@ -216,6 +218,7 @@ PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
         QUOTA_EXCEEDED,
         ADMISSION_REFUSED,
         NAME_TAKEN,
+        KEY_LOST,
         PODS_REFUSED,
         IMAGE_PULL_FAILED,
         CONTAINER_CONFIG_INVALID,
@@ -244,6 +247,8 @@ NODE_EXCLUDED = "NodeExcluded"
 HEARTBEAT_RESUMED = "HeartbeatResumed"
 RESTART_REQUESTED = "RestartRequested"
 RESTART_REQUEST_INVALID = "RestartRequestInvalid"
+KEY_ROTATION_REQUESTED = "KeyRotationRequested"
+KEY_ROTATION_REQUEST_INVALID = "KeyRotationRequestInvalid"
 
 EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS)} | {
     INVALID_CONFIGURATION: CONDITION_REASONS[INVALID_CONFIGURATION],
@@ -271,6 +276,8 @@ EVENT_REASONS = {reason: CONDITION_REASONS[reason] for reason in sorted(PROBLEMS
     DEADLINE_EXCEEDED: CONDITION_REASONS[DEADLINE_EXCEEDED],
     RESTART_REQUESTED: "The annotation `rlrun.io/restart-requested-at` asks for a restart, which does not count.",
     RESTART_REQUEST_INVALID: "The value of the annotation `rlrun.io/restart-requested-at` is no time; nothing is done.",
+    KEY_ROTATION_REQUESTED: "The annotation `rlrun.io/rotate-key-requested-at` asks for another API key; the restart does not count.",
+    KEY_ROTATION_REQUEST_INVALID: "The value of the annotation `rlrun.io/rotate-key-requested-at` is no time; nothing is done.",
 }
 """Every reason of an event, with its meaning."""
 
@@ -316,6 +323,7 @@ FAILURE_REASONS = {
     POD_EVICTED: "The pod was evicted or preempted. Does not count.",
     CLAIM_DELETED: "The run's own claim is being deleted, and a pod waits for a node until it is gone. Does not count.",
     DRIFTED: "A pod waits for the ConfigMap, which was deleted and depends on a specification that was edited since. Does not count.",
+    KEY_LOST: "A pod waits for the Secret with the run's API key, which was deleted. Does not count.",
     NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
     SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
     HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",

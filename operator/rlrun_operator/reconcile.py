@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun_operator import growth, reasons
-from rlrun_operator.apply import Applier, KeptOutError, NameTakenError, RejectedError, StaleViewError
+from rlrun_operator.apply import Applier, KeptOutError, KeyLostError, NameTakenError, RejectedError, StaleViewError
 from rlrun_operator.build.origin import told
 from rlrun_operator.case import read_status
 from rlrun_operator.client import ApiError, Client, UnavailableError
@@ -70,6 +70,8 @@ class _Memory:
     """Events about objects that admission keeps out."""
     tries: int = 0
     """In a row in which something else than a quota kept an object out."""
+    lost_key: tuple[str, str] | None = None
+    """UID of the run, and the Secret with its key that was not there."""
     access: str | None = None
     """See `Observed`."""
     repaired_at: float = float("-inf")
@@ -172,6 +174,9 @@ class Reconciler:
                 problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
                 memory.rejection = (metadata["uid"], metadata.get("generation", 0), bounded(problems))
                 continue
+            except KeyLostError as error:
+                memory.lost_key = observed.run["metadata"]["uid"], str(error)
+                continue
             except NameTakenError as error:
                 memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS
                 continue
@@ -212,7 +217,11 @@ class Reconciler:
             taken = thing if uid == run["metadata"]["uid"] and self._clock() < until else None
         ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
         found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
-        return found and replace(found, repaired_ago=self._clock() - memory.repaired_at)
+        if found is None:
+            return None
+        uid, lost = memory.lost_key or (None, None)
+        lost = lost if uid == found.run["metadata"]["uid"] else None
+        return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
 
     async def _grown(self, key: Key, grow: Grow, memory: _Memory) -> bool:
         """Enlarge the claim; False: that is refused."""

@@ -211,6 +211,10 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
         yield EventRecord(
             "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"
         )
+    rotation = new.key_rotation_requested_at
+    if rotation != old.key_rotation_requested_at and old.attempt and seconds_of(rotation):
+        told = f"asked for at {rotation}; the next attempt begins with another API key, and does not count"
+        yield EventRecord("Normal", reasons.KEY_ROTATION_REQUESTED, told)
     if new.phase == "Complete" and old.phase != "Complete":
         steps = f"all {new.progress.total_steps} steps are trained"
         measured = f"{new.steps} answers: {'; '.join(new.results or ())}"

@@ -70,6 +70,8 @@ class Observed:
     parts: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Its Services, policies, ConfigMap, account, rights and budget, by their metadata: `held` is what the operator's applies hold of one
     (`ownership.held`), `accepted` what they held after this process's last one; None: it has applied none."""
+    lost_key: str | None = None
+    """Name of a Secret with the run's API key that this process has found deleted."""
     repaired_ago: float = float("inf")
     """Seconds since this process last asked for one of them to be put right."""
     guests: tuple[Manifest, ...] = ()
@@ -144,11 +146,14 @@ def progress_seconds(age: float, runs: int) -> float:
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions, in this order: grow, dry-run, create, apply, scale, delete, repair, status, events."""
+    """Actions, in this order: grow, ask, dry-run, create, apply, scale, delete, repair, status, events."""
 
     status: Mapping[str, Any]
     """The whole new status, camelCase, without nulls; written if it differs."""
     urgency: Urgency = "now"
+    ask: Manifest | None = None
+    """A Secret that should be there, asked for by a POST with dryRun=All, which needs no right to read one. Where it is not there, nothing
+    else is done, and its name comes back as `Observed.lost_key`."""
     dry_run: tuple[Manifest, ...] = ()
     """Apply these server-side with dryRun=All first; the first refusal stops everything else and comes back as `Observed.rejection`."""
     create: tuple[Manifest, ...] = ()

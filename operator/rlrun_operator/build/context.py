@@ -55,6 +55,8 @@ class RunContext:
     settings: RenderSettings
     host: Host | None = None
     """None: the run has a trainer of its own."""
+    key_attempt: int = 0
+    """The attempt that the run's key was made for; 0: its first key."""
     excluded: tuple[str, ...] = ()
     """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
 
@@ -106,7 +108,7 @@ class RunContext:
     @property
     def key_secret(self) -> str:
         """Name of the Secret with the run's key: of its trainer and engines, or with which a guest's orchestrator asks for a slot."""
-        return self.names.secret(self.uid)
+        return self.names.secret(self.uid, self.key_attempt)
 
     @property
     def first_trainer(self) -> str:

@@ -9,6 +9,7 @@ from rlrun_operator.build.pods import pod_template
 from rlrun_operator.names import (
     ACCESS_ANNOTATION,
     HOST_ANNOTATION,
+    KEY_ANNOTATION,
     RENDERING_ANNOTATION,
     ROLE_LABEL,
     RUN_LABEL,
@@ -99,6 +100,8 @@ def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
     annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
     if role == "orchestrator" and ctx.spec.network_policy.mode != "None":
         annotations[ACCESS_ANNOTATION] = ctx.settings.network.mark
+    if ctx.key_attempt:
+        annotations[KEY_ANNOTATION] = str(ctx.key_attempt)
     if ctx.host is not None:
         annotations[HOST_ANNOTATION] = host_mark(ctx.host.uid, ctx.host.attempt)
     return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}

@@ -20,7 +20,7 @@ Patterns = Annotated[tuple[NamePattern, ...], Field(max_length=256)]
 ListName = Literal["serviceAccounts", "claims", "secrets", "images", "priorityClasses", "annotations"]
 WHOLE_IMAGE_PART = re.compile(r"\*|.*[/:@]\*|[^*]*")
 """An image pattern ends between two parts of a name: `registry.example.com*` would match `registry.example.com.evil.io/x` too."""
-RUN_KEY = r".*-key-[0-9a-f]{8}"
+RUN_KEY = r".*-key-[0-9a-f]{8}(-[0-9]+)?"
 """Names of the Secrets that hold the keys of runs (`Names.secret`). No list allows them: a run's key is for its own pods."""
 
 

@@ -32,6 +32,7 @@ GOOD_NEWS = {
     reasons.ENGINES_AVAILABLE,
     reasons.INFERENCE_SCALED,
     reasons.HEARTBEAT_RESUMED,
+    reasons.KEY_ROTATION_REQUESTED,
     reasons.RESTART_REQUESTED,
 }
 HEAD = ["what you see", "why", "what the operator does", "what you may do"]

@@ -196,6 +196,10 @@ class RLRunStatus(Config):
     """`spec.maxSteps` that the current attempt was made with."""
     restart_requested_at: str | None = None
     """The last `rlrun.io/restart-requested-at` that was acted on."""
+    key_attempt: int | None = None
+    """Attempt with whose beginning the run's API key is made; none: the first."""
+    key_rotation_requested_at: str | None = None
+    """The last `rlrun.io/rotate-key-requested-at` that was acted on."""
     config_hash: str | None = None
     """Fingerprint of what the run computes."""
     spec_hash: str | None = None

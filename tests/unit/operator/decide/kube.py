@@ -34,6 +34,12 @@ def copied(documents: Any) -> Any:
     return pickle.loads(pickle.dumps(documents, pickle.HIGHEST_PROTOCOL))
 
 
+def container_state(pod: Object) -> Object:
+    """State of a pod's first container."""
+    found: Object = (pod["status"].get("containerStatuses") or [{}])[0].get("state", {})
+    return found
+
+
 class Kube:
     """One RLRun in its namespace.
 
@@ -77,6 +83,10 @@ class Kube:
         self.ungrown: Ungrown | None = None
         self.refuses_growth = ""
         """Why the API server does not let claims grow."""
+        self.lost_key: str | None = None
+        """The Secret that the operator has found deleted."""
+        self.asked: list[str] = []
+        """Secrets that it has asked for."""
         self.host: Kube | None = None
         """The run that `trainer.sharedWith` names; None: there is none."""
         self.guests: list[Kube] = []
@@ -142,6 +152,7 @@ class Kube:
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
             repaired_ago=self.now - self.repaired_at,
             ungrown=self.ungrown,
+            lost_key=self.lost_key,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),
         )
@@ -182,6 +193,8 @@ class Kube:
 
     def do(self, decision: Decision, stop_after: int | None = None) -> bool:
         """Carry out a decision; `stop_after` requests the operator dies. Returns whether anything changed."""
+        if decision.ask is not None and self._is_lost(decision.ask):
+            return True
         before = len(self.writes)
         for count, request in enumerate(self._requests(decision)):
             if stop_after is not None and count >= stop_after:
@@ -206,6 +219,15 @@ class Kube:
         for part in decision.repair:
             yield lambda part=part: self._repair(part.manifest)
         yield lambda: self._write_status(decision)
+
+    def _is_lost(self, secret: Any) -> bool:
+        """A dry-run create: whether it would be made. The operator then decides again, and does nothing else."""
+        name = secret["metadata"]["name"]
+        self.asked.append(name)
+        if Ref("Secret", name) in self.objects:
+            return False
+        self.lost_key = name
+        return True
 
     def settle(self) -> None:
         """Decide, act and let the controllers work until nothing changes any more, without time passing."""
@@ -378,8 +400,10 @@ class Kube:
             if r.kind == "Pod"
             and any(x["uid"] == owner["metadata"]["uid"] for x in o["metadata"].get("ownerReferences", ()))
         ]
+        rendered = owner["spec"]["template"]["spec"]["containers"]
         for pod in mine:
-            if pod.name not in names:
+            old = ref.kind == "Deployment" and self.objects[pod]["spec"]["containers"] != rendered
+            if pod.name not in names or old:
                 self.delete(pod)
         for name in names:
             if Ref("Pod", name) not in self.objects:
@@ -405,10 +429,22 @@ class Kube:
             else:
                 said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
                 status["conditions"] = [said]
-        elif "containerStatuses" not in status and self.make_ready:
+        elif "running" not in container_state(pod) and not container_state(pod).get("terminated") and self.make_ready:
             role = pod["metadata"]["labels"][ROLE_LABEL]
+            if (lacks := self._lost_secret(pod)) is not None:
+                waits = {"reason": "CreateContainerConfigError", "message": f'secret "{lacks}" not found'}
+                status["containerStatuses"] = [
+                    {"name": role, "ready": False, "restartCount": 0, "state": {"waiting": waits}}
+                ]
+                return
             status |= {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
             status["containerStatuses"] = [{"name": role, "ready": True, "restartCount": 0, "state": {"running": {}}}]
+
+    def _lost_secret(self, pod: Object) -> str | None:
+        """A Secret that is not there, and without whose key no container is made."""
+        sources = [env.get("valueFrom", {}).get("secretKeyRef") for c in pod["spec"]["containers"] for env in c["env"]]
+        names = [source["name"] for source in sources if source is not None]
+        return next((name for name in names if Ref("Secret", name) not in self.objects), None)
 
     def report(self, step: int | None, attempt: int | None = None, resumed: int | None = None, **more: object) -> None:
         """The orchestrator renews its Lease."""

@@ -16,6 +16,7 @@ SPEC: dict[str, Any] = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}
 OWN_DOING = {
     "ClaimDeleted",
     "Drifted",
+    "KeyLost",
     "AttemptNumberTaken",
     "SpecChanged",
     "HostRestarted",

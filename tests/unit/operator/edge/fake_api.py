@@ -80,6 +80,8 @@ class FakeApi:
         return web.json_response(self.seed(where, body), status=201)
 
     def _dry_run(self, request: web.Request, path: str, body: Json) -> web.Response:
+        if request.method == "POST" and (where := f"{path}/{body['metadata']['name']}") in self.objects:
+            return self._refuse(409, "AlreadyExists", f"{where} already exists")
         return web.json_response(body)
 
     def _patch(self, request: web.Request, path: str, body: Json) -> web.Response:

@@ -211,6 +211,12 @@ REFUSED = [
     Case("secret-of-sidecar", sidecar(envFrom=[{"secretRef": {"name": "db"}}]), (f"{C}.envFrom[0].secretRef.name",)),
     Case("key-of-another-run", volume(secret={"secretName": "for-rlrun-x-key-0123abcd"}), (f"{V}.secret.secretName",)),
     Case(
+        "later-key-where-all-are-allowed",
+        volume(secret={"secretName": "other-key-0123abcd-12"}),
+        (f"{V}.secret.secretName",),
+        EVERYTHING,
+    ),
+    Case(
         "key-where-all-are-allowed",
         volume(secret={"secretName": "other-key-0123abcd"}),
         (f"{V}.secret.secretName",),
