@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.protocol import exit_codes
-from rlrun_operator.names import RESTART_ANNOTATION
+from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.times import rfc3339
 from tests.sim.actions.action import Action
 from tests.sim.cluster.nodes import NODES
-from tests.sim.cluster.pods import end_of
+from tests.sim.cluster.pods import end_of, has_started
 from tests.sim.operator.process import FAULTS
 from tests.sim.world import MAX_STEPS, World
 
@@ -87,7 +87,7 @@ def _relists(world: World, a: int, b: int) -> None:
 def _exits(world: World, a: int, b: int) -> None:
     role = ROLES[a % 3]
     pod = world.cluster.pod(role, b)
-    if pod is not None and "containerStatuses" in pod["status"] and end_of(pod) is None:
+    if pod is not None and has_started(pod) and end_of(pod) is None:
         world.cluster.exit(pod, CODES[b % len(CODES)])
 
 
@@ -149,7 +149,8 @@ def _suspends(world: World, a: int, b: int) -> None:
 
 
 def _asks_for_a_restart(world: World, a: int, b: int) -> None:
-    world.annotate(**{RESTART_ANNOTATION: "soon" if a == 0 else rfc3339(world.clock.wall())})
+    asks = ROTATE_ANNOTATION if b % 3 == 0 else RESTART_ANNOTATION
+    world.annotate(**{asks: "soon" if a == 0 else rfc3339(world.clock.wall())})
 
 
 def _edits_status(world: World, a: int, b: int) -> None:

@@ -6,7 +6,7 @@ from rlrun.protocol import exit_codes
 from rlrun_operator.times import rfc3339
 from tests.sim.actions.action import Action
 from tests.sim.cluster.admission import FOR_GOOD, SORTS, Refusal
-from tests.sim.cluster.pods import end_of
+from tests.sim.cluster.pods import end_of, has_started
 from tests.sim.surroundings import EPOCH
 from tests.sim.world import NAME, World
 
@@ -85,7 +85,7 @@ def _clock_far_off(world: World, a: int, b: int) -> None:
 def _retries_far_off(world: World, a: int, b: int) -> None:
     """The time of the next attempt is of somebody whose clock is wrong."""
     pod = world.cluster.pod("trainer", b)
-    if pod is not None and "containerStatuses" in pod["status"] and end_of(pod) is None:
+    if pod is not None and has_started(pod) and end_of(pod) is None:
         world.cluster.exit(pod, exit_codes.FAILURE)
         world.hear()
         world.operate(8)

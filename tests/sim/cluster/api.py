@@ -180,6 +180,10 @@ class Api:
             self.admit(kind, body["metadata"]["name"], dry_run="dryRun" in query)
         if method == "PATCH" and query.get("dryRun"):
             return dict(body)
+        if method == "POST" and query.get("dryRun"):
+            if self.get(kind, body["metadata"]["name"]) is not None:
+                raise RefusedError(409, "AlreadyExists", f"{kind} {body['metadata']['name']} already exists")
+            return dict(body)
         self.writes += 1
         if method == "POST":
             return self._create(kind, body)

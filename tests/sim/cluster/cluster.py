@@ -8,7 +8,7 @@ from tests.sim.clock import Clock
 from tests.sim.cluster.admission import RefusedError
 from tests.sim.cluster.api import Api, Ident, Json
 from tests.sim.cluster.nodes import Nodes
-from tests.sim.cluster.pods import owners
+from tests.sim.cluster.pods import key_of, owners
 
 
 class Cluster(Nodes):
@@ -130,6 +130,7 @@ class Cluster(Nodes):
 
 
 def _revision(view: Json) -> str:
-    """What a Deployment's pods are told apart by: specification and images."""
+    """What a Deployment's pods are told apart by: specification, images and API key."""
+    key = key_of(view["spec"]["template"])
     images = [container.get("image") for container in view["spec"]["template"]["spec"].get("containers") or ()]
-    return f"{(view['metadata'].get('annotations') or {}).get(SPEC_HASH_ANNOTATION)} {images}"
+    return f"{(view['metadata'].get('annotations') or {}).get(SPEC_HASH_ANNOTATION)} {images} {key}"

@@ -7,7 +7,7 @@ from rlrun_operator.names import ROLE_LABEL, attempt_of
 from rlrun_operator.times import rfc3339
 from tests.sim.clock import Clock
 from tests.sim.cluster.api import Api, Json, claim_of
-from tests.sim.cluster.pods import end_of
+from tests.sim.cluster.pods import end_of, has_started, key_of
 from tests.sim.cluster.roles import Roles
 
 NODES = ("node-1", "node-2", "node-3")
@@ -30,6 +30,8 @@ class Nodes(Roles):
         self.schedules = self.binds = self.starts = True
         self.ends_in_view = False
         """Whether it takes deleted pods more than a moment to go."""
+        self.keys: dict[str, str] = {}
+        """By UID, the API key that a pod has begun with."""
         self._next = 0
 
     def _kubelet(self, pod: Json) -> None:
@@ -42,7 +44,7 @@ class Nodes(Roles):
             return
         elif node is None:
             self._schedule(pod)
-        elif "containerStatuses" not in status and self.starts and self._is_furnished(pod):
+        elif not has_started(pod) and self.starts and self._is_furnished(pod):
             self._start(pod, str(role))
         elif (end := end_of(pod)) is not None and self._are_sidecars_done(end):
             self._finish(pod, int(end["exitCode"]))
@@ -51,7 +53,7 @@ class Nodes(Roles):
         """Pods go at once, or in view: they are seen to end, and then as the kubelet's last request leaves them, without any grace."""
         metadata, role = pod["metadata"], pod["metadata"]["labels"].get(ROLE_LABEL)
         containers = pod["status"].get("containerStatuses") or ()
-        last = not containers or not metadata["deletionGracePeriodSeconds"]
+        last = not has_started(pod) or not metadata["deletionGracePeriodSeconds"]
         if last or role == "inference" or not self.ends_in_view:
             self.api.drop("Pod", metadata["name"])
         elif end_of(pod) is None and "lastState" not in containers[0]:
@@ -106,6 +108,14 @@ class Nodes(Roles):
 
     def _start(self, pod: Json, role: str) -> None:
         name, attempt = pod["metadata"]["name"], attempt_of(pod["metadata"]) or 0
+        secret = key_of(pod)
+        found = self.api.get("Secret", secret) if secret is not None else None
+        if secret is not None and found is None:
+            waits = {"reason": "CreateContainerConfigError", "message": f'secret "{secret}" not found'}
+            entry = {"name": role, "ready": False, "restartCount": 0, "state": {"waiting": waits}}
+            self.api.put(pod, status=pod["status"] | {"containerStatuses": [entry]})
+            return
+        self.keys[pod["metadata"]["uid"]] = str(found["stringData"]) if found is not None else ""
         running = {"name": role, "ready": True, "restartCount": 0, "state": {"running": {}}}
         started = {
             "phase": "Running",

@@ -29,6 +29,18 @@ def end_of(pod: Json) -> Json | None:
     return found
 
 
+def has_started(pod: Json) -> bool:
+    """Whether a container of it was ever started; one that waits for a Secret was not."""
+    return any("waiting" not in (c.get("state") or {}) for c in pod["status"].get("containerStatuses") or ())
+
+
+def key_of(pod: Json) -> str | None:
+    """The Secret that its API key comes from."""
+    environment = [variable for c in pod["spec"].get("containers") or () for variable in c.get("env") or ()]
+    sources = [v["valueFrom"]["secretKeyRef"]["name"] for v in environment if "secretKeyRef" in v.get("valueFrom", {})]
+    return next(iter(sources), None)
+
+
 def has_sidecar(pod: Json) -> bool:
     """Whether an environment in an image of its own runs beside the orchestrator, as in half of them: it ends later."""
     return int(str(pod["metadata"]["uid"]).rpartition("-")[2]) % 2 == 1

@@ -15,6 +15,7 @@ from rlrun_operator import (
     decide,
     diagnose,
     follow,
+    keys,
     parts,
     policy,
     reconcile,
@@ -104,6 +105,15 @@ def an_edit_of_a_small_object_is_not_noticed(stack: contextlib.ExitStack) -> Non
 def a_pod_waits_for_ever_for_a_lost_configuration(stack: contextlib.ExitStack) -> None:
     """That of an attempt whose specification was edited since."""
     put(stack, parts, "withheld", lambda found: None)
+
+
+def a_pod_waits_for_ever_for_a_lost_key(stack: contextlib.ExitStack) -> None:
+    put(stack, keys, "withheld", lambda found: None)
+
+
+def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
+    """What has begun with the first one does not know the other one, and is not renewed."""
+    put(stack, build.RunContext, "key_secret", property(lambda self: self.names.secret(self.uid)))
 
 
 def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
@@ -218,6 +228,8 @@ WIDER: tuple[Plant, ...] = (
     what_is_deleted_waits_for_the_next_attempt,
     an_edit_of_a_small_object_is_not_noticed,
     a_pod_waits_for_ever_for_a_lost_configuration,
+    a_pod_waits_for_ever_for_a_lost_key,
+    another_key_has_the_name_of_the_first,
     engines_hold_a_deleted_claim,
     objects_of_others_are_taken_over,
     a_name_that_was_taken_stays_so,
