@@ -1,0 +1,84 @@
+"""The Secret with a run's API key is deleted, and another key is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rlrun_operator.names import ROLE_LABEL, ROTATE_ANNOTATION
+from rlrun_operator.times import rfc3339
+from tests.cluster import Cluster
+from tests.controlplane.harness import wait_for
+from tests.controlplane.world import CORE, RUNS, World
+
+NOW = rfc3339(1_800_000_000.0)
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Nodes with GPUs."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="key")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def first_key(world: World, name: str) -> str:
+    return f"{name}-key-{world.run(name)['metadata']['uid'][:8]}"
+
+
+def keys(world: World, name: str) -> dict[str, set[str]]:
+    """By role, the Secrets that the run's pods name."""
+    found: dict[str, set[str]] = {}
+    for pod in world.pods(name):
+        variables = {v["name"]: v for v in pod["spec"]["containers"][0]["env"]}
+        secret = variables["RLRUN_API_KEY"]["valueFrom"]["secretKeyRef"]["name"]
+        found.setdefault(pod["metadata"]["labels"][ROLE_LABEL], set()).add(secret)
+    return found
+
+
+def wait_keys(world: World, name: str, secret: str) -> None:
+    wanted = {role: {secret} for role in ("trainer", "inference", "orchestrator")}
+    wait_for(lambda: keys(world, name), lambda found: found == wanted, f"all pods of {name} name {secret}")
+
+
+def exists(world: World, secret: str) -> bool:
+    return any(s["metadata"]["name"] == secret for s in world.kube.items(world.path(CORE, "secrets")))
+
+
+def test_the_attempt_after_the_loss_of_the_secret_has_another_key(world: World) -> None:
+    world.start("lost")
+    first = first_key(world, "lost")
+    wait_keys(world, "lost", first)
+    world.delete("secrets", first)
+    world.end_container("lost-trainer-0", 1)
+    status = world.wait_phase("lost", "Starting", attempt=2)
+    wait_keys(world, "lost", f"{first}-2")
+    assert exists(world, f"{first}-2")
+    assert status["keyAttempt"] == 2
+    assert world.events("lost").count("KeyLost") == 1
+
+
+def test_a_pod_that_waits_for_the_lost_secret_ends_the_attempt(world: World) -> None:
+    """No kubelet works here: the pod says what one would."""
+    world.start("waits")
+    first = first_key(world, "waits")
+    world.delete("secrets", first)
+    engine = next(p for p in world.pods("waits") if p["metadata"]["labels"][ROLE_LABEL] == "inference")
+    waiting = {"reason": "CreateContainerConfigError", "message": f'secret "{first}" not found'}
+    world._set_status(engine["metadata"]["name"], {}, {"state": {"waiting": waiting}, "ready": False})
+    failure = world.wait_phase("waits", "Starting", attempt=2)["lastFailure"]
+    assert (failure["reason"], failure["role"], failure["counted"]) == ("KeyLost", "inference", False)
+    wait_keys(world, "waits", f"{first}-2")
+
+
+def test_a_rotation_by_annotation_renews_the_key_of_all_roles(world: World) -> None:
+    world.start("rotates")
+    first = first_key(world, "rotates")
+    metadata = {"metadata": {"annotations": {ROTATE_ANNOTATION: NOW}}}
+    world.kube("PATCH", world.path(RUNS, "rlruns", "rotates"), metadata)
+    status = world.wait_phase("rotates", "Starting", attempt=2)
+    wait_keys(world, "rotates", f"{first}-2")
+    assert (status["keyRotationRequestedAt"], status["restartsCountedTowardsMax"]) == (NOW, 0)
+    assert world.events("rotates").count("KeyRotationRequested") == 1
+    assert exists(world, first), "it opens nothing any more, and goes with the run"
