@@ -219,8 +219,10 @@ class Reconciler:
         found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
         if found is None:
             return None
-        uid, lost = memory.lost_key or (None, None)
-        lost = lost if uid == found.run["metadata"]["uid"] else None
+        lost = None
+        if memory.lost_key is not None:
+            uid, secret = memory.lost_key
+            lost = secret if uid == found.run["metadata"]["uid"] else None
         return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
 
     async def _grown(self, key: Key, grow: Grow, memory: _Memory) -> bool:
