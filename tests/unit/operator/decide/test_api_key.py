@@ -118,6 +118,9 @@ def test_workloads_of_one_attempt_with_two_keys_begin_again() -> None:
     kube.do(decision)
     kube.do(kube.decide())
     assert kube.status["keyAttempt"] == 2
+    begins = kube.decide()
+    kube.do(begins, stop_after=len(begins.create))
+    assert Ref("Secret", SECOND) in kube.objects
     kube._apply(late, False)
     ticks(kube, 12)
     assert kube.status["attempt"] == 3
