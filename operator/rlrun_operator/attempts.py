@@ -174,7 +174,6 @@ def record(case: Case, cause: Cause) -> Decision:
         restarts_without_step=budget.without_step + 1,
         excluded_nodes=_excluded(case, case.spec, failure) or None,
         next_retry_time=retry,
-        key_attempt=past.attempt + 1 if cause.reason == reasons.KEY_LOST else past.key_attempt,
     )
 
 
