@@ -13,6 +13,9 @@ from rlrun.config.model import ModelConfig
 INITIAL = "initial"
 """The model that the run starts from."""
 
+REPOSITORY_MAX = 253
+"""Characters of the name of a repository, as of `model.name`; a folder may have more."""
+
 
 class ReferenceConfig(Config):
     """A frozen model whose log-probs a KL term or a distillation reads: the run's own start, or a teacher."""
@@ -21,6 +24,15 @@ class ReferenceConfig(Config):
     """`initial`: the model that the run starts from; else an absolute folder or a repository on the hub. Same vocabulary."""
     revision: Revision | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
+
+    @model_validator(mode="after")
+    def _name_of_a_repository(self) -> Self:
+        if not self.model.startswith("/") and len(self.model) > REPOSITORY_MAX:
+            has = f"model ({self.model[:40]}…) has {len(self.model)} characters"
+            raise ValueError(
+                f"{has}, and a repository on the hub at most {REPOSITORY_MAX}; name another one, or an absolute folder"
+            )
+        return self
 
     @model_validator(mode="after")
     def _revision_of_a_repository(self) -> Self:
