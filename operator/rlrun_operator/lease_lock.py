@@ -14,6 +14,11 @@ from rlrun_operator.client import ApiError, Client
 from rlrun_operator.names import MANAGER
 from rlrun_operator.resources import LEASE
 
+LONGEST_SECONDS = 120.0
+"""A holder that says that it renews less often than this is not waited for: anybody with the right to write Leases may have said so."""
+TRANSITIONS_MAX = 2**31 - 1
+"""Of the API."""
+
 
 @dataclass
 class _Seen:
@@ -91,7 +96,7 @@ class LeaseLock:
         if not mine:
             change |= {
                 "acquireTime": change["renewTime"],
-                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
+                "leaseTransitions": min(int(spec.get("leaseTransitions") or 0) + 1, TRANSITIONS_MAX),
             }
         try:
             self._look(await self._patch(record["metadata"]["resourceVersion"], change))
@@ -119,7 +124,7 @@ class LeaseLock:
             self._seen.record = record
 
     def _expired(self, spec: Mapping[str, Any]) -> bool:
-        duration = float(spec.get("leaseDurationSeconds") or self._duration)
+        duration = min(float(spec.get("leaseDurationSeconds") or self._duration), LONGEST_SECONDS)
         return self._seen is None or self._clock() - self._seen.changed_at > duration
 
     def _manifest(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rlrun_operator.client import Client
 from rlrun_operator.connection import Connection
 from rlrun_operator.decide import decide
 from rlrun_operator.lease import DURATION_SECONDS, RENEW_SECONDS, Leader, LeadershipLostError, NotLeadingError
+from rlrun_operator.lease_lock import LONGEST_SECONDS
 from rlrun_operator.process import Operator
 from rlrun_operator.resources import CLAIM
 from rlrun_operator.settings import OperatorSettings
@@ -187,3 +188,17 @@ async def test_missing_rights_are_told_and_not_fatal(caplog: pytest.LogCaptureFi
         await candidate.step()
     assert not candidate.leader.is_leading()
     assert 'cannot get resource "leases"' in caplog.text
+
+
+async def test_a_lease_that_somebody_has_filled_with_the_largest_numbers_is_taken_over() -> None:
+    api, clock = FakeApi(), [0.0]
+    spec = {"holderIdentity": "nobody", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1}
+    api.seed(LEASE, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec})
+    async with serving(api) as client:
+        candidate = Candidate(client, "first", clock)
+        await candidate.step()
+        assert not candidate.leader.is_leading()
+        clock[0] += LONGEST_SECONDS + 1
+        await candidate.step()
+        assert candidate.leader.is_leading()
+    assert api.objects[LEASE]["spec"]["leaseTransitions"] == 2**31 - 1
