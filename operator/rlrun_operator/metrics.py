@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from rlrun.api.status import UNSERVED, Phase
 from rlrun_operator.case import read_status
-from rlrun_operator.names import ROLE_LABEL
+from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.resources import POD
 from rlrun_operator.state import Manifest
 from rlrun_operator.store import Key, Store
@@ -200,7 +200,9 @@ def _gpus(children: Iterable[Manifest]) -> dict[str, int]:
             continue
         spec = pod.get("spec") or {}
         role = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL, "")
-        if not spec.get("nodeName"):
+        if (
+            not spec.get("nodeName") or role not in ROLES
+        ):  # a label that anybody may write must not become one of a series
             continue
         for container in spec.get("containers", ()):
             for name, value in ((container.get("resources") or {}).get("limits") or {}).items():

@@ -403,6 +403,18 @@ def test_series_of_a_run_come_with_it_and_go_with_it() -> None:
     assert 'run="a"' not in scrape(metrics)
 
 
+def test_roles_that_nobody_has_make_no_series() -> None:
+    """Anybody may label a pod, and each value would be a series of its own."""
+    store = Store()
+    store.put(make("RLRun", "a", 1, spec={}), 0.0)
+    gpu = {"limits": {"nvidia.com/gpu": "8"}}
+    for role in ("mine", "x" * 63):
+        pod = make("Pod", role, 1, run="a", spec={"nodeName": "n", "containers": [{"name": "c", "resources": gpu}]})
+        pod["metadata"]["labels"]["rlrun.io/role"] = role
+        store.put(pod, 0.0)
+    assert "rlrun_gpus_allocated{" not in scrape(Metrics(store))
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_run_has_a_series_in_each_phase(phase: str) -> None:
     store = Store()
