@@ -8,7 +8,7 @@ from typing import Any
 
 from rlrun_operator.build.origin import Cause, causes
 from rlrun_operator.client import ABSENT, ApiError, Client, address
-from rlrun_operator.names import RUN_LABEL
+from rlrun_operator.names import MANAGER, RUN_LABEL, is_made_for
 from rlrun_operator.resources import BY_KIND, CLAIM, POD, SECRET, WATCHED
 from rlrun_operator.state import Apply, Decision, Delete, Grow, Manifest, Scale
 from rlrun_operator.store import Store
@@ -196,8 +196,7 @@ class Applier:
         found = await self._client.get(resource, namespace, name)
         if found is None:
             return None
-        made_for, wanted = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))
-        if made_for != wanted:
+        if not _is_own(found, manifest):
             raise NameTakenError(f"{resource.kind} {name}")
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
@@ -245,6 +244,17 @@ class Applier:
     def _learn(self, manifest: Mapping[str, Any] | None, *, applied: bool = False) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
             self._store.put(manifest, self._now(), applied=applied)
+
+
+def _is_own(found: Mapping[str, Any], manifest: Manifest) -> bool:
+    """Whether what exists was made for a run of the name that `manifest` is made for. Anybody may copy a label."""
+    metadata = found["metadata"]
+    made_for, run = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))
+    if made_for != run:
+        return False
+    if not manifest["metadata"].get("ownerReferences") or is_made_for(metadata, str(run)):
+        return True
+    return any(entry.get("manager") == MANAGER for entry in metadata.get("managedFields") or ())
 
 
 def _what(manifest: Manifest) -> str:

@@ -26,6 +26,7 @@ from rlrun_operator.names import (
     Names,
     Ref,
     attempt_of,
+    is_made_for,
     key_attempt_of,
 )
 from rlrun_operator.pods import Pod, read_pods
@@ -111,13 +112,18 @@ class Case:
         """An object that no run of this name has made, where a child of this one belongs."""
         if self.wanted.own_claim and self.claim is not None and not self.made(self.claim):
             return f"PersistentVolumeClaim {self.wanted.claim}"
-        if self.observed.lease is not None and not self.made(self.observed.lease):
-            return f"Lease {self.names.progress}"
+        named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
+        named.append((Ref("Lease", self.names.progress), self.observed.lease))
+        for ref, child in named:
+            if child is not None and not self.made(child):
+                return f"{ref.kind} {ref.name}"
         return self.observed.taken
 
     def made(self, child: Manifest) -> bool:
         """Whether a run of this name made it, this one or an earlier one."""
-        return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
+        if child["kind"] == "PersistentVolumeClaim":
+            return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
+        return is_made_for(child["metadata"], self.names.run)
 
     @cached_property
     def spec_hash(self) -> str | None:

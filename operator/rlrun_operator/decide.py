@@ -10,6 +10,7 @@ what is observed, never from what an earlier pass meant to do: a crash between a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rlrun_operator import (
@@ -33,6 +34,7 @@ from rlrun_operator.case import Case, is_ending, replicas, uid_of
 from rlrun_operator.conditions import Say, find, is_true, since
 from rlrun_operator.failures import Cause
 from rlrun_operator.follow import configuration, engines_as_specified, finish, follow, of_inference
+from rlrun_operator.pods import Pod
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Decision, Delete, Observed
 from rlrun_operator.times import rfc3339
@@ -100,8 +102,8 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
     if lost is not None:
         return lost
     cause = failures.first_cause(
-        case.pods,
-        case.gone,
+        _without_surplus(case, case.pods),
+        _without_surplus(case, case.gone),
         attempt,
         case.names,
         trainers=min(case.wanted.trainers, replicas(case.statefulset)),
@@ -118,6 +120,14 @@ def _cause(case: Case, settled_at: float | None) -> Cause | None:
         or keys.withheld(case)
         or exclusion.lifted(case.pods_of_attempt(attempt), case.past, case.now)
     )
+
+
+def _without_surplus(case: Case, pods: Iterable[Pod]) -> list[Pod]:
+    """Pods without those that nobody asks for: a StatefulSet takes in, and ends, what somebody has made with its labels."""
+    most = max(case.wanted.trainers, replicas(case.statefulset))
+    return [
+        p for p in pods if p.role != "trainer" or case.host_name is not None or int(p.name.rpartition("-")[2]) < most
+    ]
 
 
 def _mended(case: Case) -> bool:

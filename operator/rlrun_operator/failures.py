@@ -11,7 +11,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.symptoms import tag_of
 from rlrun_operator import reasons
 from rlrun_operator.judge import shorten
-from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role
+from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role, attempt_number
 from rlrun_operator.pods import Container, Exit, Pod
 
 PERMANENT = range(64, 79)
@@ -110,7 +110,7 @@ def first_cause(
 def next_number(message: str) -> int | None:
     """The free attempt number that rank 0 names when its own is taken."""
     found = _NEXT_NUMBER.search(message)
-    return int(found.group(1)) if found else None
+    return attempt_number(found.group(1)) if found else None
 
 
 def told_of(cause: Cause) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.status import ATTEMPT_MAX
 from rlrun.api.storage import DEFAULT_STORAGE
 from rlrun.config.sharing import refusal
 from rlrun_operator import reasons
@@ -177,7 +178,8 @@ def _status(run: Manifest | None) -> Mapping[str, Any]:
 
 
 def _attempt(host: Manifest) -> int:
-    return int(_status(host).get("attempt") or 0)
+    found = _status(host).get("attempt")
+    return found if isinstance(found, int) and 0 < found <= ATTEMPT_MAX else 0
 
 
 def _name(run: Manifest) -> str:

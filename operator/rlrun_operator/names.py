@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlrun.api.status import ATTEMPT_MAX
+
 GROUP = "rlrun.io"
 VERSION = "v1alpha1"
 PLURAL = "rlruns"
@@ -159,8 +161,21 @@ def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
     return str(found) if found is not None else None
 
 
+def is_made_for(metadata: Mapping[str, Any], run: str) -> bool:
+    """Whether a run of this name made an object, by its labels and what ties it to its run; a label alone anybody may copy.
+
+    What outlives its run (`build.metadata(owned=False)`) has the label alone.
+    """
+    if (metadata.get("labels") or {}).get(RUN_LABEL) != run:
+        return False
+    owners = metadata.get("ownerReferences") or ()
+    if any((owner.get("kind"), owner.get("name")) == (KIND, run) for owner in owners):
+        return True
+    return RUN_UID_ANNOTATION in (metadata.get("annotations") or {})
+
+
 def attempt_of(metadata: Mapping[str, object]) -> int | None:
-    """The attempt that an object belongs to, by its label; None when it has none."""
+    """The attempt that an object belongs to, by its label; None when it has none, or one that no attempt has."""
     return _number(metadata.get("labels"), ATTEMPT_LABEL)
 
 
@@ -169,6 +184,12 @@ def key_attempt_of(metadata: Mapping[str, object]) -> int:
     return _number(metadata.get("annotations"), KEY_ANNOTATION) or 0
 
 
+def attempt_number(text: object) -> int | None:
+    """The number of an attempt as a label, an annotation or a message has it; None: anybody may have written something else there."""
+    if not isinstance(text, str) or not text.isdecimal() or len(text) > len(str(ATTEMPT_MAX)):
+        return None
+    return int(text)
+
+
 def _number(found: object, name: str) -> int | None:
-    value = found.get(name) if isinstance(found, Mapping) else None
-    return int(value) if isinstance(value, str) and value.isdecimal() else None
+    return attempt_number(found.get(name) if isinstance(found, Mapping) else None)

@@ -9,7 +9,7 @@ from rlrun_operator import build, reasons
 from rlrun_operator.case import Case, is_ending
 from rlrun_operator.conditions import Say, find
 from rlrun_operator.failures import Cause
-from rlrun_operator.names import Ref
+from rlrun_operator.names import Ref, is_made_for
 from rlrun_operator.ownership import unheld
 from rlrun_operator.state import Apply, Manifest
 
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 def applies(case: Case, made: Iterable[Manifest]) -> list[Apply]:
     """Applies of parts, over those that the cache knows."""
-    return [Apply(part, known=_version(case.observed.parts.get(_ref(part)))) for part in made]
+    return [Apply(part, known=_version(case, case.observed.parts.get(_ref(part)))) for part in made]
 
 
 def see(case: Case, attempt: int) -> Seen:
@@ -117,5 +117,8 @@ def _ref(part: Manifest) -> Ref:
     return Ref(part["kind"], part["metadata"]["name"])
 
 
-def _version(part: Manifest | None) -> str | None:
-    return None if part is None else str(part["metadata"]["resourceVersion"])
+def _version(case: Case, part: Manifest | None) -> str | None:
+    """Of a part that may be applied over without a look at it: not of one that somebody else has made, with a copied label."""
+    if part is None or not (is_made_for(part["metadata"], case.names.run) or part.get("held") not in (None, "null")):
+        return None
+    return str(part["metadata"]["resourceVersion"])

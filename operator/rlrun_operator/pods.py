@@ -110,6 +110,8 @@ def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> 
     for manifest in manifests:
         if (pod := _read(manifest)) is not None:
             said = run_uid_of(manifest["metadata"])
+            if said is None and not manifest["metadata"].get("ownerReferences"):
+                continue  # made by hand: nobody has made it for a run
             is_own = pod.created_at >= born_after if said is None else said == uid
             (own if is_own else others).append(pod)
     return own, others

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlrun.api.status import CheckpointStatus, ProgressStatus, RLRunStatus
+from rlrun.api.status import COUNT_MAX, CheckpointStatus, ProgressStatus, RLRunStatus
 from rlrun.protocol import annotations as keys
 from rlrun_operator import reasons
 from rlrun_operator.state import Manifest
@@ -16,8 +16,6 @@ HEARTBEAT_SECONDS = 60.0
 """A Lease that has not changed for this long is stale; the orchestrator renews it at least every 15 s."""
 LATE_SECONDS = 15.0
 """A renewal that has not come for this long is missing: what the Lease says may not be so any more."""
-COUNT_MAX = 2**53
-"""Beyond, a number in JSON is not the same for all who read it."""
 WAITING_ON_MAX = 1000
 """Characters."""
 ETA_MAX = 10 * 365 * 86400.0
@@ -118,7 +116,7 @@ def checkpointed(past: RLRunStatus, report: Report | None, now: float) -> Checkp
     resumed, lost = old.resumed_from_step, old.steps_lost_total
     if resumed is None:
         resumed = report.resumed_from_step or 0
-        lost += max(0, past.progress.step - resumed)
+        lost = min(lost + max(0, past.progress.step - resumed), COUNT_MAX)
     newest, when = old.latest_complete_step, old.latest_complete_time
     if report.checkpoint_step is not None and report.checkpoint_step != newest:
         newest, when = report.checkpoint_step, rfc3339(now)

@@ -11,6 +11,7 @@ from rlrun_operator import growth, life, reasons
 from rlrun_operator.case import Case, read_status
 from rlrun_operator.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
 from rlrun_operator.judge import counted, shorten
+from rlrun_operator.names import attempt_number
 from rlrun_operator.progress import Report, read_lease
 from rlrun_operator.state import EventRecord, Urgency
 from rlrun_operator.times import seconds_of
@@ -141,7 +142,9 @@ def shared_with(case: Case) -> SharedWithStatus | None:
     mark, before = case.host_mark(case.attempt), case.past.shared_with
     if mark is None and before is not None and before.run == case.host_name:
         return before
-    return SharedWithStatus(run=case.host_name, attempt=int(mark.rpartition("/")[2]) if mark is not None else None)
+    return SharedWithStatus(
+        run=case.host_name, attempt=attempt_number(mark.rpartition("/")[2]) if mark is not None else None
+    )
 
 
 def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:

@@ -22,7 +22,7 @@ from pathlib import Path
 from rlrun.protocol.paths import RunPaths
 from rlrun_operator import hosts, progress, reasons
 from rlrun_operator.case import Case
-from rlrun_operator.conditions import Say, find, is_true, since
+from rlrun_operator.conditions import Say, find, is_true, raw_conditions, since
 from rlrun_operator.failures import Cause, Kind
 from rlrun_operator.judge import shorten
 from rlrun_operator.names import ROLES, Names, Role
@@ -126,8 +126,8 @@ def ends_run(case: Case) -> bool:
 
 def _action(case: Case) -> str:
     if case.host_name is not None:
-        conditions = ((case.observed.host or {}).get("status") or {}).get("conditions") or ()
-        if any(c["type"] == reasons.PROGRESSING and c["reason"] == reasons.NO_PROGRESS for c in conditions):
+        conditions = raw_conditions((case.observed.host or {}).get("status") or {})
+        if any((c.get("type"), c.get("reason")) == (reasons.PROGRESSING, reasons.NO_PROGRESS) for c in conditions):
             return "host"
     return case.spec.progress.action if case.spec is not None else "Report"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlrun.config.base import Config
 
@@ -30,6 +31,34 @@ UNSERVED: Mapping[str, str | int] = {
 """The status of a run until an operator writes one, filled in by the API server; for operators there is none. The generation is for
 kstatus, which takes a resource without conditions for ready."""
 
+COUNT_MAX = 2**53
+"""Beyond, a number in JSON is not the same for all who read it."""
+ATTEMPT_MAX = 10**9 - 1
+"""Numbers of attempts are part of names and labels."""
+PODS_MAX = 2**16
+"""Far more than a specification may ask for."""
+
+
+def _at_most(most: int) -> Callable[[int], int]:
+    def check(value: int) -> int:
+        if not 0 <= value <= most:
+            raise ValueError(f"{value} is not from 0 to {most}")
+        return value
+
+    return check
+
+
+def _node_name(value: str) -> str:
+    if len(value) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value):
+        raise ValueError("it is no name of a node")
+    return value
+
+
+# No part of the CRD's schema, and far below what the API takes: one more than the largest that is read can still be written.
+Count = Annotated[int, AfterValidator(_at_most(COUNT_MAX))]
+AttemptNumber = Annotated[int, AfterValidator(_at_most(ATTEMPT_MAX))]
+PodCount = Annotated[int, AfterValidator(_at_most(PODS_MAX))]
+
 
 class Condition(Config):
     """One aspect of the run, as in Kubernetes' own resources."""
@@ -51,26 +80,26 @@ class Condition(Config):
 class RoleStatus(Config):
     """Pods of one role."""
 
-    desired: int = 0
+    desired: PodCount = 0
     """How many there should be."""
-    ready: int = 0
+    ready: PodCount = 0
     """How many are ready."""
-    weight_version: int | None = None
+    weight_version: Count | None = None
     """Newest policy version that an engine holds."""
 
 
 class ProgressStatus(Config):
     """How far the run is, as the orchestrator told last."""
 
-    step: int = 0
+    step: Count = 0
     """Last trained step."""
-    total_steps: int = 0
+    total_steps: Count = 0
     """`spec.maxSteps`."""
-    percent: int = 0
+    percent: Count = 0
     """`step` of `totalSteps`."""
-    furthest_step: int = 0
+    furthest_step: Count = 0
     """Highest step ever trained."""
-    policy_version: int | None = None
+    policy_version: Count | None = None
     """Newest version that an engine holds."""
     reward: float | None = None
     """Mean reward of the last trained step."""
@@ -89,13 +118,13 @@ class ProgressStatus(Config):
 class CheckpointStatus(Config):
     """What a restart would lose."""
 
-    latest_complete_step: int | None = None
+    latest_complete_step: Count | None = None
     """Newest complete checkpoint."""
     latest_complete_time: str | None = None
     """When the operator saw it first (RFC 3339)."""
-    resumed_from_step: int | None = None
+    resumed_from_step: Count | None = None
     """Checkpoint that the current attempt started from; 0: from the model."""
-    steps_lost_total: int = 0
+    steps_lost_total: Count = 0
     """Steps that restarts had to train again, over all attempts."""
 
 
@@ -104,7 +133,7 @@ class FailureRecord(Config):
 
     time: str
     """When (RFC 3339)."""
-    attempt: int
+    attempt: AttemptNumber
     """Which attempt."""
     role: Literal["trainer", "inference", "orchestrator"]
     """Whose pod failed first."""
@@ -120,14 +149,14 @@ class FailureRecord(Config):
     """What the role or Kubernetes said."""
     counted: bool = True
     """Whether the restart counted."""
-    step: int | None = None
+    step: Count | None = None
     """Step that the run had reached."""
 
 
 class ExcludedNode(Config):
     """A node that the run keeps away from."""
 
-    name: str
+    name: Annotated[str, AfterValidator(_node_name)]
     """Which."""
     until: str
     """RFC 3339."""
@@ -153,7 +182,7 @@ class SharedWithStatus(Config):
 
     run: str
     """Its name."""
-    attempt: int | None = None
+    attempt: AttemptNumber | None = None
     """Its attempt that the current one of this run belongs to."""
 
 
@@ -170,17 +199,17 @@ class RLRunStatus(Config):
     """Reason of the condition that matters most now."""
     message: str | None = None
     """Its message: what the run waits for, or why it ended."""
-    attempt: int = 0
+    attempt: AttemptNumber = 0
     """Number of the current attempt; 0 before the first."""
-    launched_attempt: int = 0
+    launched_attempt: AttemptNumber = 0
     """Newest attempt whose workloads were all seen: a missing one was deleted."""
-    restarts: int = 0
+    restarts: Count = 0
     """All restarts."""
-    restarts_counted_towards_max: int = 0
+    restarts_counted_towards_max: Count = 0
     """Restarts after failures; compared with `failurePolicy.maxRestarts`."""
-    counted_at_step: int | None = None
+    counted_at_step: Count | None = None
     """Furthest step at the last counted restart."""
-    restarts_without_step: int = 0
+    restarts_without_step: Count = 0
     """Restarts in a row without a new step."""
     next_retry_time: str | None = None
     """When the backoff ends (RFC 3339)."""
@@ -190,13 +219,13 @@ class RLRunStatus(Config):
     """When the run became Complete or Failed (RFC 3339)."""
     active_since: str | None = None
     """Since when the run is neither suspended nor over (RFC 3339)."""
-    active_seconds: int = 0
+    active_seconds: Count = 0
     """How long it was, before `activeSince`."""
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """`spec.maxSteps` that the current attempt was made with."""
     restart_requested_at: str | None = None
     """The last `rlrun.io/restart-requested-at` that was acted on."""
-    key_attempt: int | None = None
+    key_attempt: AttemptNumber | None = None
     """Attempt with whose beginning the run's API key is made; none: the first."""
     key_rotation_requested_at: str | None = None
     """The last `rlrun.io/rotate-key-requested-at` that was acted on."""

@@ -1,0 +1,171 @@
+"""An object of somebody else under the name of each child that a run has: it is left alone, told, and waited for.
+
+The cases are rendered by the operator's own builders, so that a kind that is added to them is tried here, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun_operator import build
+from rlrun_operator.build import Host, RunContext
+from rlrun_operator.client import address
+from rlrun_operator.names import RUN_LABEL, Ref
+from rlrun_operator.resources import BY_KIND, EVENT, NODE, RLRUN, SECRET
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import Manifest
+from tests.cluster import Cluster
+from tests.controlplane.harness import Json, wait_for
+from tests.controlplane.world import World, run
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+NAME = "a"
+FULL: dict[str, Any] = {
+    "inference": {"replicas": 2},
+    "algorithm": {"preset": "grpo", "regularizers": {"kl": 0.04}, "reference": {"model": "team/model"}},
+}
+"""A run that has everything that a run without a host can have."""
+HOST: dict[str, Any] = {"trainer": {"lora": {"slots": 2}, "guests": [NAME]}}
+GUEST: dict[str, Any] = {"trainer": {"sharedWith": "host", "lora": {}}}
+UNSEEN = (SECRET.kind,)
+"""Kinds that the operator may create and not look at: the name holds the run's UID, which nobody knows before."""
+
+
+def children(name: str, spec: RLRunSpec, host: Host | None = None) -> dict[Ref, Manifest]:
+    """All children of a run's first attempt, as the operator makes them."""
+    context = RunContext(name, "default", "uid", spec, 1, RenderSettings(), host)
+    needs = build.prerequisites(context)
+    key = build.api_key_secret(context, "k" * 8)
+    made = (*needs.create, key, *needs.apply, *build.workloads(context).made)
+    return {Ref(child["kind"], child["metadata"]["name"]): child for child in made}
+
+
+def specified(blocks: dict[str, Any]) -> RLRunSpec:
+    return RLRunSpec.model_validate(run(NAME, **blocks)["spec"])
+
+
+OF_FULL = children(NAME, specified(FULL))
+OF_GUEST = children(NAME, specified(GUEST), Host("host", "uid-of-host", specified(HOST), 1))
+CASES = [
+    *(("full", ref) for ref in OF_FULL if ref.kind not in UNSEEN),
+    *(("guest", ref) for ref in OF_GUEST if ref not in OF_FULL and ref.kind not in UNSEEN),
+]
+WORKLOADS = ("StatefulSet", "Deployment", "Pod")
+MADE_LAST = ("Deployment", "Pod")
+"""What is found to be taken when the trainer is there already, which then waits for it."""
+
+
+def foreign(child: Manifest) -> Json:
+    """A valid object of somebody else: it has the child's kind, name and content, and none of its labels."""
+    made: Json = copy.deepcopy(dict(child))
+    made["metadata"] = {"name": child["metadata"]["name"], "labels": {"app": "ours"}}
+    if child["kind"] not in WORKLOADS:
+        return made
+    pod = {"containers": [{"name": "db", "image": "db"}]}
+    if child["kind"] == "Pod":
+        return {**made, "spec": pod}
+    template = {"metadata": {"labels": {"app": "ours"}}, "spec": pod}
+    made["spec"] = {"replicas": 0, "selector": {"matchLabels": {"app": "ours"}}, "template": template}
+    return made
+
+
+def content(found: Json) -> Json:
+    """What its owner has written, and who else has: without what controllers write."""
+    metadata = {key: found["metadata"].get(key) for key in ("uid", "labels", "ownerReferences", "deletionTimestamp")}
+    managers = {each["manager"] for each in found["metadata"]["managedFields"] if "rlrun" in each["manager"]}
+    rest = {key: value for key, value in found.items() if key not in ("metadata", "status", "spec")}
+    spec = {key: value for key, value in (found.get("spec") or {}).items() if key not in ("nodeName", "volumeName")}
+    return {**rest, "spec": spec, "metadata": metadata, "rlrun": sorted(managers)}
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Where the pods run."""
+    names = cluster.add_fake_nodes(2, gpus=8, prefix="foreign")
+    yield names
+    cluster.kubectl("delete", "node", *names)
+
+
+def test_every_kind_that_the_operator_makes_is_tried() -> None:
+    made = {ref.kind for _, ref in CASES} | set(UNSEEN)
+    assert made == set(BY_KIND) - {RLRUN.kind, EVENT.kind, NODE.kind}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_no_example_has_a_child_that_is_not_tried(path: Path) -> None:
+    example = read_manifest(path)
+    guest = example.spec.trainer.shared_with
+    host = Host(guest, "uid-of-host", specified(HOST), 1) if guest is not None else None
+    found = {Ref(r.kind, r.name.removeprefix("run")) for r in children("run", example.spec, host)}
+    tried = {Ref(r.kind, r.name.removeprefix(NAME)) for r in (*OF_FULL, *OF_GUEST)}
+    assert found <= tried
+
+
+@pytest.mark.parametrize(("case", "ref"), CASES, ids=lambda v: v if isinstance(v, str) else f"{v.kind} {v.name}")
+def test_an_object_of_somebody_else_is_left_alone_told_and_waited_for(world: World, case: str, ref: Ref) -> None:
+    """It is neither used nor taken over: an owner's reference to the run would delete it with the run."""
+    resource, _, _ = address((OF_FULL | OF_GUEST)[ref])
+    path = resource.path(world.namespace, ref.name)
+    before = world.kube("POST", resource.path(world.namespace), foreign((OF_FULL | OF_GUEST)[ref]))
+    if case == "guest":
+        world.start("host", **HOST)
+    world.create(NAME, **(FULL if case == "full" else GUEST))
+    words = f"{ref.kind} {ref.name} exists and is not of this run"
+    status = wait_for(
+        lambda: world.status(NAME),
+        lambda s: s.get("reason") == "NameTaken" and words in (s.get("message") or ""),
+        f"{words} is told",
+        timeout=45,
+    )
+    assert (status["phase"], world.condition(NAME, "Scheduled")["reason"]) == ("Pending", "NameTaken")
+    if ref.kind not in MADE_LAST:
+        assert world.pods(NAME) == []
+    assert content(world.kube("GET", path)) == content(before)
+
+    world.kube("DELETE", path)
+    wait_for(lambda: world.status(NAME).get("phase"), lambda phase: phase == "Starting", "the run begins", timeout=60)
+    made = wait_for(lambda: world.kube.get(path), lambda child: child is not None, f"{ref} is made")
+    assert made is not None
+    assert made["metadata"]["labels"][RUN_LABEL] == NAME
+
+
+@pytest.mark.parametrize("ref", [ref for ref in OF_FULL if ref.kind in ("ServiceAccount", "ConfigMap")], ids=str)
+def test_a_copied_label_makes_nothing_the_runs_own(world: World, ref: Ref) -> None:
+    resource, _, _ = address(OF_FULL[ref])
+    made = foreign(OF_FULL[ref])
+    made["metadata"]["labels"][RUN_LABEL] = NAME
+    before = world.kube("POST", resource.path(world.namespace), made)
+    world.create(NAME, **FULL)
+    world.wait_told(NAME, f"{ref.kind} {ref.name} exists and is not of this run", timeout=45)
+    assert content(world.kube("GET", resource.path(world.namespace, ref.name))) == content(before)
+
+
+def test_pods_that_somebody_has_labelled_as_a_runs_own_stop_nobody(world: World) -> None:
+    world.start(NAME)
+    uid = world.run(NAME)["metadata"]["uid"]
+    for index, (attempt, ties) in enumerate((("1", {}), ("9" * 62, {"annotations": {"rlrun.io/run-uid": uid}}))):
+        labels = {RUN_LABEL: NAME, "rlrun.io/role": "trainer", "rlrun.io/attempt": attempt}
+        metadata = {"name": f"{NAME}-trainer-{index + 7}", "labels": labels, **ties}
+        pod = {"metadata": metadata, "spec": {"containers": [{"name": "trainer", "image": "x"}]}}
+        world.kube("POST", world.path("/api/v1", "pods"), pod)
+    world.renew(NAME, 2)
+    wait_for(lambda: world.status(NAME)["progress"]["step"], lambda step: step == 2, "the run goes on", timeout=60)
+    status = world.status(NAME)
+    assert (status["phase"], status["attempt"], status.get("restarts", 0)) == ("Running", 1, 0)
+
+
+def test_a_status_of_the_largest_numbers_stops_no_restart(world: World) -> None:
+    world.start(NAME)
+    most = 2**63 - 1
+    node = {"name": "bad name!", "until": "2999-01-01T00:00:00Z", "reason": "r"}
+    status = {"restarts": most, "restartsCountedTowardsMax": -most, "excludedNodes": [node]}
+    world.kube("PATCH", world.path("/apis/rlrun.io/v1alpha1", "rlruns", NAME) + "/status", {"status": status})
+    world.end_container(f"{NAME}-trainer-0", 1)
+    assert world.wait_phase(NAME, "Starting", attempt=2, timeout=90)["restarts"] == 1
