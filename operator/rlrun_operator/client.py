@@ -27,6 +27,8 @@ _JSON = "application/json"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_UNCHECKED = {"fieldValidation": "Ignore"}
+"""Else the API server reads each body once more, to warn of fields that it drops, and nobody here reads warnings."""
 _RBAC = re.compile(r'User "[^"]*" cannot \w+ resource')
 _QUOTA = re.compile(r"exceeded quota|failed quota")
 _PASSING = re.compile(
@@ -172,7 +174,7 @@ class Client:
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Json:
         """Server-side apply of a whole object."""
         resource, namespace, name = address(manifest)
-        query = {"fieldManager": MANAGER, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
+        query = {"fieldManager": MANAGER, "force": "true", **({"dryRun": "All"} if dry_run else _UNCHECKED)}
         return await self.request(
             "PATCH",
             "dry-run" if dry_run else "apply",
@@ -210,7 +212,7 @@ class Client:
                 "dry-run" if dry_run else "create",
                 resource.plural,
                 resource.path(namespace),
-                query={"fieldManager": MANAGER} | ({"dryRun": "All"} if dry_run else {}),
+                query={"fieldManager": MANAGER, **({"dryRun": "All"} if dry_run else _UNCHECKED)},
                 body=manifest,
                 write=not dry_run,
             )
@@ -235,8 +237,7 @@ class Client:
             "patch",
             resource.plural + (f"/{subresource}" if subresource else ""),
             resource.path(namespace, name, subresource),
-            # Else the API server reads the whole object once more, to warn of fields that it drops.
-            query={"fieldManager": MANAGER, "fieldValidation": "Ignore"},
+            query={"fieldManager": MANAGER, **_UNCHECKED},
             body=patch,
             content=_MERGE,
             write=True,

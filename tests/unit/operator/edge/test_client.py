@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from aiohttp import web
 
 from rlrun_operator.client import ApiError, UnavailableError
 from rlrun_operator.lease import NotLeadingError
@@ -81,6 +82,21 @@ async def test_creating_what_exists_leaves_it_alone() -> None:
     async with serving(api) as client:
         assert await client.create(pod()) is None
     assert api.objects[f"{PODS}/p"]["spec"] == {"mine": True}
+
+
+async def test_only_a_dry_run_has_its_fields_checked() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    class Api(FakeApi):
+        async def handle(self, request: web.Request) -> web.Response:
+            asked.append((request.method, request.query.get("fieldValidation")))
+            return await super().handle(request)
+
+    async with serving(Api()) as client:
+        await client.apply(pod(), dry_run=True)
+        await client.apply(pod())
+        await client.create(pod("q"))
+    assert asked == [("PATCH", None), ("PATCH", "Ignore"), ("POST", "Ignore")]
 
 
 async def test_deletion_spares_a_successor_of_the_same_name() -> None:
