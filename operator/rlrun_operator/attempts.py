@@ -76,7 +76,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return waits
     if (renewal := keys.renewal(case, attempt)) is not None:
         return restarting(case, renewal.message, renewal.reason, wake_in=0.0, **renewal.updates)
-    made = build.workloads(case.context(spec, attempt)).made
+    context = case.context(spec, attempt)
+    made = build.workloads(context).made
     recorded = case.past.attempt == attempt
     meant = case.past.spec_hash if recorded else case.spec_hash
     there = _there(case, attempt, meant, None if recorded else made)
@@ -100,11 +101,11 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nor has anybody asked yet what
         # has become of what is there, and its event has come already.
         return follow(case, attempt, updates=updates, apply=applies, wake_in=LOOK_AGAIN_SECONDS)
-    needs = build.prerequisites(case.context(spec, attempt))
+    needs = build.prerequisites(context)
     create = [child for child in needs.create if not _exists(case, child)]
     makes_key = keys.is_made_now(case)
     if makes_key and not there:  # what is there has read the one that was made before it
-        create.append(build.api_key_secret(case.context(spec, attempt), case.fresh_key))
+        create.append(build.api_key_secret(context, case.fresh_key))
     updates |= {
         "attempt": attempt,
         "start_time": case.past.start_time or rfc3339(case.now),
@@ -116,7 +117,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         "key_rotation_requested_at": (rotation_request(case) if not case.attempt else None)
         or case.past.key_rotation_requested_at,
         "spec_hash": case.spec_hash,
-        "config_hash": build.config(case.context(spec, attempt)).hash(),
+        "config_hash": context.config.hash(),
         "checkpoint": case.past.checkpoint.model_copy(update={"resumed_from_step": None}),
         "progress": _progress_of_before(case, spec),
     }

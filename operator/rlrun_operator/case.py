@@ -78,6 +78,8 @@ class Case:
         return self._present(str(found)) if found is not None else None
 
     def _present(self, mark: str | None) -> str | None:
+        if mark in (None, self.judgement.spec_hash):  # the marks of earlier releases cost as much as all else of a pass
+            return mark
         return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
 
     @cached_property

@@ -4,7 +4,7 @@
 attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`.
 """
 
-from rlrun_operator.build.context import Host, RunContext, config, former_spec_hashes, spec_hash
+from rlrun_operator.build.context import Host, RunContext, former_spec_hashes, spec_hash
 from rlrun_operator.build.eviction import eviction_budget
 from rlrun_operator.build.network import orchestrator_policy
 from rlrun_operator.build.objects import Prerequisites, api_key_secret, parts, prerequisites
@@ -16,7 +16,6 @@ __all__ = [
     "RunContext",
     "Workloads",
     "api_key_secret",
-    "config",
     "eviction_budget",
     "former_spec_hashes",
     "orchestrator_policy",

@@ -120,6 +120,31 @@ class RunContext:
         """DNS name that stands for all engines."""
         return f"{self.serving.inference}.{self._domain}"
 
+    @cached_property
+    def config(self) -> RunConfig:
+        """The resolved configuration of all roles, with the addresses that they have in the cluster."""
+        resolved = resolve(self.spec, name=self.name, uid=self.uid, output_dir=self.folder)
+        trainer: dict[str, Any] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
+        if self.colocated:
+            trainer["engine_urls"] = [f"http://127.0.0.1:{endpoints.ENGINE_PORT}"]
+        orchestrator = {
+            "host": ALL_ADDRESSES,
+            "metrics_port": endpoints.ORCHESTRATOR_PORT,
+            "trainer_url": f"http://{self.first_trainer}:{endpoints.TRAINER_PORT}",
+        }
+        engine = resolved.inference
+        if self.spec.task != "SFT":
+            orchestrator["inference_service"] = f"http://{self.engines}:{endpoints.ENGINE_PORT}"
+        if engine is not None:
+            engine = engine.model_copy(update={"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT})
+        return resolved.model_copy(
+            update={
+                "trainer": resolved.trainer.model_copy(update=trainer),
+                "inference": engine,
+                "orchestrator": resolved.orchestrator.model_copy(update=orchestrator),
+            }
+        )
+
     @property
     def _domain(self) -> str:
         return f"{self.namespace}.svc.{self.settings.cluster_domain}"
@@ -178,31 +203,6 @@ def _unworded(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {k: _unworded(v) for k, v in schema.items() if not (k in ("description", "title") and isinstance(v, str))}
-
-
-def config(ctx: RunContext) -> RunConfig:
-    """The resolved configuration of all roles, with the addresses that they have in the cluster."""
-    resolved = resolve(ctx.spec, name=ctx.name, uid=ctx.uid, output_dir=ctx.folder)
-    trainer: dict[str, Any] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
-    if ctx.colocated:
-        trainer["engine_urls"] = [f"http://127.0.0.1:{endpoints.ENGINE_PORT}"]
-    orchestrator = {
-        "host": ALL_ADDRESSES,
-        "metrics_port": endpoints.ORCHESTRATOR_PORT,
-        "trainer_url": f"http://{ctx.first_trainer}:{endpoints.TRAINER_PORT}",
-    }
-    engine = resolved.inference
-    if ctx.spec.task != "SFT":
-        orchestrator["inference_service"] = f"http://{ctx.engines}:{endpoints.ENGINE_PORT}"
-    if engine is not None:
-        engine = engine.model_copy(update={"host": ALL_ADDRESSES, "port": endpoints.ENGINE_PORT})
-    return resolved.model_copy(
-        update={
-            "trainer": resolved.trainer.model_copy(update=trainer),
-            "inference": engine,
-            "orchestrator": resolved.orchestrator.model_copy(update=orchestrator),
-        }
-    )
 
 
 def metadata(

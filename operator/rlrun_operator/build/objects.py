@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlrun_operator.build.context import RunContext, config, metadata
+from rlrun_operator.build.context import RunContext, metadata
 from rlrun_operator.build.eviction import eviction_budget, has_engines_to_keep
 from rlrun_operator.build.network import network_policies, services
 from rlrun_operator.state import Manifest
@@ -28,7 +28,7 @@ class Prerequisites(NamedTuple):
 
 def prerequisites(ctx: RunContext) -> Prerequisites:
     """Everything but the Secret and the workloads, in the order in which it should appear."""
-    text = config(ctx).model_dump_json(indent=1, by_alias=False) + "\n"
+    text = ctx.config.model_dump_json(indent=1, by_alias=False) + "\n"
     return Prerequisites(create=(*_claim(ctx), _lease(ctx)), apply=_parts(ctx, text))
 
 

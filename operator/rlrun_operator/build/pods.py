@@ -8,7 +8,7 @@ from typing import Any
 from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
 from rlrun_operator import placement
 from rlrun_operator.build import containers, environments, security, volume
-from rlrun_operator.build.context import RunContext, config, config_format, mark
+from rlrun_operator.build.context import RunContext, config_format, mark
 from rlrun_operator.build.merge import merge
 from rlrun_operator.names import CONFIG_ANNOTATION, RUN_UID_ANNOTATION, Role, labels
 
@@ -122,7 +122,7 @@ def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
     ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
     annotations = {RUN_UID_ANNOTATION: ctx.uid}
     if role == "inference":  # alone in outliving the attempt that wrote the file
-        engine = config(ctx).inference
+        engine = ctx.config.inference
         read = engine.model_dump(mode="json", exclude=_EDITED_WHILE_ENGINES_LIVE) if engine is not None else None
         annotations[CONFIG_ANNOTATION] = mark([config_format(), read])
     return {
