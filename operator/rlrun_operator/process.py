@@ -88,7 +88,7 @@ class Operator:
             again=self._workers.add,
         )
         self._streams = [Stream(resource, ns) for resource in WATCHED for ns in settings.namespaces or (None,)]
-        self._watches = Watches(self._streams, on_listed=self._listed)
+        self._watches = Watches(self._streams, on_listed=self._listed, known=self._store.knows)
         self._watcher = handlers.Watcher(
             settings.namespaces,
             server=connection.server,

@@ -139,6 +139,14 @@ class Store:
         """All objects of a kind."""
         return {i for i in self._objects if i[0] == kind and namespace in (None, i[1])}
 
+    def knows(self, found: Manifest) -> bool:
+        """Whether `put` would leave this state of an object out: this or a later one is here. May be asked from another thread."""
+        metadata = found["metadata"]
+        if metadata["uid"] in self._dead:
+            return True
+        known = self._objects.get((found["kind"], metadata.get("namespace", ""), metadata["name"]))
+        return known is not None and not _newer(found, known)
+
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """One object."""
         return self._objects.get((kind, namespace, name))

@@ -59,11 +59,13 @@ class Watches:
     Args:
         streams: what kopf is going to watch.
         on_listed: called when a watch opens that follows a list: whatever was deleted before is not going to be told by it.
+        known: whether the operator has this state of an object already, from the answer to its own write; asked in the watches' thread.
         clock: steady seconds.
     """
 
     streams: Iterable[Stream]
     on_listed: Callable[[Stream], None] = lambda stream: None
+    known: Callable[[Manifest], bool] = lambda found: False
     clock: Callable[[], float] = time.monotonic
     _by_path: dict[str, Stream] = field(init=False)
     _states: dict[Stream, _State] = field(init=False)
@@ -107,7 +109,8 @@ class Watches:
             state.listed = True
             return response
         state.alive_at = self.clock()
-        response.content = _Tap(response.content, stream.resource, lambda: self._heard(state), state.told)  # type: ignore[assignment]
+        tap = _Tap(response.content, stream.resource, lambda: self._heard(state), state.told, self.known)
+        response.content = tap  # type: ignore[assignment]
         if state.listed:
             state.listed = False
             state.told.clear()
@@ -122,14 +125,22 @@ class _Tap:
     """A watch's content that tells of each chunk, and whose events are thinned out before kopf handles them.
 
     Most of what a watch brings is never read here: managed fields, pod templates, counts of other controllers. An event that changes
-    nothing but those ends here; it would cost kopf a millisecond.
+    nothing but those ends here, and so does the echo of an own write; it would cost kopf a millisecond.
     """
 
-    def __init__(self, content: Any, resource: Resource, heard: Callable[[], None], told: dict[str, int]) -> None:
+    def __init__(
+        self,
+        content: Any,
+        resource: Resource,
+        heard: Callable[[], None],
+        told: dict[str, int],
+        known: Callable[[Manifest], bool],
+    ) -> None:
         self._content = content
         self._resource = resource
         self._heard = heard
         self._told = told
+        self._known = known
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         rest = b""
@@ -166,6 +177,8 @@ class _Tap:
             return b""
         else:
             self._told[uid] = content
+            if self._known(slim):
+                return b""
         return to_json({"type": kind, "object": slim}) + b"\n"
 
 

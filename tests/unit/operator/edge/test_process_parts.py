@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any, get_args
 
 import aiohttp
@@ -15,6 +16,7 @@ from rlrun_operator import health, logs, preflight
 from rlrun_operator.metrics import PHASES, Metrics
 from rlrun_operator.resources import BY_KIND, POD, STATEFUL_SET, WATCHED, Resource
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
+from rlrun_operator.state import Manifest
 from rlrun_operator.store import Store
 from rlrun_operator.watches import STALE_SECONDS, Stream, Watches
 from tests.unit.operator.edge.fake_api import FakeApi, serving
@@ -195,12 +197,12 @@ def unused_port() -> int:
 class Kopf:
     """Sends requests through the middleware as kopf's session would."""
 
-    def __init__(self, resource: Resource = POD) -> None:
+    def __init__(self, resource: Resource = POD, known: Callable[[Manifest], bool] = lambda found: False) -> None:
         self.time = 0.0
         self.listed: list[Stream] = []
         self.accepts: list[str] = []
         self.stream = Stream(resource, "team-a")
-        self.watches = Watches([self.stream], on_listed=self.listed.append, clock=lambda: self.time)
+        self.watches = Watches([self.stream], on_listed=self.listed.append, known=known, clock=lambda: self.time)
 
     async def send(
         self, *, watch: bool, chunks: tuple[bytes, ...] = (), status: int = 200, at: tuple[float, ...] = ()
@@ -310,6 +312,30 @@ async def test_of_a_part_no_more_than_its_metadata_is_asked_for_and_kept() -> No
         store.put(each, 0.0)
     (kept,) = store.children(("ns", "a"))
     assert json.loads(kept["held"]) == {"f:metadata": {}, "f:spec": {}}
+
+
+async def test_kopf_is_spared_the_echo_of_an_own_write() -> None:
+    def event(kind: str, version: int, phase: str) -> bytes:
+        return (
+            json.dumps({"type": kind, "object": make("Pod", "p", version, run="a", status={"phase": phase})}).encode()
+            + b"\n"
+        )
+
+    store = Store()
+    store.put(make("Pod", "p", 2, run="a", status={"phase": "Pending"}), 0.0)
+    kopf = Kopf(known=store.knows)
+    sent = (event("ADDED", 2, "Pending"), event("MODIFIED", 3, "Running"), event("DELETED", 4, "Running"))
+    told = [json.loads(line) for line in (await kopf.send(watch=True, chunks=sent)).splitlines()]
+    assert [each["type"] for each in told] == ["MODIFIED", "DELETED"]
+    assert not store.knows(told[0]["object"]), "what is asked is whether the store would take it in"
+    store.put(told[0]["object"], 0.0)
+    assert store.knows(told[0]["object"])
+    other = make("Pod", "p", 9, run="a")
+    other["metadata"]["uid"] = "another"
+    assert not store.knows(other)
+    uid = told[1]["object"]["metadata"]["uid"]
+    store.remove("Pod", "ns", "p", uid)
+    assert store.knows(told[0]["object"]), "a late event of what is gone"
 
 
 async def test_kopf_is_spared_events_that_change_nothing_that_is_read() -> None:
