@@ -74,7 +74,7 @@ class Operator:
             on_change=self._place_changed,
         )
         self._poster = Poster(self._client, settings.pod_name)
-        self._workers: Workers[Key] = Workers(self._reconcile, self._failed)
+        self._workers: Workers[Key] = Workers(self._reconcile, self._failed, is_new=self._is_new)
         self._feed = Feed(self._store, self._client, self._workers.add)
         self._reconciler = Reconciler(
             decide=decide,
@@ -286,6 +286,11 @@ class Operator:
                 await self._poster.post(run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served(place, other)))
             return
         await self._reconciler.reconcile(key)
+
+    def _is_new(self, key: Key) -> bool:
+        """Whether nothing was made for a run yet: that takes twenty requests, and what comes later one or none."""
+        run = self._store.get(RLRUN.kind, *key)
+        return run is not None and not (run.get("status") or {}).get("attempt")
 
     def _place_of(self, run: Manifest) -> Place | None:
         """Where a run is looked after; None: by an operator of another name."""

@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
-CONCURRENCY = 8
+CONCURRENCY = 16
 """Keys in work at a time. Work is mostly waiting for the API server."""
 
 
@@ -26,10 +26,20 @@ class WorkQueue(Generic[K]):
 
     Keys come out in the order in which they became ready, so a busy key cannot starve the others. A key that is added while it is in
     work comes out once more afterwards. A key that failed does not come out before its pause is over, whatever adds it.
+
+    Work on a new key is long, and a thousand may come at once: of those no more than `most_new` are in work while another one is ready.
+
+    Args:
+        is_new: asked when a key becomes ready.
+        most_new: at least 1.
     """
 
-    def __init__(self) -> None:
-        self._ready: OrderedDict[K, float] = OrderedDict()
+    def __init__(self, is_new: Callable[[K], bool] = lambda key: False, most_new: int = CONCURRENCY // 2) -> None:
+        self._is_new = is_new
+        self._most_new = most_new
+        self._known: OrderedDict[K, float] = OrderedDict()
+        self._new: OrderedDict[K, float] = OrderedDict()
+        self._begun: set[K] = set()
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._sequence = 0
@@ -43,7 +53,7 @@ class WorkQueue(Generic[K]):
         """Let `key` come out after `delay` seconds; of several delays the shortest holds."""
         at = max(now + delay, self._not_before.get(key, now))
         if at > now:
-            if key not in self._ready and at < self._due.get(key, float("inf")):
+            if not self._is_ready(key) and at < self._due.get(key, float("inf")):
                 self._due[key] = at
                 self._sequence += 1
                 heapq.heappush(self._heap, (at, self._sequence, key))
@@ -52,14 +62,20 @@ class WorkQueue(Generic[K]):
         if key in self._active:
             self._again.add(key)
         else:
-            self._ready.setdefault(key, now)
+            self._enter(key, now)
 
     def pop(self, now: float) -> K | None:
         """The next key, which is in work from now on; None when none is ready."""
         self._promote(now)
-        if not self._ready:
+        lanes = [lane for lane in (self._known, self._new) if lane]
+        if not lanes:
             return None
-        key, _ = self._ready.popitem(last=False)
+        if len(lanes) == 2:
+            enough = len(self._begun) >= self._most_new
+            lanes = [self._known if enough else min(lanes, key=_oldest)]
+        key, _ = lanes[0].popitem(last=False)
+        if lanes[0] is self._new:
+            self._begun.add(key)
         self._active[key] = self._taken_at = now
         return key
 
@@ -99,12 +115,12 @@ class WorkQueue(Generic[K]):
     def depth(self, now: float) -> int:
         """Keys that could be worked on now and are not."""
         self._promote(now)
-        return len(self._ready)
+        return len(self._known) + len(self._new)
 
     def age(self, now: float) -> float:
         """Seconds since the oldest ready key became ready."""
         self._promote(now)
-        return now - next(iter(self._ready.values())) if self._ready else 0.0
+        return max((now - _oldest(lane) for lane in (self._known, self._new) if lane), default=0.0)
 
     def standstill(self, now: float) -> float:
         """Seconds for which keys have been ready and none has come out."""
@@ -114,8 +130,16 @@ class WorkQueue(Generic[K]):
         """Seconds since the oldest key in work came out."""
         return now - min(self._active.values()) if self._active else 0.0
 
+    def _is_ready(self, key: K) -> bool:
+        return key in self._known or key in self._new
+
+    def _enter(self, key: K, at: float) -> None:
+        if not self._is_ready(key):
+            (self._new if self._is_new(key) else self._known)[key] = at
+
     def _finish(self, key: K, now: float) -> None:
         self._active.pop(key, None)
+        self._begun.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key, now)
@@ -127,7 +151,12 @@ class WorkQueue(Generic[K]):
             if key in self._active:
                 self._again.add(key)
             else:
-                self._ready.setdefault(key, at)
+                self._enter(key, at)
+
+
+def _oldest(lane: OrderedDict[K, float]) -> float:
+    """When the first key of a lane that has one became ready."""
+    return next(iter(lane.values()))
 
 
 class Workers(Generic[K]):
@@ -136,6 +165,7 @@ class Workers(Generic[K]):
     Args:
         work: what to do with one key. An exception is a failure: the key is retried.
         on_failure: told of each failure, with the pause in seconds until the retry.
+        is_new: see `WorkQueue`; half of the places at most are for such keys while others wait.
     """
 
     def __init__(
@@ -143,10 +173,11 @@ class Workers(Generic[K]):
         work: Callable[[K], Awaitable[None]],
         on_failure: Callable[[K, Exception, float], None],
         *,
+        is_new: Callable[[K], bool] = lambda key: False,
         concurrency: int = CONCURRENCY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.queue: WorkQueue[K] = WorkQueue()
+        self.queue: WorkQueue[K] = WorkQueue(is_new, max(1, concurrency // 2))
         self._work = work
         self._on_failure = on_failure
         self._concurrency = concurrency

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, get_args
 
 import aiohttp
 import pytest
+from kubernetes.client import Configuration
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rlrun.api.status import Phase
 from rlrun_operator import health, logs, preflight
+from rlrun_operator.connection import Connection
+from rlrun_operator.decide import decide
 from rlrun_operator.metrics import PHASES, Metrics
+from rlrun_operator.process import Operator
 from rlrun_operator.resources import BY_KIND, POD, STATEFUL_SET, WATCHED, Resource
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
 from rlrun_operator.state import Manifest
@@ -477,3 +482,21 @@ def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureF
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
+
+async def test_a_run_is_new_until_its_first_attempt_is_on_record() -> None:
+    async with serving(FakeApi()) as client:
+        operator = Operator(OperatorSettings(), Connection(Configuration(host=client._server)), decide)
+        try:
+            most = operator._workers.queue._most_new
+            for number in range(most + 1):
+                operator._store.put(make("RLRun", f"new-{number}", 1, spec={}, status={"phase": "Pending"}), 0.0)
+                operator._workers.add(("ns", f"new-{number}"))
+            operator._store.put(make("RLRun", "old", 1, spec={}, status={"phase": "Running", "attempt": 1}), 0.0)
+            operator._workers.add(("ns", "old"))
+            operator._workers.add(("ns", "gone"))
+            now = time.monotonic()
+            order = [operator._workers.queue.pop(now) for _ in range(most + 3)]
+            assert order[most:] == [("ns", "old"), ("ns", "gone"), ("ns", f"new-{most}")]
+        finally:
+            await operator._session.close()

@@ -79,6 +79,40 @@ def test_pauses_end_when_their_cause_is_over() -> None:
     assert [queue.pop(0.1), queue.pop(0.1)] == ["a", "b"]
 
 
+def test_a_thousand_new_keys_leave_half_of_the_places_to_the_others() -> None:
+    queue: WorkQueue[str] = WorkQueue(is_new=lambda key: key.startswith("new"), most_new=2)
+    for number in range(1000):
+        queue.add(f"new-{number}", 0.0)
+    assert [queue.pop(1.0) for _ in range(3)] == ["new-0", "new-1", "new-2"], "nobody else needs the places"
+    queue.add("trains", 1.0)
+    queue.add("fails", 1.0)
+    assert [queue.pop(2.0) for _ in range(3)] == ["trains", "fails", "new-3"], (
+        "others do not wait for the new ones before them"
+    )
+    for key in ("new-0", "new-1", "new-2", "trains"):
+        queue.done(key, 3.0)
+    queue.add("trains", 3.0)
+    assert queue.pop(4.0) == "new-4", "nor do new ones starve: one is in work, and the oldest of all is new"
+    assert queue.pop(4.0) == "trains"
+    assert queue.depth(5.0) == 995
+    assert queue.age(5.0) == 5.0
+
+
+def test_a_key_is_new_or_not_as_it_is_when_it_becomes_ready() -> None:
+    begun: set[str] = set()
+    queue: WorkQueue[str] = WorkQueue(is_new=lambda key: key not in begun, most_new=1)
+    for key in ("a", "b", "c"):
+        queue.add(key, 0.0)
+    assert queue.pop(0.0) == "a"
+    begun.add("a")
+    queue.add("a", 0.0)
+    queue.add("a", 0.5, delay=0.2)
+    queue.done("a", 1.0)
+    assert [queue.pop(1.0) for _ in range(4)] == ["b", "a", "c", None], (
+        "what has begun overtakes, and stands in one line only"
+    )
+
+
 def test_age_and_depth_tell_how_long_ready_keys_wait() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("later", 0.0, delay=10.0)
