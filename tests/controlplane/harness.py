@@ -75,9 +75,7 @@ class Kube:
         data = None if body is None else json.dumps(body)
         for again in (True, False):
             if self._connection is None:
-                self._connection = http.client.HTTPSConnection(
-                    self._host.hostname or "", self._host.port, context=self._tls, timeout=10
-                )
+                self._connection = self.connect()
             try:
                 self._connection.request(method, path, data, {"Content-Type": kind})
                 response = self._connection.getresponse()
@@ -90,6 +88,12 @@ class Kube:
                     raise
         assert response.status < 400 or not ok, f"{method} {path}: {answer.get('message')}"
         return answer
+
+    def connect(self, seconds: float = 10.0) -> http.client.HTTPSConnection:
+        """A connection of its own, for what is no JSON of one object; `seconds`: longest silence on it."""
+        return http.client.HTTPSConnection(
+            self._host.hostname or "", self._host.port, context=self._tls, timeout=seconds
+        )
 
     def get(self, path: str) -> Json | None:
         """An object, or None."""
