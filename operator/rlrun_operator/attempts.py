@@ -65,13 +65,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     """Make what `attempt` needs and does not have yet."""
     if case.forbidden:
         return fail(case, reasons.FORBIDDEN, case.forbidden)
-    if case.taken is not None:
-        return _wait_for_name(case, case.taken)
-    if case.strangers:
-        return _wait_for_strangers(case)
-    if case.claim_is_ending and case.attempt < attempt:
-        return _free_claim(case)
-    waits = _wait_for_host(case, attempt)
+    waits = _wait_for_others(case, attempt)
     if waits is not None:
         return waits
     if (renewal := keys.renewal(case, attempt)) is not None:
@@ -101,28 +95,16 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nor has anybody asked yet what
         # has become of what is there, and its event has come already.
         return follow(case, attempt, updates=updates, apply=applies, wake_in=LOOK_AGAIN_SECONDS)
+    updates |= _beginning(case, spec, attempt, config_hash=context.config.hash())
+    if whole:
+        # All that it needs was made before its workloads. Where admission refuses any of that now, the attempt goes on record
+        # all the same: what becomes of it is acted on from then on, and `follow` repairs what it lacks.
+        return follow(case, attempt, updates=updates, wake_in=0.0)
     needs = build.prerequisites(context)
     create = [child for child in needs.create if not _exists(case, child)]
     makes_key = keys.is_made_now(case)
     if makes_key and not there:  # what is there has read the one that was made before it
         create.append(build.api_key_secret(context, case.fresh_key))
-    updates |= {
-        "attempt": attempt,
-        "start_time": case.past.start_time or rfc3339(case.now),
-        "completion_time": None,
-        "next_retry_time": None,
-        "max_steps": spec.max_steps,
-        "restart_requested_at": restart_request(case) or case.past.restart_requested_at,
-        "key_attempt": case.key_attempt or None,
-        "key_rotation_requested_at": (rotation_request(case) if not case.attempt else None)
-        or case.past.key_rotation_requested_at,
-        "spec_hash": case.spec_hash,
-        "config_hash": context.config.hash(),
-        "checkpoint": case.past.checkpoint.model_copy(update={"resumed_from_step": None}),
-        "progress": _progress_of_before(case, spec),
-    }
-    if case.host is not None:
-        updates["shared_with"] = SharedWithStatus(run=case.host.name, attempt=case.host.attempt)
     begins = follow(
         case,
         attempt,
@@ -133,6 +115,49 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     )
     asks = not makes_key and case.attempt < attempt
     return replace(begins, ask=keys.secret(case, spec)) if asks else begins
+
+
+def _beginning(case: Case, spec: RLRunSpec, attempt: int, *, config_hash: str) -> dict[str, Any]:
+    """Fields of the status that put `attempt` on record."""
+    fields: dict[str, Any] = {
+        "attempt": attempt,
+        "start_time": case.past.start_time or rfc3339(case.now),
+        "completion_time": None,
+        "next_retry_time": None,
+        "max_steps": spec.max_steps,
+        "restart_requested_at": restart_request(case) or case.past.restart_requested_at,
+        "key_attempt": case.key_attempt or None,
+        "key_rotation_requested_at": (rotation_request(case) if not case.attempt else None)
+        or case.past.key_rotation_requested_at,
+        "spec_hash": case.spec_hash,
+        "config_hash": config_hash,
+        "checkpoint": case.past.checkpoint.model_copy(update={"resumed_from_step": None}),
+        "progress": _progress_of_before(case, spec),
+    }
+    if case.host is not None:
+        fields["shared_with"] = SharedWithStatus(run=case.host.name, attempt=case.host.attempt)
+    return fields
+
+
+def _wait_for_others(case: Case, attempt: int) -> Decision | None:
+    """What is done while names, claim or host are not free for `attempt`; None: they are, or it needs none of them any more."""
+    if not _is_whole(case, attempt):
+        if case.taken is not None:
+            return _wait_for_name(case, case.taken)
+        if case.strangers:
+            return _wait_for_strangers(case)
+        if case.claim_is_ending and case.attempt < attempt:
+            return _free_claim(case)
+    return _wait_for_host(case, attempt)
+
+
+def _is_whole(case: Case, attempt: int) -> bool:
+    """Whether all workloads of `attempt` exist: it works, whether it is on record or not."""
+    trainer = case.statefulset
+    trains = trainer is not None and attempt_of(trainer["metadata"]) == attempt
+    served = case.deployment is not None or not case.serves
+    own = case.trains and case.host_name is None
+    return case.orchestrator(attempt) is not None and (trains or not own) and served
 
 
 def _untried(spec: RLRunSpec, made: Sequence[Manifest]) -> tuple[Manifest, ...]:

@@ -55,8 +55,8 @@ def not_failed(past: Sequence[Condition]) -> dict[str, Say]:
     )
 
 
-def phase(conditions: Sequence[Condition]) -> Phase:
-    """Phase of the run. Complete and Failed absorb."""
+def phase(conditions: Sequence[Condition], attempt: int) -> Phase:
+    """Phase of the run. Complete and Failed absorb. One of whose attempts none is on record (`attempt` is 0) is Pending at most."""
     if is_true(conditions, reasons.COMPLETE):
         return "Complete"
     if is_true(conditions, reasons.FAILED):
@@ -70,7 +70,7 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"
     scheduled = find(conditions, reasons.SCHEDULED)
-    if scheduled is None or scheduled.reason in (reasons.PREVIOUS_RUN_ENDING, reasons.NAME_TAKEN):
+    if not attempt or scheduled is None or scheduled.reason in (reasons.PREVIOUS_RUN_ENDING, reasons.NAME_TAKEN):
         return "Pending"
     return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
 

@@ -19,7 +19,7 @@ from rlrun_operator.client import ApiError, Client, UnavailableError
 from rlrun_operator.conditions import phase, raw_conditions
 from rlrun_operator.events import Poster
 from rlrun_operator.follow import TAKEN_SECONDS
-from rlrun_operator.judge import bounded, forget
+from rlrun_operator.judge import bounded, forget, shorten
 from rlrun_operator.metrics import Metrics
 from rlrun_operator.names import Names
 from rlrun_operator.observe import LookUps, observe
@@ -44,7 +44,7 @@ KEPT_OUT_SECONDS, LONGEST_KEPT_OUT_SECONDS = 10.0, 60.0
 """Seconds until the next try when admission keeps an object out; always the first where it is a quota, else doubled each time."""
 SETTLE_SECONDS = 0.2
 """Look at the result of own writes, and at a burst of events of other controllers, after this long."""
-_OF_LIFE = (reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
+_OF_LIFE = (reasons.SUSPENDED, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
 log = logging.getLogger(__name__)
 
 
@@ -341,7 +341,8 @@ def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
         before: Mapping[str, Any] = run.get("status") or {}
         told = {name: status[name] for name in ("reason", "message") if name in status}
         conditions = _where_it_was(before, status)
-        now = phase(read_status({"conditions": conditions}).conditions)
+        then = read_status({**before, "conditions": conditions})
+        now = phase(then.conditions, then.attempt)
         status = {**before, **told, "phase": now, "conditions": conditions}
     return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())
 
@@ -352,6 +353,9 @@ def _where_it_was(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[A
     They speak of no later generation than the status does: an edit that waits is not acted on.
     """
     kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
+    if (resting := kept.get(reasons.SUSPENDED, {})).get("status") == "True":
+        message = shorten(f"the run stays suspended: {after.get('message', '')}")
+        kept[reasons.SUSPENDED] = {**resting, "message": message}
     seen = {name: before[name] for name in ("observedGeneration",) if name in before}
     found = [c for c in raw_conditions(after) if c["type"] not in kept]
     new = [{name: value for name, value in c.items() if name != "observedGeneration"} | seen for c in found]

@@ -46,7 +46,7 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
         update={
             "observed_generation": case.generation,
             "conditions": conditions,
-            "phase": phase(conditions),
+            "phase": phase(conditions, updates.get("attempt", past.attempt)),
             "reason": first.reason if first else None,
             "message": first.message if first else None,
             "guests": case.joined_guests or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlrun_operator.names import ROLE_LABEL
+from tests.sim.cluster.admission import Refusal
 from tests.sim.history import replay
 from tests.sim.world import World
 
@@ -251,3 +252,63 @@ def test_a_refusal_of_before_the_attempt_is_not_told() -> None:
 
 def test_a_run_whose_lease_has_the_name_of_somebody_elses_goes_on() -> None:
     replay([("calm", 8, 3), ("name taken", 4, 6), ("long wait", 6, 10)], seed=1222)
+
+
+def test_a_run_whose_first_attempt_is_refused_has_not_started() -> None:
+    world = World(seed=956)
+    world.api.refusals.append(Refusal(world.mark(), "webhook", "ConfigMap"))
+    world.calm(3)
+    assert (world.status["phase"], world.status.get("attempt", 0)) == ("Pending", 0)
+    replay([("refused", 6, 3), ("calm", 10, 4)], seed=956)
+
+
+def test_an_attempt_that_was_made_unseen_goes_on_record_although_a_service_is_refused() -> None:
+    steps = [
+        ("workload made unheard", 11, 10),
+        ("calm", 0, 1),
+        ("controllers", 5, 8),
+        ("events lost", 9, 11),
+        ("calm", 4, 1),
+        ("refused", 1, 5),
+        ("calm", 9, 4),
+    ]
+    replay(steps, seed=18)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_attempt_that_was_never_put_on_record_is_although_admission_refuses_what_it_has(restarted: bool) -> None:
+    """Its failures would be seen by nobody."""
+    world = World(seed=1)
+    attempt = 1 + restarted
+    if restarted:
+        world.calm(9)
+        pod = world.cluster.pod("trainer", 0)
+        assert pod is not None
+        world.cluster.exit(pod, 1)
+        world.calm(1)
+    while world.api.get("Pod", f"run-orchestrator-{attempt}") is None:
+        world.hear()
+        world.operate(1)
+        world.cluster.round()
+        world.pass_time(0.5)
+        assert world.operator.requests < 1000
+    world.restart_operator()
+    world.api.refusals.append(Refusal(world.mark(), "webhook", "Service"))
+    world.stand()
+    assert (world.status["phase"], world.status["attempt"]) == ("Running", attempt)
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Deployment", "Service"])
+def test_a_run_whose_resumption_is_refused_stays_suspended_and_nothing_has_failed(kind: str) -> None:
+    world = World(seed=1)
+    world.calm(12)
+    world.edit(suspend=True)
+    world.calm(12)
+    refusal = Refusal(world.mark(), "webhook", kind)
+    world.api.refusals.append(refusal)
+    world.edit(suspend=False)
+    world.stand()
+    assert (world.status["phase"], world.status["attempt"]) == ("Suspended", 1)
+    assert refusal.mark in world.status["message"]
+    world.rest()
+    assert (world.status["phase"], world.status["attempt"], world.status.get("restarts", 0)) == ("Running", 2, 0)

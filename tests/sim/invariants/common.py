@@ -27,7 +27,7 @@ class Said(NamedTuple):
 def derived(status: Json) -> str:
     """The phase that the conditions say."""
     said = [Said(c["type"], c["status"], c["reason"]) for c in status.get("conditions", ())]
-    return phase(said)  # type: ignore[arg-type]
+    return phase(said, status.get("attempt", 0))  # type: ignore[arg-type]
 
 
 def may_go_on(status: Json) -> bool:

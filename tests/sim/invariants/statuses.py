@@ -145,11 +145,20 @@ def training_is_of_this_attempt(world: World, old: Json, new: Json) -> str | Non
     said = next((c for c in new.get("conditions", ()) if c["type"] == reasons.PROGRESSING), {})
     if said.get("reason") != reasons.TRAINING or world.run is None:
         return None
-    attempt = (
-        new.get("attempt") or world.cluster.newest_attempt()
-    )  # 0: one that is made, and that a refusal keeps off the record
-    reported = (world.run["metadata"]["uid"], attempt) in world.cluster.reported
+    reported = (world.run["metadata"]["uid"], new.get("attempt", 0)) in world.cluster.reported
     return None if reported else f"attempt {new.get('attempt')} trains, and has not reported anything"
+
+
+def what_resumes_begins_an_attempt(world: World, old: Json, new: Json) -> str | None:
+    """The one that was suspended has no pods, which would be taken for a failure."""
+    over, goes_on = derived(old) == "Suspended", derived(new) in ("Starting", "Running", "Restarting")
+    same = old.get("attempt", 0) == new.get("attempt", 0) > 0
+    return f"Suspended became {derived(new)} in attempt {new['attempt']}" if over and goes_on and same else None
+
+
+def what_runs_has_a_number(world: World, old: Json, new: Json) -> str | None:
+    phase = derived(new)
+    return f"phase {phase} without an attempt" if phase in ("Starting", "Running") and not new.get("attempt") else None
 
 
 STEPS: tuple[Callable[[World, Json, Json], str | None], ...] = (
@@ -167,4 +176,6 @@ STEPS: tuple[Callable[[World, Json, Json], str | None], ...] = (
     suspended_is_without_pods,
     only_what_lasts_fails_a_run,
     training_is_of_this_attempt,
+    what_resumes_begins_an_attempt,
+    what_runs_has_a_number,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlrun_operator import reasons
-from tests.sim.invariants.common import TERMINAL, derived
+from rlrun_operator.names import attempt_of
+from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -15,7 +16,7 @@ def told_truly(world: World) -> str | None:
     """What is wrong with the words of a status after a long wait in which nothing changed."""
     if world.memory.edited or world.run is None or derived(world.status) in TERMINAL:
         return None
-    return over(world) or unnamed(world)
+    return over(world) or unnamed(world) or unrecorded(world)
 
 
 def over(world: World) -> str | None:
@@ -48,6 +49,15 @@ def unnamed(world: World) -> str | None:
     if not quiet or not (present or names) or any(word in message for word in (*present, *names)):
         return None
     return f"told_truly: {[*present, *names]} keep the run waiting; it says {status.get('reason')}: {message}"
+
+
+def unrecorded(world: World) -> str | None:
+    """An attempt that trains and is not on record: nobody acts on what becomes of it."""
+    orchestrator = world.cluster.training()
+    if orchestrator is None or world.late is not None or not is_of_the_run(world, orchestrator):
+        return None
+    trains, known = attempt_of(orchestrator["metadata"]), world.status.get("attempt", 0)
+    return None if trains == known else f"told_truly: attempt {trains} trains, and attempt {known} is on record"
 
 
 def _is_restarting_for_long(world: World) -> bool:

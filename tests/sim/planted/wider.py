@@ -18,7 +18,9 @@ from rlrun_operator import (
     keys,
     parts,
     policy,
+    reasons,
     reconcile,
+    report,
     suspend,
     volumes,
 )
@@ -156,6 +158,16 @@ def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> 
     put(stack, decide, "_mended", lambda found: False)
 
 
+def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None:
+    """The attempt that was suspended is judged by its pods, of which there are none."""
+    put(stack, reconcile, "_OF_LIFE", tuple(kind for kind in reconcile._OF_LIFE if kind != reasons.SUSPENDED))
+
+
+def what_has_no_number_is_called_starting(stack: contextlib.ExitStack) -> None:
+    for module in (report, reconcile):
+        put(stack, module, "phase", lambda conditions, attempt, real=module.phase: real(conditions, 1))
+
+
 def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
     put(stack, reconcile, "KEPT_OUT_SECONDS", 1e9)
     put(stack, reconcile, "LONGEST_KEPT_OUT_SECONDS", 1e9)
@@ -237,6 +249,8 @@ WIDER: tuple[Plant, ...] = (
     a_webhook_that_is_away_is_told_to_nobody,
     what_was_refused_is_told_for_ever,
     a_rejection_outlives_the_edit_that_mends_it,
+    a_refused_resumption_is_taken_for_begun,
+    what_has_no_number_is_called_starting,
     what_was_kept_out_is_never_tried_again,
     another_release_renders_what_runs_again,
     a_new_leader_believes_its_first_list,

@@ -166,3 +166,31 @@ def test_a_complete_run_waits_for_nothing() -> None:
         kube.tick()
     assert kube.status["phase"] == "Complete"
     assert "waitingOn" not in kube.status["progress"]
+
+
+@pytest.mark.parametrize("taken", [None, "Service run-trainer"])
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_an_attempt_that_is_made_and_not_on_record_goes_there_whatever_else_is_refused(
+    attempt: int, taken: str | None
+) -> None:
+    """What it was begun with is not asked for again: a refusal would keep it off the record, and its failures unseen."""
+    kube = Kube()
+    if attempt == 2:
+        kube.start()
+        kube.exit("trainer", code=1)
+        kube.do(kube.decide())
+        kube.lingering = set()
+        while (decision := kube.decide()).status["attempt"] == 1:
+            kube.do(decision)
+            kube.controllers()
+            kube.now += 1
+    decision = kube.decide()
+    kube.do(decision, stop_after=len((*decision.create, *decision.apply)))  # and the operator dies
+    kube.taken = taken
+    made = kube.decide()
+    assert (made.create, made.apply, made.dry_run, made.repair) == ((), (), (), ())
+    assert (made.status["phase"], made.status["attempt"], made.status["launchedAttempt"]) == (
+        "Starting",
+        attempt,
+        attempt,
+    )

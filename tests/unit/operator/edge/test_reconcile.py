@@ -447,9 +447,38 @@ async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as
         bench = Bench(api, client, brain)
         await bench.go()
     assert "exceeded quota: small" in bench.status["message"]
-    assert bench.status["phase"] == "Starting"
+    assert bench.status["phase"] == "Pending"
     assert "attempt" not in bench.status, "the attempt has not begun: the next pass must do all of it"
     assert STS not in api.objects
+
+
+async def test_a_run_whose_resumption_admission_refuses_stays_suspended() -> None:
+    """Its last attempt has no pods: taken for the one that goes on, it would fail for that."""
+    api = FakeApi()
+    api.hook = quota("a-trainer")
+    resting = {"type": "Suspended", "status": "True", "reason": "Suspended", "message": "no pod is left"}
+    resting["lastTransitionTime"] = STAMP
+    before = {"phase": "Suspended", "attempt": 1, "launchedAttempt": 1, "conditions": [resting]}
+
+    def brain(observed: Observed) -> Decision:
+        told = " ".join(event["message"] for event in observed.events)
+        said = [("Suspended", "False", "NotSuspended"), ("Scheduled", "False", "QuotaExceeded")]
+        conditions = [
+            {"type": kind, "status": truth, "reason": reason, "message": told, "lastTransitionTime": STAMP}
+            for kind, truth, reason in said
+        ]
+        status = {"phase": "Starting", "attempt": 2, "message": told, "conditions": conditions}
+        return Decision(status=status, apply=(Apply(child()),))
+
+    async with serving(api) as client:
+        bench = Bench(api, client, brain)
+        bench.store.put(api._store(RUN, {**api.objects[RUN], "status": before}), bench.time)
+        await bench.go()
+    assert (bench.status["phase"], bench.status["attempt"]) == ("Suspended", 1)
+    (told,) = [c for c in bench.status["conditions"] if c["type"] == "Suspended"]
+    assert told["status"] == "True"
+    assert "the run stays suspended: " in told["message"]
+    assert "exceeded quota: small" in told["message"]
 
 
 async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_pauses_and_nothing_is_made() -> None:
