@@ -52,7 +52,7 @@ FOUND_AT: dict[str, int] = {
     "what_has_no_number_is_called_starting": 18,
     "what_was_kept_out_is_never_tried_again": 84,
     "another_release_renders_what_runs_again": 3,
-    "a_new_leader_believes_its_first_list": 180,
+    "a_new_leader_believes_its_first_list": 1978,
     "a_second_operator_is_not_looked_for": 9954,
     "the_past_is_told_again_and_believed": 2,
 }

@@ -203,8 +203,12 @@ def a_second_operator_is_not_looked_for(stack: contextlib.ExitStack) -> None:
 
 def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
     """From one event of the world to another, children are applied without a look at what is there."""
-    begin, end, apply = getattr(World, begins), getattr(World, ends), Applier._apply
+    begin, end, apply, make = getattr(World, begins), getattr(World, ends), Applier._apply, World.__init__
     unlooked: list[bool] = []
+
+    def anew(self: World, *given: Any, **how: Any) -> None:
+        unlooked.clear()  # else a history depends on the one that was lived before it in this process
+        make(self, *given, **how)
 
     def on(self: World, *given: Any, **how: Any) -> None:
         unlooked.append(True)
@@ -217,6 +221,7 @@ def _unlooked(stack: contextlib.ExitStack, begins: str, ends: str) -> None:
     async def applies(self: Applier, item: Apply) -> None:
         await apply(self, Apply(item.manifest) if unlooked else item)
 
+    put(stack, World, "__init__", anew)
     put(stack, World, begins, on)
     put(stack, World, ends, off)
     put(stack, Applier, "_apply", applies)
