@@ -14,9 +14,11 @@ import aiohttp
 import pytest
 from stub_run import API_KEY, DEADLINE_SECONDS, StubRun, stub_run
 
+from rlrun.inference import client as clients
 from rlrun.inference.client import Completion, EngineClient, EngineError, EngineUnavailableError
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS, ENGINE_READY
+from rlrun.protocol.engine_protocol import BEFORE, HEADER, OWN, PROTOCOL, REFUSED, Speaker
 from rlrun.stub.model import make_model
 from rlrun.stub.policy import Policy, small_files, write_model
 from rlrun.stub.replies import Vocabulary
@@ -130,6 +132,33 @@ async def test_it_answers_as_well_as_the_weights_that_it_holds(served: Served) -
     assert answer.finish_reason == "stop"
     metrics = await served.client.metrics()
     assert (metrics.running, metrics.waiting) == (0, 0)
+
+
+async def test_it_takes_no_weights_from_an_orchestrator_of_a_release_that_it_does_not_understand(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.start()
+    path = served.publish(0, 0.5)
+    monkeypatch.setattr(clients, "OWN", Speaker(PROTOCOL + 1, "9.9.9"))
+    await served.connect()
+    calls = (
+        lambda: served.client.update_weights(path, 0),
+        lambda: served.client.reload_weights(0),
+        lambda: served.client.receive_weights("http://trainer", 0),
+        lambda: served.client.sleep(),
+    )
+    for call in calls:
+        with pytest.raises(EngineError, match=r"release 9\.9\.9 \(protocol 2\).*spec\.inference\.image") as refused:
+            await call()
+        assert refused.value.status == REFUSED
+    status = await served.client.status()
+    assert (status["weight_version"], status["protocol"], status["release"]) == (None, PROTOCOL, OWN.release)
+
+    assert BEFORE.protocol == PROTOCOL, "releases before there were versions are understood"
+    await served.connect()
+    served.client._headers.pop(HEADER)
+    await served.client.update_weights(path, 0)
+    assert (await served.client.status())["weight_version"] == 0
 
 
 async def test_a_hand_over_in_the_middle_of_an_answer_shows_in_its_versions(served: Served) -> None:

@@ -40,6 +40,7 @@ from rlrun.protocol.endpoints import (
     ENGINE_STATUS,
     ENGINE_UPDATE_WEIGHTS,
 )
+from rlrun.protocol.engine_protocol import HEADER, OWN
 from rlrun.protocol.packed import MEDIA_TYPE, integers, pack
 
 __all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]
@@ -88,7 +89,7 @@ class EngineClient:
         connect_timeout: float = 10.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._headers = {"Authorization": f"Bearer {api_key}", HEADER: OWN.header}
         self._generate_timeout = generate_timeout
         self._update_timeout = update_timeout
         self._control_timeout = control_timeout

@@ -1,4 +1,7 @@
-"""The routes under `/rlrun`: readiness, status, the three ways to change weights, and sleep."""
+"""The routes under `/rlrun`: readiness, status, the three ways to change weights, and sleep.
+
+Weights are changed only for an orchestrator that speaks the same version of this protocol: see `engine_protocol`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlrun.inference.guard import GUEST
 from rlrun.inference.handover import Handover, HandoverError, Outcome
 from rlrun.inference.heartbeat import Heartbeat
+from rlrun.protocol.engine_protocol import HEADER, OWN, REFUSED, mismatch, of_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,18 @@ def _control(request: Request) -> Control:
     return control
 
 
+def _handover(request: Request) -> Handover:
+    """The engine's, for one who is understood.
+
+    Raises:
+        HandoverError: the orchestrator is of a release with another version of these routes.
+    """
+    problem = mismatch(OWN, of_header(request.headers.get(HEADER)))
+    if problem is not None:
+        raise HandoverError(REFUSED, problem)
+    return _control(request).handover
+
+
 def _version(handover: Handover) -> int | None:
     """The version that the engine holds for certain."""
     return handover.served.version if handover.served is not None and handover.fault is None else None
@@ -98,6 +114,8 @@ async def status(request: Request) -> JSONResponse:
     control = _control(request)
     served = control.handover.served
     body: dict[str, Any] = {
+        "protocol": OWN.protocol,
+        "release": OWN.release,
         "weight_version": _version(control.handover),
         "weights_path": None if served is None else served.path,
         "model": None if served is None else served.model,
@@ -112,8 +130,9 @@ async def status(request: Request) -> JSONResponse:
 @router.post("/update_weights")
 async def update_weights(request: Request, body: UpdateRequest) -> JSONResponse:
     """Load a published folder; requests in flight continue on the new weights. A guest loads from its own folder alone."""
-    handover, guest = _control(request).handover, request.scope.get(GUEST)
+    guest = request.scope.get(GUEST)
     try:
+        handover = _handover(request)
         if guest is not None and not handover.is_of(body.path, guest):
             raise HandoverError(403, f"path ({body.path}) is not in the folder of run {guest}, whose key this is")
         return _done(await handover.update(body.path, body.version, force=body.force))
@@ -125,7 +144,7 @@ async def update_weights(request: Request, body: UpdateRequest) -> JSONResponse:
 async def reload_weights(request: Request, body: ReloadRequest) -> JSONResponse:
     """Load the model that the server was started with."""
     try:
-        return _done(await _control(request).handover.reload_base(body.version, force=body.force))
+        return _done(await _handover(request).reload_base(body.version, force=body.force))
     except HandoverError as error:
         return _failed(error)
 
@@ -134,7 +153,7 @@ async def reload_weights(request: Request, body: ReloadRequest) -> JSONResponse:
 async def receive_weights(request: Request, body: ReceiveRequest) -> JSONResponse:
     """Receive a version from the trainer's memory; requests in flight continue on the new weights."""
     try:
-        return _done(await _control(request).handover.receive(body.trainer_url, body.version, force=body.force))
+        return _done(await _handover(request).receive(body.trainer_url, body.version, force=body.force))
     except HandoverError as error:
         return _failed(error)
 
@@ -143,7 +162,7 @@ async def receive_weights(request: Request, body: ReceiveRequest) -> JSONRespons
 async def sleep(request: Request) -> JSONResponse:
     """Give the GPUs' memory up, until the next hand-over."""
     try:
-        seconds = await _control(request).handover.sleep()
+        seconds = await _handover(request).sleep()
     except HandoverError as error:
         return _failed(error)
     return JSONResponse({"asleep": True, "seconds": seconds})

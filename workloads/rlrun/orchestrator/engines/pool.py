@@ -102,6 +102,8 @@ class Replica:
     """No hand-over before (monotonic seconds)."""
     suspect: bool = False
     """Whether it did not answer the last question about its health."""
+    foreign: bool = False
+    """Whether it is of a release that this one cannot work with, as the last try of a hand-over has shown."""
     seconds_per_token: float | None = None
     """Lately, of the longest continuation of each request."""
     answered: float = 0.0

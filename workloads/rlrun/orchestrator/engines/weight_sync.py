@@ -15,6 +15,8 @@ from loguru import logger
 from rlrun.inference.client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
+from rlrun.protocol import exit_codes
+from rlrun.protocol.engine_protocol import OWN, REFUSED, mismatch, of_status
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.fault_points import reach
 
@@ -24,6 +26,8 @@ OUTAGE_SECONDS = 600.0
 """Longest time without any usable engine before the run fails; a restart may mend it."""
 STARTUP_SECONDS = 1800.0
 """The same before the first hand-over: engines load and compile."""
+FOREIGN_SECONDS = 60.0
+"""Longest time with engines of another release alone: those that are being renewed may answer a little longer."""
 _CHECK_SECONDS = 1.0
 _NEVER = (400, 404)
 """What a replica answers where it can never get the version: its folder is no such model's, or the trainer has it no more."""
@@ -44,6 +48,7 @@ class WeightSync:
         self._paths: dict[int, str | None] = {}
         self._held: deque[int] = deque()
         self._ever_synced = False
+        self._foreign_since: float | None = None
         self.resting = False
         """Whether no engine gets weights, because the trainer has the GPUs."""
         self.newest: int | None = None
@@ -138,6 +143,7 @@ class WeightSync:
                     await replica.client.update_weights(path, version, force=not replica.trusted)
         except (EngineError, TimeoutError) as error:
             status = error.status if isinstance(error, EngineError) else None
+            replica.foreign = status == REFUSED
             reason = str(error) or f"no answer to the hand-over of version {version} in time"
             if isinstance(error, TimeoutError | EngineUnavailableError):
                 self._pool.abandon(replica, reason)  # it hangs, perhaps paused: nobody would answer what it is asked
@@ -155,7 +161,7 @@ class WeightSync:
             logger.info(f"engine {replica.url} is in rotation with version {version}")
             replica.rotation += 1
         took = time.monotonic() - began
-        replica.trusted, replica.suspect = True, False
+        replica.trusted, replica.suspect, replica.foreign = True, False, False
         replica.version, replica.due = version, time.monotonic() + took
         asyncio.get_running_loop().call_later(took, self._signal.notify)
         self.seconds = took
@@ -168,12 +174,28 @@ class WeightSync:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
+            self._judge_releases()
             if self._pool.version is not None or self.newest is None or self.resting:
                 self._pool.last_available = time.monotonic()
                 continue
             limit = OUTAGE_SECONDS if self._ever_synced else STARTUP_SECONDS
             if time.monotonic() - self._pool.last_available > limit:
                 raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")
+
+    def _judge_releases(self) -> None:
+        """End where there are engines, and only such that this release cannot work with.
+
+        Raises:
+            RoleError: for good, unless they have taken the place of others: then the next attempt renews all roles.
+        """
+        now, replicas = time.monotonic(), self._pool.replicas
+        if not replicas or not all(replica.foreign for replica in replicas):
+            self._foreign_since = None
+            return
+        self._foreign_since = now if self._foreign_since is None else self._foreign_since
+        if now - self._foreign_since >= FOREIGN_SECONDS:
+            code = exit_codes.FAILURE if self._ever_synced else exit_codes.CONFIGURATION
+            raise RoleError(replicas[0].failure, code)
 
 
 async def _knock(replica: Replica) -> None:
@@ -184,6 +206,9 @@ async def _knock(replica: Replica) -> None:
     """
     try:
         async with asyncio.timeout(KNOCK_SECONDS):
-            await replica.client.status()
+            answer = await replica.client.status()
     except TimeoutError:
         raise EngineUnavailableError("it does not answer yet") from None
+    problem = mismatch(of_status(answer.get("protocol"), answer.get("release")), OWN)
+    if problem is not None:
+        raise EngineError(problem, REFUSED)

@@ -1,0 +1,119 @@
+"""Engines of another release: they get no weights, and where there are no others the attempt ends and says why."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from orch_simulation import FakeEngine, eventually
+
+from rlrun.inference.client import EngineError
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.engines import weight_sync as weights
+from rlrun.orchestrator.engines.pool import EnginePool, Replica
+from rlrun.orchestrator.engines.weight_sync import WeightSync
+from rlrun.protocol import exit_codes
+from rlrun.protocol.engine_protocol import OWN, PROTOCOL, REFUSED, of_header
+from rlrun.protocol.failures import RoleError
+
+OTHER = {"protocol": PROTOCOL + 1, "release": "9.9.9"}
+
+
+class Of(FakeEngine):
+    """An engine whose status says of which release it is."""
+
+    told: dict[str, Any] = OTHER
+
+    async def status(self) -> dict[str, Any]:
+        return await super().status() | self.told
+
+
+class Refusing(FakeEngine):
+    """Knows of releases that its orchestrator does not know of."""
+
+    async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
+        raise EngineError("protocol 2 is not protocol 1", REFUSED)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "FOREIGN_SECONDS", 0.05)
+    monkeypatch.setattr(weights, "_CHECK_SECONDS", 0.02)
+
+
+def pool_of(*engines: FakeEngine) -> tuple[EnginePool, WeightSync, asyncio.Task[None]]:
+    signal = Signal()
+    pool = EnginePool([Replica(f"http://{i}", engine) for i, engine in enumerate(engines)], signal)
+    sync = WeightSync(pool, signal, timeout_seconds=5)
+    sync.publish(1, "weights", hold=False)
+    return pool, sync, asyncio.create_task(sync.run())
+
+
+async def ended(handing: asyncio.Task[None]) -> RoleError:
+    async with asyncio.timeout(20):
+        await asyncio.wait([handing])
+    error: BaseException | None = handing.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RoleError)
+    return error
+
+
+async def stopped(handing: asyncio.Task[None]) -> None:
+    handing.cancel()
+    await asyncio.gather(handing, return_exceptions=True)
+
+
+async def test_only_engines_of_another_release_end_the_run_for_good() -> None:
+    engine = Of()
+    _, _, handing = pool_of(engine)
+    error = await ended(handing)
+    assert error.code == exit_codes.CONFIGURATION
+    assert f"release 9.9.9 (protocol {PROTOCOL + 1})" in str(error)
+    assert f"release {OWN.release} (protocol {PROTOCOL})" in str(error)
+    assert "spec.inference.image" in str(error)
+    assert engine.held == [], "it got no weights"
+
+
+async def test_an_engine_that_refuses_this_release_is_such_a_one() -> None:
+    _, _, handing = pool_of(Refusing())
+    assert (await ended(handing)).code == exit_codes.CONFIGURATION
+
+
+async def test_one_of_another_release_beside_a_good_one_is_left_out() -> None:
+    other, good = Of(), FakeEngine()
+    pool, sync, handing = pool_of(other, good)
+    await eventually(lambda: pool.version == 1)
+    sync.publish(2, "weights", hold=False)
+    await eventually(lambda: good.held == [1, 2])
+    assert other.held == []
+    assert "9.9.9" in pool.replicas[0].failure
+    assert not handing.done()
+    await stopped(handing)
+
+
+async def test_one_that_has_taken_the_place_of_a_good_one_ends_the_attempt_alone() -> None:
+    good = FakeEngine()
+    pool, _, handing = pool_of(good)
+    await eventually(lambda: pool.version == 1)
+    pool.add(Replica("http://new", Of()))
+    pool.remove(pool.replicas[0], "it is gone")
+    assert (await ended(handing)).code == exit_codes.FAILURE, "the next attempt renews all roles"
+
+
+async def test_one_that_is_renewed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "FOREIGN_SECONDS", 3600.0)
+    engine = Of()
+    pool, _, handing = pool_of(engine)
+    await eventually(lambda: pool.replicas[0].foreign)
+    engine.told = {}
+    await eventually(lambda: pool.version == 1)
+    assert not pool.replicas[0].foreign
+    await stopped(handing)
+
+
+def test_a_side_that_says_nothing_speaks_the_first_version() -> None:
+    assert of_header(None).protocol == of_header("").protocol == of_header("x").protocol == 1
+    assert of_header("2 9.9.9") == (2, "9.9.9")
+    assert of_header(OWN.header) == OWN
