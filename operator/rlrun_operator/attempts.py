@@ -8,7 +8,7 @@ next pass takes it over. Its pods are made only when no trainer or orchestrator 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +80,8 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return _begin_again(case, attempt, "the specification was edited before all pods existed")
     if any(_has_another_key(case, child, attempt) for child in there.values()):
         return _begin_again(case, attempt, "its workloads were made with two API keys")
+    if not (whole and recorded) and _rendered_otherwise(there, made):
+        return _begin_again(case, attempt, "another release of the operator had made some of its pods")
     trainers = [pod for pod in case.group if pod.role == "trainer" and pod.attempt == attempt]
     orphaned = bool(trainers) and case.host is None and "StatefulSet" not in there
     if orphaned and "Pod" in there:  # those of another one would work beside these
@@ -496,6 +498,12 @@ def _there(case: Case, attempt: int, meant: str | None, made: Sequence[Manifest]
     if orchestrator is not None:
         result["Pod"] = orchestrator.manifest
     return result
+
+
+def _rendered_otherwise(there: Mapping[str, Manifest], made: Sequence[Manifest]) -> bool:
+    """Whether a workload that exists does not go with those that would be made beside it. A pod is made last, and has no mark."""
+    now = {child["kind"]: rendering_of(child) for child in made}
+    return any(rendering_of(child) != now.get(kind) for kind, child in there.items())
 
 
 def _applies(case: Case, made: Sequence[Manifest], recorded: bool) -> list[Apply]:

@@ -328,7 +328,7 @@ class Case:
 
 
 def rendering_of(child: Manifest) -> str | None:
-    """How a Deployment's pods were rendered."""
+    """How a workload's pods were rendered; None: by a release before there were marks, or a single pod."""
     found = (child["metadata"].get("annotations") or {}).get(RENDERING_ANNOTATION)
     return str(found) if found is not None else None
 

@@ -31,9 +31,11 @@ SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
 """On workloads: the spec that they were rendered from (`build.spec_hash`). Same attempt and hash: not rendered again, so that another
 version of the operator touches nothing."""
 RENDERING_ANNOTATION = f"{GROUP}/rendering"
-"""On the engines' Deployment: a mark of its pods as they were rendered. With another one they are renewed when an attempt begins."""
+"""On StatefulSet and Deployment: a mark of their pods as they were rendered. With another one the engines are renewed when an attempt
+begins, and an attempt that lacks a pod is made again as a whole."""
 CONFIG_ANNOTATION = f"{GROUP}/config"
-"""On engines' pods: a mark of what they read in the configuration file, and of its format."""
+"""On engines' pods: a mark of what they read in the configuration file, and of its format. On orchestrators: of the whole file, as it was
+when the attempt began."""
 RUN_UID_ANNOTATION = f"{GROUP}/run-uid"
 """On pods: the UID of their run. Names come back when a run is deleted and made again, and so do times of one second's resolution."""
 RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"

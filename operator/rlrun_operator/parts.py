@@ -9,7 +9,7 @@ from rlrun_operator import build, reasons
 from rlrun_operator.case import Case, is_ending
 from rlrun_operator.conditions import Say, find
 from rlrun_operator.failures import Cause
-from rlrun_operator.names import Ref, is_made_for
+from rlrun_operator.names import CONFIG_ANNOTATION, Ref, is_made_for
 from rlrun_operator.ownership import unheld
 from rlrun_operator.state import Apply, Manifest
 
@@ -42,10 +42,11 @@ def see(case: Case, attempt: int) -> Seen:
     """Compare the parts of `attempt`, which has begun, with what was made for it.
 
     A specification that was edited since, or is not allowed any more, is not that of the attempt: what is made of it waits for the next.
+    So does a configuration file that this release renders otherwise than the one which began the attempt.
     """
     if case.spec is None or case.past.launched_attempt != attempt or case.taken is not None:
         return Seen({})
-    as_begun = case.spec_hash == case.past.spec_hash and not case.forbidden
+    as_begun = _as_begun(case)
     context = case.context(case.spec, attempt)
     damaged = {
         _ref(part): what
@@ -59,7 +60,11 @@ def see(case: Case, attempt: int) -> Seen:
         return Seen(
             {reasons.CHILDREN_INTACT: Say("True", reasons.REPAIRED, f"{_happened(before.message)}; it is put right")}
         )
-    now = [ref for ref in damaged if as_begun or ref.kind in _INDEPENDENT]
+    now = [
+        ref
+        for ref in damaged
+        if ref.kind in _INDEPENDENT or (as_begun and (ref.kind != "ConfigMap" or _same_file(case)))
+    ]
     found = [f"{ref.kind} {ref.name} {what}" for ref, what in damaged.items()]
     shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
     refused = _refused(case, damaged)
@@ -75,15 +80,33 @@ def see(case: Case, attempt: int) -> Seen:
 def withheld(case: Case) -> Cause | None:
     """Why an attempt cannot go on: a pod waits for its configuration, which can be made of the edited specification alone."""
     attempt, name = case.past.attempt, case.names.account
-    pending = case.spec is not None and case.spec_hash != case.past.spec_hash and not case.forbidden
-    if not pending or case.past.launched_attempt != attempt or Ref("ConfigMap", name) in case.observed.parts:
+    if case.spec is None or case.forbidden or case.past.launched_attempt != attempt:
+        return None
+    if Ref("ConfigMap", name) in case.observed.parts or (_as_begun(case) and _same_file(case)):
         return None
     pods = case.pods_of_attempt(attempt)
     waiting = next((p for p in pods if p.phase == "Pending" and p.node is not None and not p.mounted), None)
     if waiting is None:
         return None
-    what = f"ConfigMap {name} was deleted, and the specification was edited since the attempt began"
+    since = "another release of the operator has come" if _as_begun(case) else "the specification was edited"
+    what = f"ConfigMap {name} was deleted, and {since} since the attempt began"
     return Cause("disruption", None, waiting.role, waiting.name, None, None, reasons.DRIFTED, what)
+
+
+def _as_begun(case: Case) -> bool:
+    """Whether the specification is the one that the attempt began with, and may be rendered."""
+    return case.spec_hash == case.past.spec_hash and not case.forbidden
+
+
+def _same_file(case: Case) -> bool:
+    """Whether the attempt's configuration file would be rendered as when it began: its pods take no other one."""
+    assert case.spec is not None
+    attempt = case.past.attempt
+    context, pod = case.context(case.spec, attempt), case.orchestrator(attempt)
+    found = (pod.manifest["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION) if pod is not None else None
+    if found is None:  # of an earlier release, which left a fingerprint in the status alone
+        return case.past.config_hash == context.config.hash()
+    return bool(found == context.file_mark("orchestrator"))
 
 
 def _damage(case: Case, part: Manifest) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlrun.config.file_mark import VARIABLE as CONFIG_MARK
 from rlrun.protocol import endpoints, exit_codes
 from rlrun.protocol.bootstrap import SOCKETS_VARIABLE
 from rlrun_operator.build import environments, security, volume
@@ -118,6 +119,7 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
     values = {
         "RLRUN_CONFIG": f"{CONFIG_FOLDER}/{CONFIG_FILE}",
+        CONFIG_MARK: ctx.file_mark(role),
         "RLRUN_ATTEMPT": str(attempt),
         "HOME": HOME,
         "USER": "rlrun",  # caches are named after it, and an image of another kind may not know our user

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import CLAIM_SIZE, LIVE_FIELDS, NEXT_ATTEMPT_FIELDS, RLRunSpec
 from rlrun.api.storage import StorageSpec
+from rlrun.config.file_mark import file_mark
 from rlrun.config.roles import TRAINING_TASKS
 from rlrun.config.run import RunConfig
 from rlrun.config.schema import snake
@@ -69,6 +70,19 @@ class RunContext:
     def spec_hash(self) -> str:
         """See `spec_hash`."""
         return spec_hash(self.spec)
+
+    @cached_property
+    def config_text(self) -> str:
+        """The configuration file."""
+        return self.config.model_dump_json(indent=1, by_alias=False) + "\n"
+
+    @cached_property
+    def _config_document(self) -> Any:
+        return json.loads(self.config_text)
+
+    def file_mark(self, role: Role) -> str:
+        """Mark of what a pod of this role acts on in the configuration file."""
+        return file_mark(self._config_document, role)
 
     @property
     def has_trainer(self) -> bool:

@@ -28,8 +28,7 @@ class Prerequisites(NamedTuple):
 
 def prerequisites(ctx: RunContext) -> Prerequisites:
     """Everything but the Secret and the workloads, in the order in which it should appear."""
-    text = ctx.config.model_dump_json(indent=1, by_alias=False) + "\n"
-    return Prerequisites(create=(*_claim(ctx), _lease(ctx)), apply=_parts(ctx, text))
+    return Prerequisites(create=(*_claim(ctx), _lease(ctx)), apply=_parts(ctx, ctx.config_text))
 
 
 def parts(ctx: RunContext) -> tuple[Manifest, ...]:

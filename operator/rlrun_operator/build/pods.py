@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
+from rlrun.config.file_mark import NOT_READ_BY_ENGINES
 from rlrun_operator import placement
 from rlrun_operator.build import containers, environments, security, volume
 from rlrun_operator.build.context import RunContext, config_format, mark
@@ -16,8 +17,6 @@ TOKEN_SECONDS = 3600
 """Life of the orchestrator's token; the kubelet writes a new one in time."""
 ENGINE_GRACE_SECONDS = 15
 """Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
-_EDITED_WHILE_ENGINES_LIVE = {"replicas", "max_steps"}
-"""Fields of an engine's configuration that no engine acts on."""
 MARGIN_SECONDS = 10
 """The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
 
@@ -123,8 +122,10 @@ def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
     annotations = {RUN_UID_ANNOTATION: ctx.uid}
     if role == "inference":  # alone in outliving the attempt that wrote the file
         engine = ctx.config.inference
-        read = engine.model_dump(mode="json", exclude=_EDITED_WHILE_ENGINES_LIVE) if engine is not None else None
+        read = engine.model_dump(mode="json", exclude=set(NOT_READ_BY_ENGINES)) if engine is not None else None
         annotations[CONFIG_ANNOTATION] = mark([config_format(), read])
+    elif role == "orchestrator":
+        annotations[CONFIG_ANNOTATION] = ctx.file_mark(role)
     return {
         "labels": merge(_mapping(user.get("labels")), ours),
         "annotations": merge({}, _mapping(user.get("annotations"))) | annotations,

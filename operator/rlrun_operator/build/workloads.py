@@ -54,7 +54,7 @@ def workloads(ctx: RunContext) -> Workloads:
 
 
 def _stateful_set(ctx: RunContext) -> Manifest:
-    spec = {
+    spec: dict[str, Any] = {
         "serviceName": ctx.names.trainer,
         "replicas": ctx.spec.trainer.replicas,
         "podManagementPolicy": "Parallel",  # the pods of a group wait for each other
@@ -63,7 +63,9 @@ def _stateful_set(ctx: RunContext) -> Manifest:
         "selector": _selector(ctx, "trainer"),
         "template": pod_template(ctx, "trainer"),
     }
-    return _workload(ctx, "StatefulSet", ctx.names.trainer, "trainer", spec)
+    made = _workload(ctx, "StatefulSet", ctx.names.trainer, "trainer", spec)
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(_without_affinity(spec["template"]))
+    return made
 
 
 def _deployment(ctx: RunContext) -> Manifest:
@@ -80,6 +82,11 @@ def _deployment(ctx: RunContext) -> Manifest:
     made = _workload(ctx, "Deployment", ctx.names.inference, "inference", spec)
     made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(spec["template"])
     return made
+
+
+def _without_affinity(template: dict[str, Any]) -> dict[str, Any]:
+    """What two renderings within one attempt have in common: nodes are excluded for a time."""
+    return {**template, "spec": {name: value for name, value in template["spec"].items() if name != "affinity"}}
 
 
 def _pod(ctx: RunContext) -> Manifest:

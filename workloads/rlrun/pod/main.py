@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
     return _run(words[0], pod, env, signals)
 
 
+def _say(text: str) -> None:
+    print(f"rlrun-pod: {text}", file=sys.stderr, flush=True)
+
+
 def _share_code(folder: str) -> int:
     """Copy the sources; a container that was started again does it once more."""
     import shutil
@@ -81,16 +85,13 @@ def _make_folders(folders: Sequence[str], signals: Signals) -> int:
     from rlrun.pod.folders import make_folders
     from rlrun.protocol.failures import RoleError
 
-    def say(text: str) -> None:
-        print(f"rlrun-pod: {text}", file=sys.stderr, flush=True)
-
     try:
-        make_folders([Path(folder) for folder in folders], say=say, signals=signals)
+        make_folders([Path(folder) for folder in folders], say=_say, signals=signals)
     except StoppedError as stopped:
-        say(str(stopped))
+        _say(str(stopped))
         return stopped.exit_code
     except RoleError as error:
-        say(str(error))
+        _say(str(error))
         return error.code
     return exit_codes.OK
 
@@ -108,6 +109,9 @@ def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signal
 
             if not is_first_start(pod.state, pod.attempt):
                 return _hold(pod, signals)
+        from rlrun.pod.own_file import wait_for_own_file
+
+        wait_for_own_file(pod, command, say=_say, signals=signals)
         from rlrun.pod.container import Container
 
         with tempfile.TemporaryDirectory(prefix="rlrun-") as scratch:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rlrun.config.file_mark import VARIABLE
 from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import RENDEZVOUS_PORT
 from rlrun.protocol.failures import RoleError
@@ -29,6 +30,8 @@ class PodSettings:
     """`RLRUN_API_KEY`: the run's secret."""
     pod_name: str
     """`RLRUN_POD_NAME`."""
+    config_mark: str | None = None
+    """`RLRUN_CONFIG_MARK`: of what the pod was made to read in that file; None: not told."""
     pod_ip: str | None = None
     """`RLRUN_POD_IP`; None: not told, so listen on all addresses."""
     nodes: int = 1
@@ -73,6 +76,7 @@ def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
         attempt=_number(env, "RLRUN_ATTEMPT"),
         api_key=_required(env, KEY_VARIABLE),
         pod_name=_required(env, "RLRUN_POD_NAME"),
+        config_mark=env.get(VARIABLE) or None,
         pod_ip=env.get("RLRUN_POD_IP") or None,
         nodes=_number(env, "RLRUN_NNODES", PodSettings.nodes),
         master_addr=env.get("RLRUN_MASTER_ADDR") or PodSettings.master_addr,

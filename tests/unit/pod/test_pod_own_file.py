@@ -1,0 +1,80 @@
+"""The file that a pod takes for its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pod_harness import Pod, run_config
+
+from rlrun.config.file_mark import VARIABLE, file_mark
+from rlrun.pod.own_file import wait_for_own_file
+from rlrun.pod.settings import settings_from_environment
+from rlrun.pod.signals import Signals
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+ENDS = "print('the role begins', flush=True)"
+
+
+def mark_of(pod: Pod, role: str) -> str:
+    return file_mark(json.loads(Path(pod.env["RLRUN_CONFIG"]).read_text()), role)
+
+
+def wait(
+    pod: Pod, mark: str | None, signals: Signals, told: list[str], role: str = "trainer", seconds: float = 0.2
+) -> None:
+    settings = settings_from_environment(pod.env | ({VARIABLE: mark} if mark is not None else {}))
+    wait_for_own_file(settings, role, say=told.append, signals=signals, deadline_seconds=seconds)
+
+
+def test_a_container_waits_until_its_own_file_is_mounted(pods: Callable[..., Pod]) -> None:
+    pod = pods()
+    own, file = mark_of(pod, "trainer"), Path(pod.env["RLRUN_CONFIG"])
+    text = file.read_text()
+    file.write_text(text.replace("512", "1024"))
+    process = pod.start("trainer", ENDS, **{VARIABLE: own})
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "waiting for the configuration that this pod was made for" in line
+    assert "is of another attempt, or was edited" in line
+    file.write_text(text)
+    output, _ = process.communicate(timeout=60)
+    assert "the role begins" in output
+
+
+def test_a_file_that_stays_another_one_may_be_mended_by_a_restart(pods: Callable[..., Pod], signals: Signals) -> None:
+    told: list[str] = []
+    with pytest.raises(RoleError, match="another attempt") as failed:
+        wait(pods(), "0" * 16, signals, told)
+    assert failed.value.code == exit_codes.FAILURE
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"inference": 3}', None])
+def test_a_file_that_cannot_be_read_is_waited_for(pods: Callable[..., Pod], signals: Signals, text: str | None) -> None:
+    pod = pods()
+    file = Path(pod.env["RLRUN_CONFIG"])
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(RoleError, match="cannot be read"):
+        wait(pod, "0" * 16, signals, [], role="inference")
+
+
+def test_a_pod_of_an_earlier_release_takes_what_is_there(pods: Callable[..., Pod], signals: Signals) -> None:
+    wait(pods(), None, signals, [])
+
+
+def test_engines_mind_their_own_section_and_nobody_the_number_of_engines(tmp_path: Path) -> None:
+    def marks(**spec: object) -> tuple[str, str]:
+        document = json.loads(run_config(tmp_path, **spec).model_dump_json(by_alias=False))
+        return file_mark(document, "inference"), file_mark(document, "trainer")
+
+    engines, others = marks()
+    assert marks(inference={"replicas": 3}) == (engines, others)
+    longer = marks(maxSteps=7777)
+    assert longer[0] == engines
+    assert longer[1] != others
+    shorter = marks(inference={"maxNumSeqs": 7})
+    assert shorter[0] != engines
+    assert shorter[1] != others
