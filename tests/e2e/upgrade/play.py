@@ -1,0 +1,191 @@
+"""The trial: there and back, and what each way may not touch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.api import Cluster
+from tests.cluster.deploy import RELEASE, SYSTEM
+from tests.cluster.progress import Say
+from tests.e2e.cluster.kube_run import KubeRun
+from tests.e2e.upgrade.lives import NAMESPACES, NO_POD, RUNS, TRAINING, Lives, quickstart
+from tests.e2e.upgrade.release import Release, make_namespaces
+from tests.e2e.upgrade.watch import EVENTS_EACH, QUIET, Between, differences, snapshot
+
+VALUES = {"clusterWide": "false"}
+NEW_STEPS = 6
+"""Steps that each training run gets on by before an exchange counts as over: the operator has then written its status several times."""
+WAIT_SECONDS = 240.0
+MADE_AGAIN = (f"{NO_POD}/podless", "podless Warning QuotaExceeded")
+"""What is said of an attempt without pods: another release makes it again as a whole, which `_one_image` looks at."""
+
+
+class Play:
+    """One trial.
+
+    Args:
+        cluster: two nodes, with the images of both releases.
+        old: the release before.
+        new: the release that is upgraded to.
+        folder: for what is seen.
+        say: told how it goes.
+    """
+
+    def __init__(self, cluster: Cluster, old: Release, new: Release, folder: Path, say: Say) -> None:
+        self._cluster, self._old, self._new, self._folder, self._say = cluster, old, new, folder, say
+        self._lives = Lives(cluster)
+        self.problems: list[str] = []
+
+    def all(self) -> None:
+        """Everything, in order."""
+        make_namespaces(self._cluster, NAMESPACES)
+        self._old.install_crds(self._cluster)
+        self._operator(self._old)
+        self._say(f"release {self._old.name} is installed")
+        self._lives.begin()
+        self._say("all runs are in their phases")
+        self._exchange("crds", lambda: self._new.install_crds(self._cluster))
+        self._exchange("upgrade", lambda: self._operator(self._new))
+        self._go_on()
+        self._exchange("downgrade", lambda: self._operator(self._old))
+        self._exchange("crds-back", lambda: self._old.install_crds(self._cluster))
+        self._end()
+
+    def _operator(self, release: Release) -> None:
+        release.install_operator(self._cluster, NAMESPACES, VALUES)
+
+    def _exchange(self, name: str, act: Callable[[], None]) -> None:
+        """Do it, let all that trains get on, and judge what has changed."""
+        before = snapshot(self._cluster, NAMESPACES)
+        training = [
+            run for run in self._lives.runs.values() if run.name in TRAINING and self._is_running(before.runs, run)
+        ]
+        with Between(self._cluster, self._folder, name) as between:
+            act()
+            goals = {run.name: run.step() + NEW_STEPS for run in training}
+            for run in training:
+                run.wait(
+                    f"its status tells of step {goals[run.name]}",
+                    lambda run=run: _told_step(run) >= goals[run.name],
+                    WAIT_SECONDS,
+                )
+            time.sleep(5) if not training else None
+            events = between.events()
+        after = snapshot(self._cluster, NAMESPACES)
+        found = differences(before, after)
+        for state in between.states():
+            run, status = state["metadata"]["name"], state.get("status") or {}
+            key = f"{state['metadata']['namespace']}/{run}"
+            was = before.runs[key]["status"]["phase"]
+            if status.get("phase") != was:
+                found.append(f"{key}: was {status.get('phase')} for a moment, from {was}")
+            found += [
+                f"{key}: {c['type']}={c['status']} {c['reason']}: {c['message']}"
+                for c in status.get("conditions", ())
+                if c["reason"] in QUIET and c["reason"] not in _reasons(before.runs[key])
+            ]
+        found += [
+            f"{what}: {times} events" for what, times in events.items() if times > EVENTS_EACH or " Warning " in what
+        ]
+        log = self._cluster.kubectl("logs", "-n", SYSTEM, f"deploy/{RELEASE}", "--tail=-1", check=False)
+        found += [
+            f"log: {line}" for line in log.splitlines() if "Traceback" in line or "unexpected" in line or " 403" in line
+        ]
+        found = [problem for problem in found if not any(begins in problem for begins in MADE_AGAIN)]
+        self.problems += [f"{name}: {problem}" for problem in dict.fromkeys(found)]
+        self._say(f"{name}: {len(set(found))} problems; events {dict(events)}")
+        for problem in dict.fromkeys(found):
+            self._say(f"    {problem}")
+
+    def _is_running(self, runs: Any, run: KubeRun) -> bool:
+        return bool(runs[f"{run.namespace}/{run.name}"]["status"]["phase"] == "Running")
+
+    def _check(self, name: str, holds: bool, told: object) -> None:
+        if not holds:
+            self.problems.append(f"{name}: {told}")
+            self._say(f"    {name}: {told}")
+
+    def _go_on(self) -> None:
+        """Under the new release: next attempts, suspended runs, waiting runs, and one that is new."""
+        lives, new = self._lives, self._new
+        lives.let_go("suspending")
+        lives["suspending"].wait_phase("Suspended", 120)
+        for name in ("suspended", "suspending"):
+            lives.suspend(name, False)
+        lives.make_room()
+        for name in ("trains", "templated"):
+            _restart(lives[name])
+        newborn = KubeRun(self._cluster, quickstart("newborn"), RUNS)
+        lives.runs["newborn"] = newborn
+        newborn.apply()
+        for name in ("suspended", "suspending", "newborn", "no-trainer", "podless"):
+            lives[name].wait_phase("Running", WAIT_SECONDS)
+            lives[name].wait_step(1, WAIT_SECONDS)
+            self._one_image(name, new)
+        for name in ("trains", "templated"):
+            run = lives[name]
+            run.wait(
+                "its second attempt trains",
+                lambda run=run: run.attempt() == 2 and run.status()["phase"] == "Running",
+                WAIT_SECONDS,
+            )
+            self._one_image(name, new)
+            self._check(
+                name, bool(run.status()["checkpoint"].get("resumedFromStep")), "does not go on from its checkpoint"
+            )
+        self._to_its_end("ends")
+        newborn.wait_checkpoint(5, WAIT_SECONDS)
+        self._say("under the new release: resumed, restarted, begun and ended")
+
+    def _one_image(self, name: str, release: Release) -> None:
+        """All pods of a run have the image of one release."""
+        run = self._lives[name]
+        found = {
+            pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"]
+            for pod in run.pods()
+            if "deletionTimestamp" not in pod["metadata"]
+        }
+        self._check(
+            name, set(found.values()) == {release.stub}, f"images {found}, not all {release.name}'s {release.stub}"
+        )
+
+    def _to_its_end(self, name: str) -> None:
+        """Let a run have no more steps than it needs a while for."""
+        run = self._lives[name]
+        steps = run.step() + 15
+        run.kubectl("patch", "rlr", name, "--type=merge", "-p", json.dumps({"spec": {"maxSteps": steps}}))
+        run.wait_phase("Complete", WAIT_SECONDS)
+
+    def _end(self) -> None:
+        """Under the old release again."""
+        lives = self._lives
+        for name in ("newborn", "trains"):
+            run = lives[name]
+            attempt = run.attempt()
+            _restart(run)
+            run.wait(
+                "its next attempt trains",
+                lambda run=run, attempt=attempt: run.attempt() > attempt and run.status()["phase"] == "Running",
+                WAIT_SECONDS,
+            )
+            self._one_image(name, self._old)
+        for name in ("newborn", "guest", "sized", "suspended", "podless"):
+            self._to_its_end(name)
+        self._say("under the old release again: restarted and ended")
+
+
+def _reasons(run: dict[str, Any]) -> set[str]:
+    return {c["reason"] for c in run["status"].get("conditions", ())}
+
+
+def _told_step(run: KubeRun) -> int:
+    return int(run.status().get("progress", {}).get("step", 0))
+
+
+def _restart(run: KubeRun) -> None:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    run.kubectl("annotate", "rlr", run.name, f"rlrun.io/restart-requested-at={now}", "--overwrite")

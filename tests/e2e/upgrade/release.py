@@ -1,0 +1,97 @@
+"""A release of the product: its charts, and its images."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.api import Cluster
+from tests.cluster.cache import cache_root, locked
+from tests.cluster.deploy import INSTALL_SECONDS, RELEASE, RESTRICTED, SYSTEM
+from tests.cluster.images.builder import BuiltImage, build_with
+from tests.cluster.images.engines import choose, docker_works
+from tests.cluster.progress import Say
+
+ROOT = Path(__file__).resolve().parents[3]
+_PARTS = (
+    *("charts", "operator", "workloads", "requirements", "pyproject.toml", "LICENSE", ".dockerignore"),
+    *("Dockerfile.operator", "Dockerfile.stub"),
+)
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is installed.
+
+    Attributes:
+        name: the commit, or `present`.
+        root: a tree of its files.
+        images: `operator` and `stub`.
+    """
+
+    name: str
+    root: Path
+    images: Mapping[str, BuiltImage]
+
+    @property
+    def stub(self) -> str:
+        """Reference of the image of all roles."""
+        return self.images["stub"].reference
+
+    def install_crds(self, cluster: Cluster) -> None:
+        """First step of an installation or upgrade, last one of the way back."""
+        chart = str(self.root / "charts" / "rlrun-crds")
+        cluster.helm("upgrade", "--install", "rlrun-crds", chart, "--wait", timeout=INSTALL_SECONDS)
+
+    def install_operator(self, cluster: Cluster, watch: tuple[str, ...], values: Mapping[str, str]) -> None:
+        """The other step; returns when the operator is ready."""
+        settings = {
+            "image": self.images["operator"].reference,
+            **{f"images.{role}": self.stub for role in ("trainer", "orchestrator", "inference")},
+            "watchNamespaces": "{" + ",".join(watch) + "}",
+            "readNodes": "true",
+            **values,
+        }
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        chart, limit = str(self.root / "charts" / "rlrun-operator"), f"{INSTALL_SECONDS:.0f}s"
+        flags = ("--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", limit)
+        cluster.helm("upgrade", "--install", RELEASE, chart, *flags, *sets, timeout=INSTALL_SECONDS + 30)
+
+
+def present(say: Say) -> Release:
+    """This checkout."""
+    return Release("present", ROOT, _built(ROOT, say))
+
+
+def exported(commit: str, folder: Path, say: Say) -> Release:
+    """The release of a commit of this repository.
+
+    Raises:
+        subprocess.CalledProcessError: the clone does not have it.
+    """
+    command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *_PARTS]
+    archive = subprocess.run(command, check=True, capture_output=True).stdout
+    root = folder / commit
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(root, filter="data")
+    return Release(commit, root, _built(root, say))
+
+
+def _built(root: Path, say: Say) -> dict[str, BuiltImage]:
+    """Images in a folder of their own: those of the tests keep two archives of each, of this checkout."""
+    archives = cache_root() / "releases"
+    archives.mkdir(parents=True, exist_ok=True)
+    with locked("releases"):
+        return build_with(choose(docker_works, say), ("operator", "stub"), root=root, archives=archives, say=say)
+
+
+def make_namespaces(cluster: Cluster, names: tuple[str, ...]) -> None:
+    """Namespaces for runs, under Pod Security `restricted`."""
+    for name in names:
+        if not cluster.kubectl("get", "namespace", name, "--ignore-not-found"):
+            cluster.kubectl("create", "namespace", name)
+        cluster.kubectl("label", "namespace", name, RESTRICTED, "--overwrite")
