@@ -142,6 +142,7 @@ class Case:
             settings=self.settings,
             host=self.host,
             key_attempt=self.key_attempt,
+            known_hash=self.judgement.spec_hash if spec is self.judgement.spec else None,
             excluded=tuple(node.name for node in exclusion.active(self.past, self.now)),
         )
 

@@ -58,6 +58,8 @@ class RunContext:
     """None: the run has a trainer of its own."""
     key_attempt: int = 0
     """The attempt that the run's key was made for; 0: its first key."""
+    known_hash: str | None = None
+    """`spec_hash` of the specification, where it is known: making it costs as much as a pod."""
     excluded: tuple[str, ...] = ()
     """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
 
@@ -69,7 +71,7 @@ class RunContext:
     @cached_property
     def spec_hash(self) -> str:
         """See `spec_hash`."""
-        return spec_hash(self.spec)
+        return self.known_hash or spec_hash(self.spec)
 
     @cached_property
     def config_text(self) -> str:
@@ -77,12 +79,14 @@ class RunContext:
         return self.config.model_dump_json(indent=1, by_alias=False) + "\n"
 
     @cached_property
-    def _config_document(self) -> Any:
-        return json.loads(self.config_text)
+    def _file_marks(self) -> dict[Role, str]:
+        document = json.loads(self.config_text)
+        engines, whole = file_mark(document, "inference"), file_mark(document, "orchestrator")
+        return {"trainer": whole, "inference": engines, "orchestrator": whole}
 
     def file_mark(self, role: Role) -> str:
         """Mark of what a pod of this role acts on in the configuration file."""
-        return file_mark(self._config_document, role)
+        return self._file_marks[role]
 
     @property
     def has_trainer(self) -> bool:
