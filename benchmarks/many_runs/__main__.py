@@ -67,7 +67,7 @@ def measure(count: int, load: str) -> str:
             operator.check_log()
     rows = [
         *table.of_start(start, bare, whole, one_apply, one_status),
-        *table.of_steady(steady),
+        *table.of_steady(steady, count),
         *table.of_again(again),
     ]
     return table.markdown(count, rows, start.writes, load)

@@ -18,6 +18,7 @@ GOAL_CPU_SECONDS = 19e-3
 GOAL_RATIO = 1.6
 GOAL_STATUS_WRITE = 4e-3
 GOAL_STEADY = 0.10
+GOAL_STEADY_RUNS = 1000
 GOAL_COLD_SECONDS = 5.0
 SHOWN_WRITES = 0.1
 """Per run; rarer ones are one line together."""
@@ -129,17 +130,18 @@ def of_start(start: Start, bare: ByHand, whole: ByHand, one_apply: float, one_st
     ]
 
 
-def of_steady(steady: Steady) -> list[Row]:
-    """Rows about the time in which all runs train."""
+def of_steady(steady: Steady, count: int) -> list[Row]:
+    """Rows about the time in which all `count` runs train. The goal is of a thousand runs: fewer have their share of it."""
     operator, server = (steady.cpu[name] / steady.seconds for name in (OPERATOR, SERVER))
-    limit = f"{GOAL_STEADY:.0%} for 1,000 runs"
+    most = GOAL_STEADY * min(1.0, count / GOAL_STEADY_RUNS)
+    limit = f"{most:.0%}" + ("" if count >= GOAL_STEADY_RUNS else f" ({GOAL_STEADY:.0%} for {GOAL_STEADY_RUNS:,} runs)")
     return [
         (
             f"operator's CPU while all train (Leases renewed every {RENEW_SECONDS:.0f} s)",
             f"{operator:.1%} of a core",
-            goal(operator, GOAL_STEADY, limit),
+            goal(operator, most, limit),
         ),
-        ("API server's CPU in that time", f"{server:.1%} of a core", goal(server, GOAL_STEADY, limit)),
+        ("API server's CPU in that time", f"{server:.1%} of a core", goal(server, most, limit)),
         ("of it without the operator: Leases, nodes, this program", f"{steady.without:.1%} of a core", ""),
         ("Leases renewed per run and minute", f"{steady.renewals:.1f}", ""),
         ("statuses written per run and minute", f"{steady.status_writes:.2f}", ""),

@@ -124,3 +124,17 @@ def test_rare_writes_are_one_line() -> None:
 
 def test_the_spread_ends_with_the_last() -> None:
     assert spread([float(n) for n in range(100, 0, -1)]) == (51.0, 96.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "verdict"),
+    [
+        (200, 0.02, "≤ 2% (10% for 1,000 runs): met"),
+        (200, 0.044, "≤ 2% (10% for 1,000 runs): missed"),
+        (1000, 0.1, "≤ 10%: met"),
+        (5000, 0.11, "≤ 10%: missed"),
+    ],
+)
+def test_fewer_runs_have_a_smaller_share_of_a_core(count: int, share: float, verdict: str) -> None:
+    steady = table.Steady(60.0, {OPERATOR: 60 * share, SERVER: 60 * share}, 0.05, 6.0, 1.0, 100.0)
+    assert [goal for _, _, goal in table.of_steady(steady, count) if goal] == [verdict, verdict]
