@@ -15,6 +15,8 @@ NO_STATEFULSET, NO_POD = "team-b", "team-c"
 NAMESPACES = (RUNS, NO_STATEFULSET, NO_POD)
 STEP_SECONDS = 0.5
 ENDLESS = 100_000
+LIVES_THROUGH = 600
+"""Steps of a run that begins under one release and ends under the other: more than it trains until the second one is there."""
 HELD = "example.com/held"
 """Finalizer of a pod that is kept from going."""
 NOWHERE = {"upgrade-trial": "nowhere"}
@@ -99,7 +101,7 @@ class Lives:
             "templated": quickstart(
                 "templated", trainer={"podTemplate": labelled}, inference={"podTemplate": labelled}
             ),
-            "ends": quickstart("ends", steps=ENDLESS),
+            "ends": quickstart("ends", steps=LIVES_THROUGH),
         }
         self.runs = {name: KubeRun(cluster, document, RUNS) for name, document in documents.items()}
         self.runs["no-trainer"] = KubeRun(cluster, quickstart("no-trainer"), NO_STATEFULSET)

@@ -12,7 +12,7 @@ from tests.cluster.api import Cluster
 from tests.cluster.deploy import RELEASE, SYSTEM
 from tests.cluster.progress import Say
 from tests.e2e.cluster.kube_run import KubeRun
-from tests.e2e.upgrade.lives import NAMESPACES, NO_POD, RUNS, TRAINING, Lives, quickstart
+from tests.e2e.upgrade.lives import NAMESPACES, NO_POD, NO_STATEFULSET, RUNS, TRAINING, Lives, quickstart
 from tests.e2e.upgrade.release import Release, make_namespaces
 from tests.e2e.upgrade.watch import EVENTS_EACH, QUIET, Between, differences, snapshot
 
@@ -20,8 +20,20 @@ VALUES = {"clusterWide": "false"}
 NEW_STEPS = 6
 """Steps that each training run gets on by before an exchange counts as over: the operator has then written its status several times."""
 WAIT_SECONDS = 240.0
+LONGEST_SECONDS = 600.0
+MORE_STEPS = 15
 MADE_AGAIN = (f"{NO_POD}/podless", "podless Warning QuotaExceeded")
 """What is said of an attempt without pods: another release makes it again as a whole, which `_one_image` looks at."""
+NOT_BEGUN = (
+    f"{NO_STATEFULSET}/no-trainer: status.phase is Pending, was Starting",
+    f"{NO_STATEFULSET}/no-trainer: was Pending for a moment, from Starting",
+)
+"""A correction: an attempt that is refused before it is on record was called Starting until decision 51."""
+BACK = (
+    f"{RUNS}/sized: ConfigurationValid is ('True', 'ChangePending'), was ('True', 'Valid')",
+    f"{RUNS}/sized: ConfigurationValid=True ChangePending",
+)
+"""On the way back only: in the earlier release a claim's size is part of the specification's mark, and this one has written its own."""
 
 
 class Play:
@@ -95,7 +107,8 @@ class Play:
         found += [
             f"log: {line}" for line in log.splitlines() if "Traceback" in line or "unexpected" in line or " 403" in line
         ]
-        found = [problem for problem in found if not any(begins in problem for begins in MADE_AGAIN)]
+        known = (*MADE_AGAIN, *NOT_BEGUN, *(BACK if name == "downgrade" else ()))
+        found = [problem for problem in found if not any(begins in problem for begins in known)]
         self.problems += [f"{name}: {problem}" for problem in dict.fromkeys(found)]
         self._say(f"{name}: {len(set(found))} problems; events {dict(events)}")
         for problem in dict.fromkeys(found):
@@ -137,7 +150,8 @@ class Play:
             self._check(
                 name, bool(run.status()["checkpoint"].get("resumedFromStep")), "does not go on from its checkpoint"
             )
-        self._to_its_end("ends")
+        lives["ends"].wait_phase("Complete", LONGEST_SECONDS)
+        self._goes_on_to_its_end("complete")
         newborn.wait_checkpoint(5, WAIT_SECONDS)
         self._say("under the new release: resumed, restarted, begun and ended")
 
@@ -153,12 +167,16 @@ class Play:
             name, set(found.values()) == {release.stub}, f"images {found}, not all {release.name}'s {release.stub}"
         )
 
-    def _to_its_end(self, name: str) -> None:
-        """Let a run have no more steps than it needs a while for."""
+    def _goes_on_to_its_end(self, name: str) -> None:
+        """Give a run that is Complete some more steps: what one release has trained, the other one takes over and ends."""
         run = self._lives[name]
-        steps = run.step() + 15
+        attempt, steps = run.attempt(), run.step() + MORE_STEPS
         run.kubectl("patch", "rlr", name, "--type=merge", "-p", json.dumps({"spec": {"maxSteps": steps}}))
-        run.wait_phase("Complete", WAIT_SECONDS)
+        run.wait(
+            f"all {steps} steps are trained",
+            lambda: run.attempt() > attempt and run.status()["phase"] == "Complete" and _told_step(run) == steps,
+            WAIT_SECONDS,
+        )
 
     def _end(self) -> None:
         """Under the old release again."""
@@ -173,8 +191,8 @@ class Play:
                 WAIT_SECONDS,
             )
             self._one_image(name, self._old)
-        for name in ("newborn", "guest", "sized", "suspended", "podless"):
-            self._to_its_end(name)
+        for name in ("complete", "ends"):
+            self._goes_on_to_its_end(name)
         self._say("under the old release again: restarted and ended")
 
 
