@@ -133,7 +133,7 @@ def test_shards_whose_flush_is_refused_are_removed_and_told_and_the_next_checkpo
         def refuse(folder: Path) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        patch.setattr(completion, "fsync_tree", refuse)
+        patch.setattr(completion, "flush_trainer_part", refuse)
         run.saved(2, path)
         assert not run.completer.wait_for(2, worth=lambda: True)
     refused = run.completer.refused
@@ -144,6 +144,44 @@ def test_shards_whose_flush_is_refused_are_removed_and_told_and_the_next_checkpo
     assert run.told.get(timeout=60) == 3
     assert run.completer.close(60)
     assert run.steps() == [3]
+
+
+def test_what_the_orchestrator_is_writing_at_that_moment_is_left_to_it(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    path = run.part(2, "trainer")
+    run.part(2, "orchestrator")
+    renamed = path / "orchestrator" / "state.json.tmp"
+    renamed.symlink_to("gone")  # listed, and not there when it is opened
+    run.saved(2, path)
+    run.completer.agreed(2)
+    assert run.told.get(timeout=10) == 2
+    renamed.unlink()
+    renamed.write_text("of a later look")
+    assert [entry.path for entry in describe(path, path / "orchestrator")] == ["orchestrator/data"]
+    assert run.completer.close(10)
+    assert run.completer.failure is None
+
+
+def test_shards_that_are_saved_again_go_with_the_part_that_the_orchestrator_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    path = run.part(2, "trainer")
+    run.part(2, "orchestrator")
+    run.completer.agreed(2)
+    with monkeypatch.context() as patch:
+
+        def refuse(folder: Path) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(completion, "flush_trainer_part", refuse)
+        run.saved(2, path)
+        assert not run.completer.wait_for(2, worth=lambda: True)
+    assert sorted(part.name for part in path.iterdir()) == ["orchestrator"]
+    run.saved(2, run.part(2, "trainer"))
+    assert run.told.get(timeout=60) == 2
+    assert run.completer.close(60)
+    assert run.steps() == [2]
 
 
 def test_a_refused_checkpoint_is_tried_again_ever_more_rarely_until_one_is_written(tmp_path: Path) -> None:

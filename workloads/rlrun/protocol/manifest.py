@@ -6,17 +6,19 @@ It is written last, by the trainer's rank 0, after all ranks' shards and the orc
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from pydantic import TypeAdapter
 
-from rlrun.protocol.durable import write_json
+from rlrun.protocol.durable import fsync_path, fsync_tree, write_json
 from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.protocol.paths import TMP_SUFFIX, Artifact, RunPaths
 from rlrun.protocol.printable import printable
 
 MANIFEST = "manifest.json"
@@ -72,9 +74,22 @@ def checksum(path: Path) -> int:
 
 
 def describe(checkpoint: Path, part: Path) -> list[FileEntry]:
-    """The entries of all files below `part`, a folder inside `checkpoint`."""
-    files = sorted(path for path in part.rglob("*") if path.is_file())
+    """The entries of all files below `part`, a folder inside `checkpoint`; one that is being written is none of them."""
+    files = sorted(path for path in part.rglob("*") if path.suffix != TMP_SUFFIX and path.is_file())
     return [FileEntry(str(p.relative_to(checkpoint)), p.stat().st_size, checksum(p)) for p in files]
+
+
+def flush_trainer_part(checkpoint: Path) -> None:
+    """Flush the shards and their names. The orchestrator writes and flushes its own part in the same folder, at the same time."""
+    fsync_tree(checkpoint / TRAINER_PART)
+    fsync_path(checkpoint)
+
+
+def remove_trainer_part(checkpoint: Path) -> None:
+    """Remove the shards, and the folder where nothing else is in it: the orchestrator may be writing its part, or have written it."""
+    shutil.rmtree(checkpoint / TRAINER_PART, ignore_errors=True)
+    with suppress(OSError):
+        checkpoint.rmdir()
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +17,10 @@ from loguru import logger
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Batch, Validation
-from rlrun.protocol.durable import fsync_tree, make_folder
+from rlrun.protocol.durable import make_folder
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import TRAINER_PART, describe
+from rlrun.protocol.manifest import TRAINER_PART, describe, flush_trainer_part, remove_trainer_part
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume, trouble_of, watched
 from rlrun.stub.metrics import step_metrics, validation_metrics
@@ -216,7 +215,7 @@ class Run:
                 trouble = trouble_of(error, path)
                 if trouble is None:
                     raise
-                shutil.rmtree(path, ignore_errors=True)
+                remove_trainer_part(path)
                 self._refused = Refused(step, trouble)
                 while not self._retry.due(self._refused, blocks=last) and last:
                     time.sleep(TICK_SECONDS)
@@ -228,7 +227,7 @@ class Run:
                 return path
 
     def _write_shards(self, path: Path, step: int) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_trainer_part(path)
         reach("checkpoint.shards.before_write")
         make_folder(path / TRAINER_PART)
         for number, fault in enumerate(self.script.trainer.faults):
@@ -241,7 +240,7 @@ class Run:
                 if time.monotonic() < ends:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_policy(path / TRAINER_PART / WEIGHTS, self.policy)
-        fsync_tree(path)
+        flush_trainer_part(path)
         reach("checkpoint.shards.durable")
 
     def _report(self, step: int, batch: Batch, times: dict[str, float], saved: Path | None) -> None:

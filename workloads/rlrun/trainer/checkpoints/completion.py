@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from loguru import logger
 
 from rlrun.config.checkpoint import CheckpointConfig
 from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.durable import fsync_tree
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import (
     ORCHESTRATOR_PART,
@@ -23,6 +21,8 @@ from rlrun.protocol.manifest import (
     Manifest,
     check_sizes,
     describe,
+    flush_trainer_part,
+    remove_trainer_part,
     write_manifest,
 )
 from rlrun.protocol.paths import RunPaths
@@ -130,7 +130,7 @@ class Completer:
     def _take(self, message: _Saved | _Agreed) -> None:
         if isinstance(message, _Saved):
             try:
-                fsync_tree(message.path)
+                flush_trainer_part(message.path)
                 check_sizes(message.path, message.files)
                 self._saved[message.step] = message
             except OSError as error:
@@ -138,7 +138,7 @@ class Completer:
                 trouble = trouble_of(error, message.path)
                 if trouble is None:
                     raise
-                shutil.rmtree(message.path, ignore_errors=True)
+                remove_trainer_part(message.path)
                 self.refused = Refused(message.step, trouble)
         else:
             self._agreed.add(message.step)

@@ -6,7 +6,6 @@ so progress is the step and the count of skipped updates.
 
 from __future__ import annotations
 
-import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from rlrun.protocol import exit_codes
 from rlrun.protocol.durable import make_folder
 from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import TRAINER_PART, FileEntry
+from rlrun.protocol.manifest import TRAINER_PART, FileEntry, remove_trainer_part
 from rlrun.protocol.storage import RefusedError
 from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.checksum_writer import ChecksumWriter
@@ -90,7 +89,7 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
 
     def begin() -> None:
         if group.leads:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_trainer_part(path)
             make_folder(folder)
 
     def save() -> None:
@@ -101,7 +100,7 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
         agree_among(peers, caught(save), path.parent, doing)
     except RefusedError:
         if group.leads:
-            shutil.rmtree(path, ignore_errors=True)  # nobody writes there any more; others need the space
+            remove_trainer_part(path)  # nobody writes there any more; others need the space
         raise
     ranks: list[Any] | None = [None] * dist.get_world_size(peers) if group.leads else None
     dist.gather_object(writer.entries(path), ranks, dst=0, group=peers)
