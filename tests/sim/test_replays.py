@@ -78,7 +78,7 @@ def test_a_clock_that_was_set_back_does_not_lengthen_a_suspension() -> None:
 def test_an_attempt_that_is_made_again_before_it_is_on_record_does_not_inherit_where_the_one_before_began() -> None:
     steps = [
         ("calm", 10, 4),
-        ("API fault later", 11, 8),
+        ("API fault later", 11, 9),
         ("calm", 4, 10),
         ("calm", 9, 8),
         ("calm", 7, 6),
@@ -127,7 +127,7 @@ def test_a_statefulset_that_goes_before_its_attempt_is_whole_on_record_is_not_ma
     """Pods of the one before live on, on nodes that answer no more: those of another one of the same attempt would work beside them."""
     steps = [
         ("node stops", 0, 9),
-        ("API fault later", 9, 6),
+        ("API fault later", 9, 7),
         ("API fault", 10, 5),
         ("calm", 7, 1),
         ("node stops", 10, 3),
