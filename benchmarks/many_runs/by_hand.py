@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from benchmarks.many_runs import usage
 from benchmarks.many_runs.fleet import PODS, SPEC, at_once, limit_seconds, look_seconds, ready_pods
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator import build
-from rlrun_operator.resources import BY_KIND
+from rlrun_operator import render
+from rlrun_operator.kube.resources import BY_KIND
 from rlrun_operator.settings import RenderSettings
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json
@@ -52,10 +52,10 @@ def smallest(name: str, namespace: str) -> list[Json]:
 def rendered(name: str, namespace: str) -> list[Json]:
     """Every child of such a run, as the operator makes it; nobody owns them."""
     spec = RLRunSpec.model_validate(run(name, **SPEC)["spec"])
-    context = build.RunContext(name, namespace, "uid", spec, 1, RenderSettings())
-    needs = build.prerequisites(context)
-    key = build.api_key_secret(context, "the key of a run")
-    made = [dict(child) for child in (*needs.create, key, *needs.apply, *build.workloads(context).made)]
+    context = render.RunContext(name, namespace, "uid", spec, 1, RenderSettings())
+    needs = render.prerequisites(context)
+    key = render.api_key_secret(context, "the key of a run")
+    made = [dict(child) for child in (*needs.create, key, *needs.apply, *render.workloads(context).made)]
     for child in made:
         child["metadata"] = {k: v for k, v in child["metadata"].items() if k != "ownerReferences"}
     return made

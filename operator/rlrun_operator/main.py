@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from rlrun.config.parser import Parser
-from rlrun_operator import logs
+from rlrun_operator.runtime import log_setup
 from rlrun_operator.settings import SettingsError, from_environment
 
 LOST_LEADERSHIP = 1
@@ -37,15 +37,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings = from_environment(os.environ)
     except SettingsError as error:
         sys.exit(_say(error))
-    logs.set_up(settings.log_level, settings.log_format)
+    log_setup.set_up(settings.log_level, settings.log_format)
 
     # Imported late: kopf takes most of a second, and wrong settings deserve an answer at once.
-    from rlrun_operator import handlers
-    from rlrun_operator.connection import ConnectionSetupError, connect
-    from rlrun_operator.decide import decide
-    from rlrun_operator.process import LeadershipLostError, Operator
+    from rlrun_operator.decide.state_machine import decide
+    from rlrun_operator.kube.kubeconfig import ConnectionSetupError, connect
+    from rlrun_operator.manager import LeadershipLostError, Operator
+    from rlrun_operator.reconcile import watch
 
-    handlers.quiet(debug=settings.log_level == "debug")
+    watch.quiet(debug=settings.log_level == "debug")
     try:
         connection = connect()
     except ConnectionSetupError as error:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         log.error("port %d (RLRUN_HTTP_PORT) cannot be served: %s", settings.http_port, error)
         sys.exit(PROBLEM)
     except Exception as error:
-        log.error("ended by an error that nobody expected: %s", logs.where(error))
+        log.error("ended by an error that nobody expected: %s", log_setup.where(error))
         sys.exit(UNEXPECTED)
     log.info("stopped")
 

@@ -28,7 +28,7 @@ ROLE_LABEL = f"{GROUP}/role"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 """On workloads and their pods: the attempt that they belong to, as a plain number. Inference carries that of its last rendering."""
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
-"""On workloads: the spec that they were rendered from (`build.spec_hash`). Same attempt and hash: not rendered again, so that another
+"""On workloads: the spec that they were rendered from (`render.spec_hash`). Same attempt and hash: not rendered again, so that another
 version of the operator touches nothing."""
 RENDERING_ANNOTATION = f"{GROUP}/rendering"
 """On StatefulSet and Deployment: a mark of their pods as they were rendered. With another one the engines are renewed when an attempt

@@ -14,11 +14,11 @@ import pytest
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator import build
-from rlrun_operator.build import Host, RunContext
-from rlrun_operator.client import address
+from rlrun_operator import render
+from rlrun_operator.kube.client import address
+from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, RLRUN, SECRET
 from rlrun_operator.names import RUN_LABEL, Ref
-from rlrun_operator.resources import BY_KIND, EVENT, NODE, RLRUN, SECRET
+from rlrun_operator.render import Host, RunContext
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Manifest
 from tests.cluster import Cluster
@@ -41,9 +41,9 @@ UNSEEN = (SECRET.kind,)
 def children(name: str, spec: RLRunSpec, host: Host | None = None) -> dict[Ref, Manifest]:
     """All children of a run's first attempt, as the operator makes them."""
     context = RunContext(name, "default", "uid", spec, 1, RenderSettings(), host)
-    needs = build.prerequisites(context)
-    key = build.api_key_secret(context, "k" * 8)
-    made = (*needs.create, key, *needs.apply, *build.workloads(context).made)
+    needs = render.prerequisites(context)
+    key = render.api_key_secret(context, "k" * 8)
+    made = (*needs.create, key, *needs.apply, *render.workloads(context).made)
     return {Ref(child["kind"], child["metadata"]["name"]): child for child in made}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun_operator.handlers import INACTIVITY_SECONDS
+from rlrun_operator.reconcile.watch import INACTIVITY_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import OperatorProcess, wait_for
 from tests.controlplane.installation import wait_served

@@ -45,7 +45,7 @@ from rlrun.protocol.batch import Batch, BatchError, Sample, read_batch, write_ba
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.manifest import FileEntry, Manifest, ManifestError, read_manifest, verify, write_manifest
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun_operator.progress import Report, read_lease
+from rlrun_operator.status.progress import Report, read_lease
 from tests.security.hostile import COUNT, as_json, deep, documents, texts
 
 DEEP = [deep(100_000), deep(100_000, '{"a":', "}"), b"[" * 1_000_000]

@@ -21,7 +21,7 @@ from rlrun.environments.process.enclosure import CREDENTIALS
 from rlrun.environments.process.worker import MAX_FILES
 from rlrun.environments.rewards.sandbox import UnavailableError
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
-from rlrun_operator.build.containers import CREDENTIALS_FOLDER
+from rlrun_operator.render.containers import CREDENTIALS_FOLDER
 
 FOLDER = Path(__file__).parent / "intruder"
 KEY = "the-runs-key"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun_operator.resources import BY_KIND, RLRUN
+from rlrun_operator.kube.resources import BY_KIND, RLRUN
 from tests.sim.clock import Clock
 from tests.sim.cluster.admission import FOR_GOOD, Refusal
 from tests.sim.cluster.api import Api, Ident, Json

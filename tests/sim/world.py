@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun_operator.case import read_status
-from rlrun_operator.conditions import find
-from rlrun_operator.process import PRUNE_SECONDS
-from rlrun_operator.resources import RLRUN
+from rlrun_operator.decide.snapshot import read_status
+from rlrun_operator.kube.resources import RLRUN
+from rlrun_operator.manager import PRUNE_SECONDS
+from rlrun_operator.status.conditions import find
 from tests.sim import invariants
 from tests.sim.cluster.admission import FOR_GOOD
 from tests.sim.cluster.api import Json

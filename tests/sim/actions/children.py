@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlrun_operator.kube.resources import BY_KIND
 from rlrun_operator.names import RUN_LABEL
-from rlrun_operator.resources import BY_KIND
 from tests.sim.actions.action import Action
 from tests.sim.cluster.api import Ident, Json
 from tests.sim.world import NAME, World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlrun_operator.resources import BY_KIND
+from rlrun_operator.kube.resources import BY_KIND
 
 
 class RefusedError(Exception):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlrun_operator.kube.resources import BY_KIND, CLAIM, EVENT, PART_KINDS, RLRUN, WATCHED
 from rlrun_operator.names import MANAGER, RUN_LABEL
-from rlrun_operator.resources import BY_KIND, CLAIM, EVENT, PART_KINDS, RLRUN, WATCHED
 from rlrun_operator.times import rfc3339, seconds_of
 from tests.sim.cluster.admission import Refusal, RefusedError
 

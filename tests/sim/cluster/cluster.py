@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlrun_operator.kube.resources import CLAIM
 from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, attempt_of
-from rlrun_operator.resources import CLAIM
 from tests.sim.clock import Clock
 from tests.sim.cluster.admission import RefusedError
 from tests.sim.cluster.api import Api, Ident, Json

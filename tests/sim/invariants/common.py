@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlrun_operator import reasons
-from rlrun_operator.conditions import phase
 from rlrun_operator.names import ROLE_LABEL, run_uid_of
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import phase
 from tests.sim.cluster.pods import owners
 
 if TYPE_CHECKING:

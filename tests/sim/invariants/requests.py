@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlrun_operator import reasons
 from rlrun_operator.names import ROLE_LABEL, attempt_of
+from rlrun_operator.status import reasons
 from tests.sim.cluster.pods import owners
 from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlrun_operator import reasons
 from rlrun_operator.names import MANAGER, attempt_of
+from rlrun_operator.status import reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
 from tests.sim.invariants.truth import over
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlrun_operator import reasons
+from rlrun_operator.status import reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_group, may_go_on
 
 if TYPE_CHECKING:

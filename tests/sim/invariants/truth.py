@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlrun_operator import reasons
 from rlrun_operator.names import attempt_of
+from rlrun_operator.status import reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
 
 if TYPE_CHECKING:

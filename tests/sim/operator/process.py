@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from rlrun_operator import client as transport
-from rlrun_operator.client import ApiError, Client, UnavailableError
-from rlrun_operator.decide import decide
-from rlrun_operator.events import Poster
-from rlrun_operator.feed import Feed
-from rlrun_operator.metrics import Metrics
+from rlrun_operator.decide.state_machine import decide
+from rlrun_operator.kube import client as transport
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, WATCHED
 from rlrun_operator.names import ROLES
-from rlrun_operator.observe import LookUps
-from rlrun_operator.queue import WorkQueue
-from rlrun_operator.reconcile import Reconciler
-from rlrun_operator.resources import BY_KIND, EVENT, NODE, WATCHED
+from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.observe import LookUps
+from rlrun_operator.reconcile.reconciler import Reconciler
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.runtime.event_recorder import Poster
+from rlrun_operator.runtime.metrics import Metrics
+from rlrun_operator.runtime.watch_health import Stream
+from rlrun_operator.runtime.workqueue import WorkQueue
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Decision, Observed
-from rlrun_operator.store import Key, Store
-from rlrun_operator.watches import Stream
 from tests.sim.clock import Clock
 from tests.sim.cluster.admission import RefusedError
 from tests.sim.cluster.api import NAMESPACE, Api, Json

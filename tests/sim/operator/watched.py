@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun_operator.store import Ident, Key, Store
+from rlrun_operator.runtime.cache import Ident, Key, Store
 
 
 class WatchedStore(Store):

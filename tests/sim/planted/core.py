@@ -6,25 +6,28 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from rlrun_operator import attempts, case, decide, follow, hindsight, pods, policy, store
-from rlrun_operator.apply import Applier, KeptOutError, StaleViewError
-from rlrun_operator.client import Client
+from rlrun_operator import pods
+from rlrun_operator.decide import attempt, hindsight, running, snapshot, state_machine
 from rlrun_operator.deletion import asked_at
+from rlrun_operator.failures import policy
+from rlrun_operator.kube.client import Client
 from rlrun_operator.pods import Pod
-from rlrun_operator.reconcile import Reconciler
+from rlrun_operator.reconcile.apply import Applier, KeptOutError, StaleViewError
+from rlrun_operator.reconcile.reconciler import Reconciler
+from rlrun_operator.runtime import cache
+from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import Apply, Decision
-from rlrun_operator.store import Store
 from tests.sim.planted.plant import Plant, put
 
 
 def ending_pods_are_taken_for_gone(stack: contextlib.ExitStack) -> None:
-    real = case.Case.group.func
+    real = snapshot.Case.group.func
     group = property(lambda self: [pod for pod in real(self) if pod.deleted_at is None])
-    put(stack, case.Case, "group", group)
+    put(stack, snapshot.Case, "group", group)
 
 
 def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
-    put(stack, attempts, "has_let_go", lambda statefulset: True)
+    put(stack, attempt, "has_let_go", lambda statefulset: True)
 
 
 def disruptions_count(stack: contextlib.ExitStack) -> None:
@@ -53,18 +56,18 @@ def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -
 
 def what_a_deleted_run_has_left_is_taken_over(stack: contextlib.ExitStack) -> None:
     the_cache_is_believed_when_it_lacks_something(stack)
-    put(stack, case.Case, "strangers", property(lambda self: []))
+    put(stack, snapshot.Case, "strangers", property(lambda self: []))
 
 
 def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
     """Where the cluster has the new attempt already and the status does not, as after a crash, another one is begun."""
-    real = decide.launch
+    real = state_machine.launch
 
-    def launch(found: case.Case, spec: Any, attempt: int) -> Decision:
+    def launch(found: snapshot.Case, spec: Any, attempt: int) -> Decision:
         ahead = found.past.attempt and found.statefulset is not None and found.attempt > found.past.attempt
         return real(found, spec, attempt + 1 if ahead else attempt)
 
-    put(stack, decide, "launch", launch)
+    put(stack, state_machine, "launch", launch)
 
 
 def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> None:
@@ -108,17 +111,17 @@ def the_status_is_written_without_preconditions(stack: contextlib.ExitStack) -> 
 
 
 def what_has_ended_begins_again(stack: contextlib.ExitStack) -> None:
-    real = decide._mended
+    real = state_machine._mended
     edited = lambda found: found.generation != found.past.observed_generation  # noqa: E731
-    put(stack, decide, "_mended", lambda found: real(found) or (found.past.phase == "Failed" and edited(found)))
+    put(stack, state_machine, "_mended", lambda found: real(found) or (found.past.phase == "Failed" and edited(found)))
 
 
 def an_older_state_replaces_a_newer_one(stack: contextlib.ExitStack) -> None:
-    put(stack, store, "_newer", lambda new, old: new["metadata"] != old["metadata"])
+    put(stack, cache, "_newer", lambda new, old: new["metadata"] != old["metadata"])
 
 
 def a_late_event_brings_back_what_is_gone(stack: contextlib.ExitStack) -> None:
-    put(stack, store, "TOMBSTONES", 0)
+    put(stack, cache, "TOMBSTONES", 0)
 
 
 def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
@@ -126,21 +129,21 @@ def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
 
 
 def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
-    for module in (attempts, follow, decide):
+    for module in (attempt, running, state_machine):
         real = module.finish
         put(stack, module, "finish", lambda *a, real=real, **how: real(*a, **how | {"wake_in": None}))
 
 
 def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
     """Counted where the attempt restarts, and once more where its pods are found gone."""
-    real = attempts.restarting
+    real = attempt.restarting
 
-    def restarting(found: case.Case, message: str, reason: str, **more: Any) -> Decision:
+    def restarting(found: snapshot.Case, message: str, reason: str, **more: Any) -> Decision:
         if "restarts" not in more and found.past.restarts and not found.group:
             more["restarts"] = found.past.restarts + 1
         return real(found, message, reason, **more)
 
-    put(stack, attempts, "restarting", restarting)
+    put(stack, attempt, "restarting", restarting)
 
 
 def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> None:

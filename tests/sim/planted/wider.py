@@ -7,29 +7,28 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun_operator import (
-    attempts,
-    build,
-    case,
-    client,
-    decide,
-    diagnose,
-    follow,
+from rlrun_operator import render
+from rlrun_operator.decide import (
+    attempt,
     keys,
     parts,
-    policy,
-    reasons,
-    reconcile,
-    report,
+    running,
+    snapshot,
+    state_machine,
+    status_builder,
     suspend,
     volumes,
 )
-from rlrun_operator.apply import Applier
-from rlrun_operator.case import is_ending, replicas
-from rlrun_operator.client import ApiError
-from rlrun_operator.resources import BY_KIND
+from rlrun_operator.decide.snapshot import is_ending, replicas
+from rlrun_operator.failures import policy
+from rlrun_operator.kube import client
+from rlrun_operator.kube.client import ApiError
+from rlrun_operator.kube.resources import BY_KIND
+from rlrun_operator.reconcile import reconciler
+from rlrun_operator.reconcile.apply import Applier
+from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import Apply
-from rlrun_operator.store import Store
+from rlrun_operator.status import diagnose, reasons
 from tests.sim.operator.process import RELEASES
 from tests.sim.planted.plant import Plant, put
 from tests.sim.world import World
@@ -46,7 +45,7 @@ def the_observed_generation_is_ignored(stack: contextlib.ExitStack) -> None:
     def let_go(found: Manifest | None) -> bool:
         return found is None or not (is_ending(found) or replicas(found) or (found.get("status") or {}).get("replicas"))
 
-    for module in (attempts, suspend):
+    for module in (attempt, suspend):
         put(stack, module, "has_let_go", let_go)
 
 
@@ -55,8 +54,8 @@ def a_retry_time_far_in_the_future_is_believed(stack: contextlib.ExitStack) -> N
 
 
 def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.ExitStack) -> None:
-    real = case.Case.strangers.func
-    put(stack, case.Case, "strangers", property(lambda self: [s for s in real(self) if not s.startswith("Lease")]))
+    real = snapshot.Case.strangers.func
+    put(stack, snapshot.Case, "strangers", property(lambda self: [s for s in real(self) if not s.startswith("Lease")]))
 
 
 def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
@@ -70,19 +69,19 @@ def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
 
 
 def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:
-    put(stack, follow, "_lost_deployment", lambda *given: [])
+    put(stack, running, "_lost_deployment", lambda *given: [])
 
 
 # ---- children
 
 
 def a_lost_lease_is_not_made_again(stack: contextlib.ExitStack) -> None:
-    put(stack, follow, "_lost_children", lambda *given: [])
+    put(stack, running, "_lost_children", lambda *given: [])
 
 
 def small_objects_are_made_for_the_first_attempt_alone(stack: contextlib.ExitStack) -> None:
-    real = build.prerequisites
-    put(stack, build, "prerequisites", lambda ctx: real(ctx) if ctx.attempt == 1 else real(ctx)._replace(apply=()))
+    real = render.prerequisites
+    put(stack, render, "prerequisites", lambda ctx: real(ctx) if ctx.attempt == 1 else real(ctx)._replace(apply=()))
 
 
 def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
@@ -115,11 +114,11 @@ def a_pod_waits_for_ever_for_a_lost_key(stack: contextlib.ExitStack) -> None:
 
 def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
     """What has begun with the first one does not know the other one, and is not renewed."""
-    put(stack, build.RunContext, "key_secret", property(lambda self: self.names.secret(self.uid)))
+    put(stack, render.RunContext, "key_secret", property(lambda self: self.names.secret(self.uid)))
 
 
 def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
-    put(stack, case.Case, "claim_is_ending", property(lambda self: False))
+    put(stack, snapshot.Case, "claim_is_ending", property(lambda self: False))
     put(stack, volumes, "withheld", lambda found: None)
 
 
@@ -130,11 +129,11 @@ def objects_of_others_are_taken_over(stack: contextlib.ExitStack) -> None:
         return None if found is None else {**found, "kind": resource.kind}
 
     put(stack, Applier, "_find_own", finds)
-    put(stack, case.Case, "taken", property(lambda self: None))
+    put(stack, snapshot.Case, "taken", property(lambda self: None))
 
 
 def a_name_that_was_taken_stays_so(stack: contextlib.ExitStack) -> None:
-    put(stack, reconcile, "TAKEN_SECONDS", math.inf)
+    put(stack, reconciler, "TAKEN_SECONDS", math.inf)
 
 
 # ---- admission
@@ -155,40 +154,40 @@ def what_was_refused_is_told_for_ever(stack: contextlib.ExitStack) -> None:
 
 
 def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> None:
-    put(stack, decide, "_mended", lambda found: False)
+    put(stack, state_machine, "_mended", lambda found: False)
 
 
 def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None:
     """The attempt that was suspended is judged by its pods, of which there are none."""
-    put(stack, reconcile, "_OF_LIFE", tuple(kind for kind in reconcile._OF_LIFE if kind != reasons.SUSPENDED))
+    put(stack, reconciler, "_OF_LIFE", tuple(kind for kind in reconciler._OF_LIFE if kind != reasons.SUSPENDED))
 
 
 def what_has_no_number_is_called_starting(stack: contextlib.ExitStack) -> None:
-    for module in (report, reconcile):
+    for module in (status_builder, reconciler):
         put(stack, module, "phase", lambda conditions, attempt, real=module.phase: real(conditions, 1))
 
 
 def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
-    put(stack, reconcile, "KEPT_OUT_SECONDS", 1e9)
-    put(stack, reconcile, "LONGEST_KEPT_OUT_SECONDS", 1e9)
+    put(stack, reconciler, "KEPT_OUT_SECONDS", 1e9)
+    put(stack, reconciler, "LONGEST_KEPT_OUT_SECONDS", 1e9)
 
 
 # ---- operators
 
 
 def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None:
-    real = follow._lost_deployment
+    real = running._lost_deployment
 
-    def lost(found: case.Case, in_hand: bool) -> list[Apply]:
+    def lost(found: snapshot.Case, in_hand: bool) -> list[Apply]:
         other = (
             found.settings is RELEASES[1] and found.deployment is not None and not in_hand and found.spec is not None
         )
         made = (
-            build.workloads(found.context(found.spec, found.past.attempt)).inference if other and found.spec else None
+            render.workloads(found.context(found.spec, found.past.attempt)).inference if other and found.spec else None
         )
         return [Apply(made)] if made is not None else real(found, in_hand)
 
-    put(stack, follow, "_lost_deployment", lost)
+    put(stack, running, "_lost_deployment", lost)
 
 
 def a_new_leader_believes_its_first_list(stack: contextlib.ExitStack) -> None:

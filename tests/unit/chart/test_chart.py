@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.build import api_key_secret, prerequisites, workloads
-from rlrun_operator.preflight import lacking
+from rlrun_operator.render import api_key_secret, prerequisites, workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
+from rlrun_operator.runtime.preflight import lacking
 from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
 from tests.unit.chart.rendering import CHART, RefusedError, Render
 from tests.unit.operator.build.examples import KEY, example

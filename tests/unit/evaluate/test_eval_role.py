@@ -36,7 +36,7 @@ from rlrun.protocol import exit_codes, heap
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
-from rlrun_operator.progress import read_lease
+from rlrun_operator.status.progress import read_lease
 from tests.unit.evaluate.test_eval_answers import ENVIRONMENT as WHERE
 from tests.unit.evaluate.test_eval_answers import POLICY, QUESTIONS, answer
 

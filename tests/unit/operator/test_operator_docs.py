@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from rlrun_operator import reasons
 from rlrun_operator.docs import ADMISSION_POLICY, PAGE, page
 from rlrun_operator.restrictions import admission_policy
+from rlrun_operator.status import reasons
 
-PACKAGE = Path(reasons.__file__).parent
+PACKAGE = Path(reasons.__file__).parents[1]
 EXPLAINED = {
     **reasons.CONDITION_TYPES,
     **reasons.CONDITION_REASONS,

@@ -18,7 +18,7 @@ from rlrun.pod.report import MAX_BYTES
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError, read_error, write_error
 from rlrun.protocol.paths import RunPaths
-from rlrun_operator.build.containers import HEARS_SIGNALS
+from rlrun_operator.render.containers import HEARS_SIGNALS
 
 FAILS = """
     import sys

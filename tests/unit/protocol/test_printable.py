@@ -22,8 +22,9 @@ from rlrun.pod.report import failure_text
 from rlrun.protocol import role_log
 from rlrun.protocol.failures import telling_lines
 from rlrun.protocol.printable import printable
-from rlrun_operator import logs, report
-from rlrun_operator.judge import shorten
+from rlrun_operator.decide import status_builder
+from rlrun_operator.runtime import log_setup
+from rlrun_operator.validate_spec import shorten
 
 HOSTILE = "good\x1b]0;owned\x07 \x1b[2J\u202etxet\u2066\u200b\x9b31m\ud800\x00\x7f\r"
 SHOWN = r"good\x1b]0;owned\x07 \x1b[2J\u202etxet\u2066\u200b\x9b31m\ud800\x00\x7f\r"
@@ -75,7 +76,7 @@ def test_the_operators_log_shows_it(capsys: pytest.CaptureFixture[str], monkeypa
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     for kind in ("plain", "json"):
-        logs.set_up("info", kind)  # type: ignore[arg-type]
+        log_setup.set_up("info", kind)  # type: ignore[arg-type]
         try:
             raise ValueError(HOSTILE)
         except ValueError:
@@ -91,11 +92,13 @@ def test_the_status_shows_it_and_every_text_in_it_has_a_bound() -> None:
         results=[HOSTILE] * 2,
         progress={"waitingOn": "x" * 1_000_000},  # type: ignore[arg-type]
     )
-    document = report.document(status)
+    document = status_builder.document(status)
     texts = [document["message"], *document["results"], document["progress"]["waitingOn"]]
-    assert all(obeyed(text) == [] and len(text) <= report.TEXT_MAX for text in texts)
+    assert all(obeyed(text) == [] and len(text) <= status_builder.TEXT_MAX for text in texts)
     assert document["results"] == [SHOWN] * 2
-    assert report.document(RLRunStatus.model_validate(document)) == document, "what is written is not written again"
+    assert status_builder.document(RLRunStatus.model_validate(document)) == document, (
+        "what is written is not written again"
+    )
     assert shorten(HOSTILE).startswith(r"good\x1b]0;owned\x07 \x1b[2J")
 
 

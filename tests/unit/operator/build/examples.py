@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun_operator.build import Host, RunContext, api_key_secret, prerequisites, workloads
+from rlrun_operator.render import Host, RunContext, api_key_secret, prerequisites, workloads
 from rlrun_operator.settings import RenderSettings
 
 HERE = Path(__file__).parent

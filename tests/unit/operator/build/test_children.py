@@ -15,8 +15,8 @@ from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfi
 from rlrun.config.run import RunConfig
 from rlrun.orchestrator.progress.lease import CREDENTIALS, lease_from_environment
 from rlrun.pod.settings import PodSettings, settings_from_environment
-from rlrun_operator.build import prerequisites, spec_hash, workloads
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, ROLES, RUN_LABEL, SPEC_HASH_ANNOTATION
+from rlrun_operator.render import prerequisites, spec_hash, workloads
 from tests.unit.operator.build.examples import (
     KEY,
     MANIFESTS,

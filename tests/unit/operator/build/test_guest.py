@@ -10,9 +10,9 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loader import load_file
 from rlrun.config.run import RunConfig
-from rlrun_operator.build import Host, RunContext, api_key_secret, workloads
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
-from rlrun_operator.placement import HOSTNAME
+from rlrun_operator.render import Host, RunContext, api_key_secret, workloads
+from rlrun_operator.render.placement import HOSTNAME
 from tests.unit.operator.build.examples import HOST_UID, context, everything, example, of_kind, spec
 
 SHARED: dict[str, Any] = {"trainer": {"lora": {"slots": 2}}}

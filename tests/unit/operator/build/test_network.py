@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.build import RunContext
+from rlrun_operator.render import RunContext
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects
 from tests.unit.operator.build.examples import context, everything

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun_operator.build import prerequisites, workloads
-from rlrun_operator.build.origin import Cause, causes, origin, told
+from rlrun_operator.render import prerequisites, workloads
+from rlrun_operator.render.origin import Cause, causes, origin, told
 from tests.unit.operator.build.examples import context
 
 ENV = "Invalid value: \"1 A=\": a valid environment variable name must consist only of printable ASCII characters other than '='"

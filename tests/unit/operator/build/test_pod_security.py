@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.build import RunContext, workloads
+from rlrun_operator.render import RunContext, workloads
 from tests.unit.operator.build.examples import ON_RECORD, context, example
 from tests.unit.operator.restrictions.pod_security import violations
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlrun_operator.build import workloads
-from rlrun_operator.build.merge import merge
 from rlrun_operator.names import RUN_LABEL, RUN_UID_ANNOTATION, SPEC_HASH_ANNOTATION, run_uid_of
+from rlrun_operator.render import workloads
+from rlrun_operator.render.merge import merge
 from tests.unit.operator.build.examples import container, context, everything, example, pods
 
 BASE: dict[str, Any] = {

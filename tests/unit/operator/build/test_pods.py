@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.build import RunContext, workloads
+from rlrun_operator.render import RunContext, workloads
 from rlrun_operator.settings import RenderSettings
 from tests.unit.operator.build.examples import container, context, everything, example, of_kind, pods, spec
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlrun.protocol import annotations as keys
-from rlrun_operator.decide import decide
+from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.deletion import remembered
+from rlrun_operator.kube.resources import PART_KINDS
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, Ref, attempt_of
-from rlrun_operator.pulse import Pulse, beat
-from rlrun_operator.resources import PART_KINDS
+from rlrun_operator.runtime.cache_fields import slimmed
+from rlrun_operator.runtime.pulse import Pulse, beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.slim import slimmed
 from rlrun_operator.state import Decision, Grow, Observed, Ungrown
 from rlrun_operator.times import rfc3339
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun_operator import reasons
 from rlrun_operator.names import ROLE_LABEL, ROTATE_ANNOTATION, Ref
+from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import NAME, UID, Kube
 from tests.unit.operator.decide.test_shared import both, tick

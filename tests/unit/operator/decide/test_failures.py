@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlrun.api.life import BackoffSpec
-from rlrun_operator.failures import next_number
+from rlrun_operator.failures.detect import next_number
+from rlrun_operator.failures.policy import backoff
 from rlrun_operator.names import Ref
-from rlrun_operator.policy import backoff
 from rlrun_operator.state import Delete, Scale
 from tests.unit.operator.decide.kube import Kube, copied
 
@@ -548,7 +548,7 @@ def test_after_an_upgrade_trainer_and_engines_are_renewed_together_by_the_next_a
 def test_engines_are_renewed_where_the_format_of_their_file_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ConfigMap is one for all attempts: an engine of before that starts again would not read what it holds now."""
     kube = Kube().start()
-    monkeypatch.setattr("rlrun_operator.build.pods.config_format", lambda: "another")
+    monkeypatch.setattr("rlrun_operator.render.pods.config_format", lambda: "another")
     kube.exit("trainer", 1)
     kube.tick(1)
     kube.tick(5)

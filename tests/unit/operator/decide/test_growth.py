@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.build import spec_hash
-from rlrun_operator.judge import judge
 from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, Ref
+from rlrun_operator.render import spec_hash
+from rlrun_operator.validate_spec import judge
 from tests.unit.operator.decide.kube import Kube
 from tests.unit.operator.decide.test_shared import a_guest, a_host, tick
 

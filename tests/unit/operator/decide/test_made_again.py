@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun_operator import reasons
-from rlrun_operator.client import ApiError
+from rlrun_operator.kube.client import ApiError
 from rlrun_operator.names import RUN_UID_ANNOTATION, Names, Ref
+from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlrun_operator.decide import decide
+from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.settings import NetworkSettings, RenderSettings
 from rlrun_operator.state import Decision
 from tests.unit.operator.decide.kube import Kube

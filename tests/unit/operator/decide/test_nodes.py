@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.exclusion import NEEDED_AFTER_SECONDS, avoided
+from rlrun_operator.failures.node_exclusion import NEEDED_AFTER_SECONDS, avoided
 from rlrun_operator.names import Ref
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube

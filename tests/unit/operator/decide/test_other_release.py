@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from rlrun_operator.build.context import RunContext
+from rlrun_operator.decide.parts import REPAIR_SECONDS
 from rlrun_operator.names import CONFIG_ANNOTATION, Ref
-from rlrun_operator.parts import REPAIR_SECONDS
+from rlrun_operator.render.context import RunContext
 from tests.unit.operator.decide.kube import Kube
 
 CONFIG = Ref("ConfigMap", "run-rlrun")

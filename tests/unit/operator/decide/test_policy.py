@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from rlrun.api.life import FailurePolicySpec, FailureReason
-from rlrun_operator import reasons
-from rlrun_operator.failures import Cause, Kind
-from rlrun_operator.policy import Budget, verdict
+from rlrun_operator.failures.detect import Cause, Kind
+from rlrun_operator.failures.policy import Budget, verdict
+from rlrun_operator.status import reasons
 from tests.unit.operator.decide.kube import Kube
 
 SPEC: dict[str, Any] = {"trainer": {"replicas": 2}, "inference": {"replicas": 1}, "maxSteps": 1000}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator import reasons
 from rlrun_operator.names import ROLES, Ref
 from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.settings import RenderSettings
+from rlrun_operator.status import reasons
 from tests.unit.operator.decide.kube import Kube
 
 PRIVILEGED: dict[str, Any] = {"trainer": {"podTemplate": {"spec": {"hostNetwork": True, "hostPID": True}}}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.status import RLRunStatus
-from rlrun_operator import reasons
+from rlrun_operator.status import reasons
 from tests.unit.operator.decide.kube import SMALLEST, Kube
 
 INVALID = [

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from rlrun_operator.client import Client
+from rlrun_operator.kube.client import Client
 from tests.sim.cluster.api import merged
 
 Json = dict[str, Any]

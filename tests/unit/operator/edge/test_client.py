@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from rlrun_operator.client import ApiError, UnavailableError
-from rlrun_operator.lease import NotLeadingError
-from rlrun_operator.resources import POD, RLRUN, STATEFUL_SET
+from rlrun_operator.kube.client import ApiError, UnavailableError
+from rlrun_operator.kube.resources import POD, RLRUN, STATEFUL_SET
+from rlrun_operator.runtime.leader_election import NotLeadingError
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
 PODS = "/api/v1/namespaces/ns/pods"
@@ -111,7 +111,7 @@ async def test_deletion_spares_a_successor_of_the_same_name() -> None:
 
 
 async def test_a_list_brings_every_page_and_names_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun_operator.client.PAGE", 2)
+    monkeypatch.setattr("rlrun_operator.kube.client.PAGE", 2)
     api = FakeApi()
     for name in "abcde":
         api.seed(f"{PODS}/{name}", {"metadata": {}})

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rlrun_operator.observe import _Shared
+from rlrun_operator.reconcile.observe import _Shared
 from rlrun_operator.state import Decision, EventRecord, Manifest, Observed
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import Bench, child

@@ -16,13 +16,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rlrun_operator import handlers
-from rlrun_operator.client import Client, UnavailableError
-from rlrun_operator.feed import Feed
-from rlrun_operator.judge import judge
-from rlrun_operator.resources import RLRUN, WATCHED, Resource
-from rlrun_operator.store import Store
-from rlrun_operator.watches import Stream, Watches
+from rlrun_operator.kube.client import Client, UnavailableError
+from rlrun_operator.kube.resources import RLRUN, WATCHED, Resource
+from rlrun_operator.reconcile import watch
+from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.watch_health import Stream, Watches
+from rlrun_operator.validate_spec import judge
 
 NAMESPACE = "team-a"
 RUNS = RLRUN.path(NAMESPACE)
@@ -105,7 +105,7 @@ class Watched:
     wire: Wire
     store: Store
     feed: Feed
-    watcher: handlers.Watcher
+    watcher: watch.Watcher
     watches: Watches
     client: Client
 
@@ -134,7 +134,7 @@ async def watching(wire: Wire) -> AsyncIterator[Watched]:
         client = Client(session, address)
         feed = Feed(store, client, lambda key, delay: None)
         watches = Watches([Stream(resource, NAMESPACE) for resource in WATCHED])
-        watcher = handlers.Watcher(
+        watcher = watch.Watcher(
             [NAMESPACE],
             server=address,
             session=lambda: aiohttp.ClientSession(middlewares=[watches.middleware]),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator import judge as judging
-from rlrun_operator.judge import Judgement, forget, judge
+from rlrun_operator import validate_spec as judging
 from rlrun_operator.state import Manifest
+from rlrun_operator.validate_spec import Judgement, forget, judge
 
 RUNS = 1000
 

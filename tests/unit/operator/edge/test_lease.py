@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 from kubernetes.client import Configuration
 
-from rlrun_operator.client import Client
-from rlrun_operator.connection import Connection
-from rlrun_operator.decide import decide
-from rlrun_operator.lease import DURATION_SECONDS, RENEW_SECONDS, Leader, LeadershipLostError, NotLeadingError
-from rlrun_operator.lease_lock import LONGEST_SECONDS
-from rlrun_operator.process import Operator
-from rlrun_operator.resources import CLAIM
+from rlrun_operator.decide.state_machine import decide
+from rlrun_operator.kube.client import Client
+from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.lease_lock import LONGEST_SECONDS
+from rlrun_operator.kube.resources import CLAIM
+from rlrun_operator.manager import Operator
+from rlrun_operator.runtime.leader_election import (
+    DURATION_SECONDS,
+    RENEW_SECONDS,
+    Leader,
+    LeadershipLostError,
+    NotLeadingError,
+)
 from rlrun_operator.settings import OperatorSettings
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
@@ -60,7 +66,7 @@ async def test_who_stands_by_says_for_whom_once_and_stops_saying_it_when_it_lead
     api, clock = FakeApi(), [0.0]
     async with serving(api) as client:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
-        with caplog.at_level("INFO", "rlrun_operator.lease"):
+        with caplog.at_level("INFO", "rlrun_operator.runtime.leader_election"):
             for _ in range(5):
                 await first.step()
                 await second.step()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.ownership import held, unheld
+from rlrun_operator.managed_fields import held, unheld
 
 LABELS = {"app.kubernetes.io/name": "rlrun", "rlrun.io/run": "a"}
 SERVICE: dict[str, Any] = {

@@ -14,16 +14,16 @@ from kubernetes.client import Configuration
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rlrun.api.status import Phase
-from rlrun_operator import health, logs, preflight
-from rlrun_operator.connection import Connection
-from rlrun_operator.decide import decide
-from rlrun_operator.metrics import PHASES, Metrics
-from rlrun_operator.process import Operator
-from rlrun_operator.resources import BY_KIND, POD, STATEFUL_SET, WATCHED, Resource
+from rlrun_operator.decide.state_machine import decide
+from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.resources import BY_KIND, POD, STATEFUL_SET, WATCHED, Resource
+from rlrun_operator.manager import Operator
+from rlrun_operator.runtime import health, log_setup, preflight
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.metrics import PHASES, Metrics
+from rlrun_operator.runtime.watch_health import STALE_SECONDS, Stream, Watches
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
 from rlrun_operator.state import Manifest
-from rlrun_operator.store import Store
-from rlrun_operator.watches import STALE_SECONDS, Stream, Watches
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_store import make
 
@@ -469,11 +469,11 @@ def test_an_unexpected_error_is_one_line_that_says_where(capsys: pytest.CaptureF
     handlers, level = root.handlers[:], root.level
     try:
         for log_format in ("plain", "json"):
-            logs.set_up("info", log_format)
+            log_setup.set_up("info", log_format)
             try:
                 json.loads("{\n")
             except ValueError as error:
-                logging.getLogger("x").exception("run a: unexpected %s", logs.where(error))
+                logging.getLogger("x").exception("run a: unexpected %s", log_setup.where(error))
             (line,) = capsys.readouterr().err.splitlines()
             assert "JSONDecodeError" in line
             assert "decoder.py:" in line

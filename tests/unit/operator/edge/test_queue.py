@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rlrun_operator.queue import LONGEST_BACKOFF_SECONDS, Workers, WorkQueue
+from rlrun_operator.runtime.workqueue import LONGEST_BACKOFF_SECONDS, Workers, WorkQueue
 
 
 def test_a_key_that_is_added_often_comes_out_once_and_in_its_turn() -> None:

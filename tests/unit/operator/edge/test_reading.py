@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.reading import LEVELS_MAX, UnreadableError, parsed, shallow
+from rlrun_operator.kube.json_reader import LEVELS_MAX, UnreadableError, parsed, shallow
 
 
 def nested(levels: int, kind: str) -> bytes:

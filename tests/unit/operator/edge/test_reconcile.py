@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from rlrun.api.status import UNSERVED
-from rlrun_operator import judge as judging
-from rlrun_operator.client import ApiError, Client, UnavailableError
-from rlrun_operator.events import Poster
-from rlrun_operator.follow import TAKEN_SECONDS
-from rlrun_operator.judge import judge
-from rlrun_operator.metrics import Metrics
+from rlrun_operator import validate_spec as judging
+from rlrun_operator.decide.running import TAKEN_SECONDS
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.names import Ref
-from rlrun_operator.observe import LookUps
-from rlrun_operator.reconcile import Reconciler, merge_patch
+from rlrun_operator.reconcile.observe import LookUps
+from rlrun_operator.reconcile.reconciler import Reconciler, merge_patch
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.runtime.event_recorder import Poster
+from rlrun_operator.runtime.metrics import Metrics
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Apply, Decision, Delete, EventRecord, Observed, Scale, progress_seconds
-from rlrun_operator.store import Key, Store
+from rlrun_operator.validate_spec import judge
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
 RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"

@@ -8,9 +8,9 @@ import pytest
 
 from rlrun.api.status import UNSERVED
 from rlrun_operator.deletion import first_asked_at
-from rlrun_operator.observe import observe
-from rlrun_operator.slim import slimmed
-from rlrun_operator.store import Store
+from rlrun_operator.reconcile.observe import observe
+from rlrun_operator.runtime.cache import Store
+from rlrun_operator.runtime.cache_fields import slimmed
 from rlrun_operator.times import seconds_of
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlrun_operator.client import Client
-from rlrun_operator.territory import DURATION_SECONDS, RENEW_SECONDS, STOP_SECONDS, Place, Territory
+from rlrun_operator.kube.client import Client
+from rlrun_operator.runtime.territory import DURATION_SECONDS, RENEW_SECONDS, STOP_SECONDS, Place, Territory
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
 TEAM: Place = ("team-a", None)

@@ -1,0 +1,109 @@
+"""Late correction of a recorded attempt's end: why its processes failed. Pure.
+
+When a process of a group dies, or its node, its peers fail too, with errors of their own, and Kubernetes may tell of a peer first. So the
+record is put right until the attempt's pods are gone: by a pod that ended by itself, and by a node that does not answer any more, which
+makes the restart one that does not count. Whichever Kubernetes tells of first, the same pod is blamed in the end:
+
+    what says of itself what broke, before what may have lost a peer, before what says that it has (NCCL)
+    of two that say as much, the one that ended first, by the clocks of their nodes
+    within one second, Kubernetes' resolution, the trainer before the orchestrator, and then by name
+
+A pod that was told to end is never blamed for having ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlrun.api.status import FailureRecord
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.failures import detect
+from rlrun_operator.failures.detect import Cause
+from rlrun_operator.names import ROLES
+from rlrun_operator.pods import Pod
+from rlrun_operator.status import reasons
+from rlrun_operator.times import rfc3339, seconds_of
+
+AFTERMATH = frozenset({reasons.EXIT_CODE, reasons.NCCL_ERROR})
+"""How those end who have lost a peer."""
+TERMINATED = 128 + 15
+"""Exit code of a process that SIGTERM ended."""
+AFTERMATH_SECONDS = 10.0
+"""A peer that ended so much later than the one on record may still have been the first: nodes' clocks differ, and so do time-outs."""
+
+
+def corrections(case: Case, silent: Sequence[Pod]) -> dict[str, Any]:
+    """Fields of the status that the record of the current attempt's end needs; none while it stands.
+
+    Args:
+        case: of a run that restarts.
+        silent: pods of the ended attempt on nodes that do not answer.
+    """
+    known = case.past.last_failure
+    if known is None or known.attempt != case.past.attempt or known.reason not in AFTERMATH:
+        return {}
+    lost = next((pod for pod in silent if pod.name != known.pod_name and pod.attempt == known.attempt), None)
+    if lost is not None and known.counted:
+        told = f"the node does not answer, so that {known.role} pod {known.pod_name} failed: {known.message}"
+        found = _record(known, _of(lost, reasons.NODE_LOST, told), counted=False)
+        return {"restarts_counted_towards_max": case.past.restarts_counted_towards_max - 1, **_kept(case, found)}
+    first = _first(case, known)
+    return {} if first is None else _kept(case, _record(known, first, counted=known.counted))
+
+
+def ends_for_good(case: Case) -> Cause | None:
+    """The end of another pod of the attempt that no restart can mend, and that came before the one on record; None: there is none.
+
+    One that came later may be what a lost peer made of a role, and the next attempt shows whether it was.
+    """
+    known = case.past.last_failure
+    if known is None or known.attempt != case.past.attempt or known.reason not in AFTERMATH:
+        return None
+    first = _first(case, known)
+    return first if first is not None and first.kind == "permanent" else None
+
+
+def _first(case: Case, known: FailureRecord) -> Cause | None:
+    """The end of another pod of the attempt that explains the one on record."""
+    at = seconds_of(known.time) or case.now
+    recorded = (detect.echo_of(known.reason), at, ROLES.index(known.role), known.pod_name)
+    ends = [
+        _end(pod) for pod in (*case.group, *case.gone) if pod.attempt == known.attempt and pod.name != known.pod_name
+    ]
+    found = {
+        (detect.echo_of(end.reason), end.at, ROLES.index(end.role), end.pod): end
+        for end in ends
+        if end is not None and end.at is not None and end.at <= at + (AFTERMATH_SECONDS if end.kind == "failure" else 0)
+    }
+    first = min(found, default=recorded)
+    return found[first] if first < recorded else None
+
+
+def _end(pod: Pod) -> Cause | None:
+    """How it failed by itself. Clocks of nodes and of the API server differ: who was told to end and ended of just that, did not."""
+    end = detect.end_of(pod)
+    return None if end is not None and pod.deleted_at is not None and end.exit_code == TERMINATED else end
+
+
+def _of(pod: Pod, reason: str, message: str) -> Cause:
+    return Cause("disruption", pod.deleted_at, pod.role, pod.name, pod.node, None, reason, message)
+
+
+def _record(known: FailureRecord, cause: Cause, *, counted: bool) -> FailureRecord:
+    return known.model_copy(
+        update={
+            "time": rfc3339(cause.at) if cause.at is not None else known.time,
+            "role": cause.role,
+            "pod_name": cause.pod,
+            "node_name": cause.node,
+            "exit_code": cause.exit_code,
+            "reason": cause.reason,
+            "message": cause.message,
+            "counted": counted,
+        }
+    )
+
+
+def _kept(case: Case, found: FailureRecord) -> dict[str, Any]:
+    return {"last_failure": found, "failures": [*case.past.failures[:-1], found]}

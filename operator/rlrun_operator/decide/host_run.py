@@ -1,0 +1,190 @@
+"""Check that a guest's host can train it, else the reason, with the fix. Pure; first match wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.status import ATTEMPT_MAX
+from rlrun.api.storage import DEFAULT_STORAGE
+from rlrun.config.sharing import refusal
+from rlrun_operator.failures.detect import Cause
+from rlrun_operator.names import Names, host_mark
+from rlrun_operator.render import Host
+from rlrun_operator.sharing import holds_slot, host_name, is_ending
+from rlrun_operator.state import Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say
+from rlrun_operator.validate_spec import judge, shorten
+
+_TEXT_MAX = 300
+
+
+def known_host(host: Manifest | None) -> Host | None:
+    """Host from which children of a guest are rendered; None while there is no host with a usable specification."""
+    if host is None or is_ending(host) or host_name(host) is not None:
+        return None
+    metadata, spec = host["metadata"], judge(host).spec
+    return Host(str(metadata["name"]), str(metadata["uid"]), spec, _attempt(host)) if spec is not None else None
+
+
+def available(guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: Sequence[Manifest]) -> Say:
+    """HostAvailable.
+
+    Args:
+        guest: the run that is decided about.
+        spec: its specification.
+        host: the run that it names; None: there is none.
+        guests: every run that names this host.
+    """
+    name, field = host_name(guest), f"trainer.sharedWith ({host_name(guest)})"
+    if host is None or is_ending(host):
+        state = "there is no RLRun of this name in the namespace" if host is None else "that run is being deleted"
+        return _no(reasons.HOST_NOT_FOUND, f"{field}: {state}; create it, or delete this run and name another host")
+    if (of := host_name(host)) is not None:
+        fix = "name a run with a trainer of its own" if of in (name, _name(guest)) else f"name {of}"
+        return _no(reasons.HOST_IS_GUEST, f"{field}: that run is itself a guest, of {of}; {fix}")
+    known = known_host(host)
+    if known is None:
+        what = shorten(judge(host).problems, _TEXT_MAX)
+        return _no(reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it")
+    if known.spec.trainer.lora is None or known.spec.trainer.lora.slots < 2:
+        has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
+        fix = f"give {name} trainer.lora with slots of 2 or more, or name another host"
+        return _no(reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}")
+    if not _named(known.spec.trainer.guests, _name(guest)):
+        listed = ", ".join(known.spec.trainer.guests) or "none"
+        fix = f"add {_name(guest)} to trainer.guests of {name}, at any time, or name another host"
+        return _no(
+            reasons.HOST_NOT_NAMED, f"{field}: that run takes no guest of this name (trainer.guests: {listed}); {fix}"
+        )
+    problem = storage_problem(spec, known) or _mismatch(spec, guest, known)
+    if problem is not None:
+        return _no(reasons.HOST_INCOMPATIBLE, problem)
+    return _state(guest, host, known, guests)
+
+
+def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
+    """Guests live on their host's volume, mounted where the host mounts it."""
+    own, there = spec.storage, host.spec.storage
+    if own == DEFAULT_STORAGE:
+        return None
+    whose = f"of run {host.name}, whose trainer this run uses; remove storage, or"
+    if own.claim_name != host.claim:
+        given = f"claimName ({own.claim_name})" if own.claim_name else "claimTemplate"
+        return f"storage.{given} is not the claim {whose} set storage.claimName to {host.claim}"
+    if own.mount_path not in (DEFAULT_STORAGE.mount_path, there.mount_path):
+        return f"storage.mountPath ({own.mount_path}) is not that {whose} set it to {there.mount_path}"
+    if own.sub_path not in (None, there.sub_path):
+        return f"storage.subPath ({own.sub_path}) is not that {whose} " + (
+            f"set it to {there.sub_path}" if there.sub_path else "remove it"
+        )
+    if own.hub_cache not in (DEFAULT_STORAGE.hub_cache, there.hub_cache):
+        return f"storage.hubCache ({own.hub_cache}) is not that {whose} set it to {there.hub_cache}"
+    return None
+
+
+def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | None:
+    """Reason why an attempt of a guest is over through no fault of its own: the trainer's process that had its slot is, or will be.
+
+    Args:
+        guest: the run that is decided about.
+        host: the run that it names.
+        mark: the host's life that the attempt was made for (`HOST_ANNOTATION`); None: not known.
+    """
+    name = host_name(guest) or ""
+
+    def cause(reason: str, message: str) -> Cause:
+        return Cause("disruption", None, "trainer", Names(name).trainer_pod(0), None, None, reason, message)
+
+    if host is None or is_ending(host):
+        return cause(reasons.HOST_GONE, f"run {name}, whose trainer this run uses, was deleted")
+    phase = _status(host).get("phase")
+    if phase in ("Complete", "Failed") or _frees(host):
+        return cause(reasons.HOST_GONE, f"run {name}, whose trainer this run uses, is {phase}")
+    now = host_mark(str(host["metadata"]["uid"]), _attempt(host))
+    if phase in ("Suspending", "Suspended"):
+        return cause(reasons.HOST_SUSPENDED, f"run {name}, whose trainer this run uses, was suspended")
+    if phase == "Restarting" or (mark is not None and mark != now):
+        return cause(reasons.HOST_RESTARTED, f"the trainer of run {name} was restarted")
+    return None
+
+
+def trainer_ready(host: Manifest | None) -> bool:
+    """Whether every pod of the host's trainer is ready, so that it takes guests."""
+    trainer = _status(host).get("trainer") or {}
+    return 0 < int(trainer.get("desired", 0)) <= int(trainer.get("ready", 0))
+
+
+def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manifest]) -> Say:
+    name, status = known.name, _status(host)
+    field, phase, joined = f"trainer.sharedWith ({name})", status.get("phase"), holds_slot(guest)
+    if phase == "Failed":
+        told = shorten(str(status.get("message") or ""), _TEXT_MAX)
+        fix = f"mend {name}, delete it and create it again; this run then goes on from its checkpoint"
+        return _no(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
+    if phase == "Complete" or (phase == "Completing" and (not joined or _frees(host))):
+        fix = f"delete this run and name another host, or give {name} more steps: raise its maxSteps"
+        what = (
+            "is Complete, its trainer is gone"
+            if phase == "Complete"
+            else "has trained all its steps and takes no more runs"
+        )
+        return _no(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
+    others = sorted(g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _name(guest))
+    slots = known.spec.trainer.lora.slots if known.spec.trainer.lora is not None else 1
+    if not joined and len(others) >= slots - 1:
+        fix = "this run begins when one of them is over"
+        what = f"all slots are taken (trainer.lora.slots: {slots}): by itself and by {', '.join(others)}"
+        return _no(reasons.HOST_SLOTS_TAKEN, f"{field}: {what}; {fix}")
+    if phase in ("Suspending", "Suspended"):
+        return _no(reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed")
+    if phase == "Restarting":
+        return _no(reasons.HOST_RESTARTING, f"{field}: that run restarts; this run goes on with its next attempt")
+    if not trainer_ready(host):
+        trainer = status.get("trainer") or {}
+        ready = f"{trainer.get('ready', 0)} of {trainer.get('desired') or known.spec.trainer.replicas}"
+        told = shorten(str(status.get("message") or "not looked at yet"), _TEXT_MAX)
+        what = f"{ready} pods of its trainer are ready; that run is {phase or 'Pending'}: {told}"
+        return _no(reasons.HOST_NOT_READY, f"{field}: {what}")
+    return Say("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
+
+
+def _named(patterns: Sequence[str], name: str) -> bool:
+    return any(name.startswith(p[:-1]) if p.endswith("*") else name == p for p in patterns)
+
+
+def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
+    """What one trainer cannot hold side by side, and what one engine cannot serve."""
+    of, theirs = f"of run {host.name}, whose trainer this run uses", host.spec
+    if spec.task != theirs.task:
+        return f"task ({spec.task}) must be that {of} ({theirs.task}); name another host"
+    longest = theirs.inference.max_model_len or theirs.seq_len
+    if spec.task == "RL" and spec.seq_len > longest:
+        return f"seqLen ({spec.seq_len}) is more than the engines {of} take ({longest}); lower it, or raise the host's"
+    own = resolve(spec, name=_name(guest), uid="-", output_dir="-").trainer
+    return refusal(resolve(theirs, name=host.name, uid=host.uid, output_dir="-").trainer, own)
+
+
+def _frees(host: Manifest) -> bool:
+    """Whether the host's trainer is being removed: nobody can go on with it."""
+    return (_status(host).get("phase"), _status(host).get("reason")) == ("Completing", reasons.COMPLETING)
+
+
+def _status(run: Manifest | None) -> Mapping[str, Any]:
+    return (run or {}).get("status") or {}
+
+
+def _attempt(host: Manifest) -> int:
+    found = _status(host).get("attempt")
+    return found if isinstance(found, int) and 0 < found <= ATTEMPT_MAX else 0
+
+
+def _name(run: Manifest) -> str:
+    return str(run["metadata"]["name"])
+
+
+def _no(reason: str, message: str) -> Say:
+    return Say("False", reason, message)

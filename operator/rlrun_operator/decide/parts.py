@@ -1,0 +1,148 @@
+"""Repair of a run's objects beside its workloads, where somebody deletes or edits one of them during an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rlrun_operator import render
+from rlrun_operator.decide.snapshot import Case, is_ending
+from rlrun_operator.failures.detect import Cause
+from rlrun_operator.managed_fields import unheld
+from rlrun_operator.names import CONFIG_ANNOTATION, Ref, is_made_for
+from rlrun_operator.state import Apply, Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say, find
+
+REPAIR_SECONDS = 5.0
+"""From one repair of a run to the next: somebody, or a controller, may go on deleting."""
+SHOWN = 4
+"""Parts that a message names."""
+_INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
+"""Kinds that are made the same of every specification that a run may have."""
+_NOW = "; it is being put right"
+_LATER = "; it is made again when the next attempt begins, of the specification that is there then"
+
+
+class Seen(NamedTuple):
+    """The state of a run's parts."""
+
+    said: dict[str, Say | None]
+    """ChildrenIntact, where there is anything to say."""
+    repair: tuple[Apply, ...] = ()
+    wake_in: float | None = None
+    """Seconds until what cannot be put right yet can."""
+
+
+def applies(case: Case, made: Iterable[Manifest]) -> list[Apply]:
+    """Applies of parts, over those that the cache knows."""
+    return [Apply(part, known=_version(case, case.observed.parts.get(_ref(part)))) for part in made]
+
+
+def see(case: Case, attempt: int) -> Seen:
+    """Compare the parts of `attempt`, which has begun, with what was made for it.
+
+    A specification that was edited since, or is not allowed any more, is not that of the attempt: what is made of it waits for the next.
+    So does a configuration file that this release renders otherwise than the one which began the attempt.
+    """
+    if case.spec is None or case.past.launched_attempt != attempt or case.taken is not None:
+        return Seen({})
+    as_begun = _as_begun(case)
+    context = case.context(case.spec, attempt)
+    damaged = {
+        _ref(part): what
+        for part in render.parts(context)
+        if (as_begun or part["kind"] in (*_INDEPENDENT, "ConfigMap")) and (what := _damage(case, part)) is not None
+    }
+    before = find(case.past.conditions, reasons.CHILDREN_INTACT)
+    if not damaged:
+        if before is None or before.status == "True":
+            return Seen({})
+        return Seen(
+            {reasons.CHILDREN_INTACT: Say("True", reasons.REPAIRED, f"{_happened(before.message)}; it is put right")}
+        )
+    now = [
+        ref
+        for ref in damaged
+        if ref.kind in _INDEPENDENT or (as_begun and (ref.kind != "ConfigMap" or _same_file(case)))
+    ]
+    found = [f"{ref.kind} {ref.name} {what}" for ref, what in damaged.items()]
+    shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    refused = _refused(case, damaged)
+    message = shown + (_NOW if now else _LATER) + (f", and refused: {refused}" if refused else "")
+    said: dict[str, Say | None] = {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, message)}
+    left = REPAIR_SECONDS - case.observed.repaired_ago
+    if not now or (left > 0 and not refused):
+        return Seen(said, wake_in=left if now else None)
+    made = [part for part in render.prerequisites(context).apply if _ref(part) in now]
+    return Seen(said, tuple(applies(case, made)))
+
+
+def withheld(case: Case) -> Cause | None:
+    """Why an attempt cannot go on: a pod waits for its configuration, which can be made of the edited specification alone."""
+    attempt, name = case.past.attempt, case.names.account
+    if case.spec is None or case.forbidden or case.past.launched_attempt != attempt:
+        return None
+    if Ref("ConfigMap", name) in case.observed.parts or (_as_begun(case) and _same_file(case)):
+        return None
+    pods = case.pods_of_attempt(attempt)
+    waiting = next((p for p in pods if p.phase == "Pending" and p.node is not None and not p.mounted), None)
+    if waiting is None:
+        return None
+    since = "another release of the operator has come" if _as_begun(case) else "the specification was edited"
+    what = f"ConfigMap {name} was deleted, and {since} since the attempt began"
+    return Cause("disruption", None, waiting.role, waiting.name, None, None, reasons.DRIFTED, what)
+
+
+def _as_begun(case: Case) -> bool:
+    """Whether the specification is the one that the attempt began with, and may be rendered."""
+    return case.spec_hash == case.past.spec_hash and not case.forbidden
+
+
+def _same_file(case: Case) -> bool:
+    """Whether the attempt's configuration file would be rendered as when it began: its pods take no other one."""
+    assert case.spec is not None
+    attempt = case.past.attempt
+    context, pod = case.context(case.spec, attempt), case.orchestrator(attempt)
+    found = (pod.manifest["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION) if pod is not None else None
+    if found is None:  # of an earlier release, which left a fingerprint in the status alone
+        return case.past.config_hash == context.config.hash()
+    return bool(found == context.file_mark("orchestrator"))
+
+
+def _damage(case: Case, part: Manifest) -> str | None:
+    """Damage to a part, in words; None: there is none, or the part is on its way out and cannot be made again yet."""
+    found = case.observed.parts.get(_ref(part))
+    if found is None:
+        return "was deleted"
+    if is_ending(found) or found.get("held") == found.get("accepted"):
+        return None
+    lost = unheld(str(found.get("held")), part)
+    return f"was edited ({', '.join(lost[:SHOWN])})" if lost else None
+
+
+def _refused(case: Case, damaged: Iterable[Ref]) -> str:
+    """Words of the admission that does not let a repair in."""
+    about = {(ref.kind, ref.name) for ref in damaged}
+    for event in case.observed.events:
+        subject = event.get("involvedObject") or {}
+        if (subject.get("kind"), subject.get("name")) in about:
+            return str(event.get("message", ""))
+    return ""
+
+
+def _happened(message: str) -> str:
+    for ending in (_NOW, _LATER):
+        message = message.partition(ending)[0]
+    return message
+
+
+def _ref(part: Manifest) -> Ref:
+    return Ref(part["kind"], part["metadata"]["name"])
+
+
+def _version(case: Case, part: Manifest | None) -> str | None:
+    """Of a part that may be applied over without a look at it: not of one that somebody else has made, with a copied label."""
+    if part is None or not (is_made_for(part["metadata"], case.names.run) or part.get("held") not in (None, "null")):
+        return None
+    return str(part["metadata"]["resourceVersion"])

@@ -1,0 +1,379 @@
+"""Supervision of an attempt whose workloads exist: its report, and the little that is corrected while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.api.status import RLRunStatus, StorageStatus
+from rlrun_operator import render
+from rlrun_operator.decide import host_run, parts, stall, status_builder, volumes
+from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
+from rlrun_operator.failures import node_exclusion, policy
+from rlrun_operator.names import ACCESS_ANNOTATION
+from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Fact, Manifest, Scale
+from rlrun_operator.status import diagnose, progress, reasons
+from rlrun_operator.status.conditions import Say, is_true, not_failed, since
+from rlrun_operator.status.diagnose import Scene
+
+PATIENCE_SECONDS = 2.0
+"""A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
+EXPLAIN_SECONDS = (5.0, 60.0)
+"""How often a wait is explained anew: at first, and when it has lasted long. Events and nodes are not watched."""
+TAKEN_SECONDS = 10.0
+"""Time between two looks whether an object of somebody else still has a child's name."""
+OVERDUE_INTERVALS = 3
+"""A newest complete checkpoint older than this many intervals is overdue."""
+
+
+def follow(
+    case: Case,
+    attempt: int,
+    *,
+    updates: Mapping[str, Any] | None = None,
+    create: Sequence[Manifest] = (),
+    apply: Sequence[Apply] = (),
+    dry_run: Sequence[Manifest] = (),
+    wake_in: float | None = None,
+) -> Decision:
+    """Report the state of `attempt`, and keep the number of engines at the specified one.
+
+    Args:
+        case: what is decided about.
+        attempt: the current one, or the one that begins now.
+        updates: more fields of the status.
+        create, apply, dry_run, wake_in: what beginning the attempt takes.
+    """
+    begins = case.past.attempt != attempt
+    heard = stall.hear(case, attempt)
+    training = progress.is_training(heard)
+    scene = _scene(case, attempt, heard)
+    waits = _Waits(case)
+    said = _of_pods(scene, waits)
+    said[reasons.SCHEDULED] = node_exclusion.noted(said[reasons.SCHEDULED], case.past, case.now)
+    said[reasons.CONFIGURATION_VALID] = configuration(case, pending=not begins)
+    said[reasons.PROGRESSING] = _unmade(case) or stall.say(case, heard) or _progressing(case, heard, waits)
+    said |= _checkpoints(case, heard)
+    said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
+    if case.host_available is not None:
+        said[reasons.HOST_AVAILABLE] = case.host_available
+    said |= not_failed(case.past.conditions)
+    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
+    fields: dict[str, Any] = {
+        **status_builder.roles(case, attempt, heard),
+        "progress": progress.progressed(case.past, heard, case.total_steps, case.now),
+        "checkpoint": progress.checkpointed(case.past, heard, case.now),
+        "storage": storage_status(case),
+        **_budget(case, heard),
+        "excluded_nodes": node_exclusion.active(case.past, case.now) or None,
+        **(updates or {}),
+    }
+    new = status_builder.status(case, {**said, **beside.said}, fields, training=training)
+    patient = [kind for kind in waits.kinds(said) if waits.patient(kind)]
+    unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
+    helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
+    explain = max((waits.explain_in(kind) for kind in unexplained), default=None) if helps else None
+    nodes = diagnose.nodes_would_help(scene, said)
+    wakes = [
+        wake_in,
+        PATIENCE_SECONDS if patient else None,
+        explain,
+        _until_silent(case, heard),
+        _until_on_record(case, said[reasons.PODS_READY]),
+        stall.wake_in(case, heard),
+        TAKEN_SECONDS if case.taken is not None else None,
+        beside.wake_in,
+    ]
+    return finish(
+        case,
+        new,
+        create=(*create, *_lost_children(case, attempt)),
+        apply=(*apply, *_corrected(case, attempt, begins, bool(apply))),
+        dry_run=dry_run,
+        scale=() if begins else _scales(case),
+        delete=_zombies(case, attempt),
+        repair=beside.repair,
+        wake_in=min((w for w in wakes if w is not None), default=None),
+        look_up=frozenset(("events", "nodes") if nodes else ("events",)) if helps else frozenset(),
+    )
+
+
+def _budget(case: Case, heard: progress.Report | None) -> dict[str, Any]:
+    """The failure policy's counters, which new steps set back."""
+    if case.spec is None:
+        return {}
+    reached = progress.progressed(case.past, heard, case.total_steps, case.now)
+    budget = policy.budget_of(case.past, reached, case.spec.failure_policy)
+    return {"restarts_counted_towards_max": budget.counted, "restarts_without_step": budget.without_step}
+
+
+def finish(
+    case: Case,
+    new: RLRunStatus,
+    *,
+    create: Sequence[Manifest] = (),
+    apply: Sequence[Apply] = (),
+    dry_run: Sequence[Manifest] = (),
+    scale: Sequence[Scale] = (),
+    delete: Sequence[Delete] = (),
+    repair: Sequence[Apply] = (),
+    wake_in: float | None = None,
+    look_up: frozenset[Fact] = frozenset(),
+) -> Decision:
+    """The decision with its status, urgency and events."""
+    document, before = status_builder.document(new), case.observed.run.get("status") or {}
+    return Decision(
+        status=document,
+        urgency=status_builder.urgency(before, document),
+        dry_run=tuple(dry_run),
+        create=tuple(create),
+        apply=tuple(apply),
+        scale=tuple(scale),
+        delete=tuple(delete),
+        repair=tuple(repair),
+        events=status_builder.events(case.past, new, trains=case.trains) if document != before else (),
+        wake_in=wake_in,
+        look_up=look_up,
+    )
+
+
+def configuration(case: Case, *, pending: bool) -> Say:
+    """ConfigurationValid. `pending`: an attempt of an earlier specification may be running."""
+    if case.spec is None:
+        still = f"; attempt {case.past.attempt} goes on with the specification that it began with" if pending else ""
+        return Say("False", reasons.INVALID_CONFIGURATION, case.problems + still)
+    if case.forbidden:
+        still = f"; attempt {case.past.attempt} goes on, and no other one begins" if pending else ""
+        return Say("False", reasons.FORBIDDEN, case.forbidden + still)
+    if case.host is not None and (problem := host_run.storage_problem(case.spec, case.host)) is not None:
+        return Say("False", reasons.INVALID_CONFIGURATION, problem)
+    if pending and case.past.spec_hash is not None and case.spec_hash != case.past.spec_hash:
+        return Say(
+            "True",
+            reasons.CHANGE_PENDING,
+            "the specification was edited; the change takes effect when the next attempt begins",
+        )
+    if case.judgement.ignored:
+        message = f"ignored, because this operator does not know them: {case.judgement.ignored}; upgrade the operator"
+        return Say("True", reasons.FIELDS_IGNORED, message)
+    return Say("True", reasons.VALID, "the specification can be run")
+
+
+def of_inference(case: Case, attempt: int) -> dict[str, Say]:
+    """Report of storage and engines while no attempt runs: engines stay through a restart."""
+    scene = _scene(case, attempt, None)
+    waits = _Waits(case)
+    said = {reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY))}
+    return said | _of_engines(scene, waits)
+
+
+def storage_status(case: Case) -> StorageStatus | None:
+    """The run's volume."""
+    if case.spec is None or (case.host_name is not None and case.host is None):
+        return case.past.storage
+    volume = ((case.claim or {}).get("spec") or {}).get("volumeName")
+    folder = case.context(case.spec, case.past.attempt).folder
+    return StorageStatus(claim_name=case.wanted.claim, path=folder, volume_name=volume)
+
+
+class _Waits:
+    """How long each condition has not been true, within this attempt."""
+
+    KINDS = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        begun = [since(case.past.conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
+        # Events are there before an attempt is on record only where it is due and not let in: nothing is asked for at a healthy start.
+        kept_out = since(case.past.conditions, reasons.RESTARTING, true=True) if case.observed.events else None
+        self._begun = max((when for when in begun if when is not None), default=kept_out)
+
+    def seconds(self, kind: str) -> float:
+        waiting = since(self._case.past.conditions, kind, true=False)
+        if waiting is None or self._begun is None:
+            return 0.0
+        return self._case.now - max(waiting, self._begun)
+
+    def patient(self, kind: str) -> bool:
+        return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: somebody has set the clock back
+
+    def explain_in(self, kind: str) -> float:
+        """Seconds until the next look: a tenth of the wait so far, within bounds."""
+        least, most = EXPLAIN_SECONDS
+        return min(most, max(least, self.seconds(kind) / 10))
+
+    def kinds(self, said: Mapping[str, Say]) -> list[str]:
+        return [kind for kind in self.KINDS if kind in said and said[kind].status != "True"]
+
+
+def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
+    return Scene(
+        names=case.names,
+        wanted=case.wanted,
+        pods=case.pods_of_attempt(attempt),
+        claim=case.claim,
+        events=case.observed.events,
+        nodes=case.observed.nodes,
+        waiting_on=heard.waiting_on if heard is not None else None,
+        trouble=volumes.ready(heard, case.wanted.claim),
+    )
+
+
+def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:
+    return {
+        reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY)),
+        reasons.SCHEDULED: diagnose.scheduled(scene, waits.patient(reasons.SCHEDULED)),
+        reasons.PODS_READY: diagnose.pods_ready(scene, waits.patient(reasons.PODS_READY)),
+        **_of_engines(scene, waits),
+    }
+
+
+def _of_engines(scene: Scene, waits: _Waits) -> dict[str, Say]:
+    """InferenceAvailable, which a run without engines does not have."""
+    if not scene.wanted.engines:
+        return {}
+    return {reasons.INFERENCE_AVAILABLE: diagnose.inference(scene, waits.patient(reasons.INFERENCE_AVAILABLE))}
+
+
+def _progressing(case: Case, heard: progress.Report | None, waits: _Waits) -> Say:
+    silent = progress.silent_for(stall.silent_since(case, heard), case.now)
+    if silent >= progress.HEARTBEAT_SECONDS:
+        return Say("Unknown", reasons.HEARTBEAT_LOST, _heartbeat_lost(case, never=heard is None))
+    if progress.is_training(heard):
+        return Say("True", reasons.TRAINING if case.trains else reasons.ANSWERING, case.words.going)
+    waiting = heard.waiting_on if heard is not None else None
+    first = case.words.first
+    message = f"the {first} waits for {waiting}" if waiting else f"the attempt's {first} {case.words.lacks}"
+    return Say("Unknown", reasons.WAITING_FOR_FIRST_STEP, message)
+
+
+def _heartbeat_lost(case: Case, *, never: bool) -> str:
+    network, names = case.settings.network, case.names
+    what = "in this attempt" if never else f"for {progress.HEARTBEAT_SECONDS:g} s"
+    message = f"Lease {names.progress} has not been renewed {what}; the run goes on, and its progress cannot be seen"
+    fix = f"kubectl logs {names.orchestrator(case.past.attempt)} says why; RoleBinding {names.account} lets it"
+    if case.spec is None or case.spec.network_policy.mode == "None":
+        return f"{message}; {fix}; no NetworkPolicy of the run stands in its way"
+    policy = f"NetworkPolicy {names.orchestrator_access} opens {network.ways} to it"
+    return f"{message}; {fix}, and {policy}: if the API server is elsewhere, set networkPolicy.apiServer in the chart's values"
+
+
+def _checkpoints(case: Case, heard: progress.Report | None) -> dict[str, Say]:
+    if case.spec is None or not case.trains:
+        return {}
+    kind, spec = reasons.CHECKPOINT_HEALTHY, case.spec.checkpoint
+    if not spec.enabled:
+        return {
+            kind: Say(
+                "Unknown", reasons.CHECKPOINTS_OFF, "checkpoint.enabled is false: a restart begins from the model"
+            )
+        }
+    if heard is None or heard.step is None:
+        return {}
+    if (refused := volumes.checkpoints(heard)) is not None:
+        return {kind: refused}
+    newest = heard.checkpoint_step
+    if heard.step - (newest or 0) > OVERDUE_INTERVALS * spec.interval:
+        what = f"the newest complete checkpoint is of step {newest}" if newest else "no checkpoint is complete"
+        message = f"{what}, although checkpoint.interval is {spec.interval}; look at the log of the trainer's first pod"
+        return {kind: Say("False", reasons.CHECKPOINTS_OVERDUE, message)}
+    if newest is None:
+        return {kind: Say("Unknown", reasons.NO_CHECKPOINT_YET, f"the first one is due at step {spec.interval}")}
+    return {kind: Say("True", reasons.CHECKPOINTS_COMPLETE, f"one every {spec.interval} steps")}
+
+
+def _until_silent(case: Case, heard: progress.Report | None) -> float | None:
+    quiet = stall.silent_since(case, heard)
+    if quiet is None:
+        return None
+    left = progress.HEARTBEAT_SECONDS - progress.silent_for(quiet, case.now)
+    return left if left > 0 else None
+
+
+def _until_on_record(case: Case, ready: Say) -> float | None:
+    """Clocks begin when PodsReady is on record, and no event tells of a status that the operator itself has written."""
+    return SOON_SECONDS if is_true(case.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
+
+
+def _scales(case: Case) -> list[Scale]:
+    """Engines follow the specification at once; a trainer that someone has scaled returns to what it was made with."""
+    if case.spec is None:
+        return []
+    result = []
+    if case.deployment is not None and not is_ending(case.deployment):
+        engines = case.wanted.engines
+        if replicas(case.deployment) != engines:
+            result.append(Scale(case.inference_ref, uid_of(case.deployment), engines))
+    if case.statefulset is not None and not is_ending(case.statefulset):
+        trainers = case.wanted.trainers
+        if case.past.launched_attempt == case.past.attempt and replicas(case.statefulset) != trainers:
+            result.append(Scale(case.trainer_ref, uid_of(case.statefulset), trainers))
+    return result
+
+
+def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
+    """Writes that keep the engines of a run whose attempt is over serving its guests."""
+    return [s for s in _scales(case) if s.ref == case.inference_ref], _lost_deployment(case, False)
+
+
+def _unmade(case: Case) -> Say | None:
+    """Progressing of an attempt that lacks what somebody else's object has the name of."""
+    if case.taken is None:
+        return None
+    fix = "the attempt goes on as far as it can without; delete or rename that object"
+    return Say(
+        "Unknown", reasons.NAME_TAKEN, f"{case.taken} exists and is not of this run, which needs the name; {fix}"
+    )
+
+
+def _corrected(case: Case, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
+    """Writes that put right what belongs to a running attempt. Where somebody else's object is in the way, the rest goes on."""
+    if case.taken is not None:
+        return []
+    lost = _lost_deployment(case, begins or in_hand)
+    return [*lost, *_edited_budget(case, begins), *_moved_access(case, attempt, begins)]
+
+
+def _lost_deployment(case: Case, in_hand: bool) -> list[Apply]:
+    """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
+    if in_hand or case.spec is None or case.forbidden or not case.serves or case.deployment is not None:
+        return []
+    made = render.workloads(case.context(case.spec, case.past.attempt)).inference
+    return [] if made is None else [Apply(made, expect_absent=True)]
+
+
+def _edited_budget(case: Case, begins: bool) -> list[Apply]:
+    """The budget after an edit of `inference`, which a drain has to follow; applied until the edit is on record."""
+    if begins or case.spec is None or not case.serves or case.generation == case.past.observed_generation:
+        return []
+    return parts.applies(case, [render.eviction_budget(case.context(case.spec, case.past.attempt))])
+
+
+def _moved_access(case: Case, attempt: int, begins: bool) -> list[Apply]:
+    """The orchestrator goes on renewing its Lease where the API server has other addresses than when the attempt began."""
+    spec, network = case.spec, case.settings.network
+    if begins or not network.discovered or spec is None or spec.network_policy.mode == "None":
+        return []
+    asking = [pod for pod in case.group if pod.role == "orchestrator" and pod.attempt == attempt]
+    known = {(pod.manifest["metadata"].get("annotations") or {}).get(ACCESS_ANNOTATION) for pod in asking}
+    if not asking or network.mark in (*known, case.observed.access):
+        return []
+    return parts.applies(case, [render.orchestrator_policy(case.context(spec, attempt))])
+
+
+def _lost_children(case: Case, attempt: int) -> list[Manifest]:
+    """The Lease, which the orchestrator may renew but not make, and a claim that went before any pod could use it."""
+    if case.past.launched_attempt != attempt or case.spec is None or case.taken is not None:
+        return []
+    absent = {
+        "Lease": case.observed.lease is None,
+        "PersistentVolumeClaim": case.wanted.own_claim and case.claim is None,
+    }
+    if not any(absent.values()):
+        return []
+    return [child for child in render.prerequisites(case.context(case.spec, attempt)).create if absent[child["kind"]]]
+
+
+def _zombies(case: Case, attempt: int) -> list[Delete]:
+    """Pods of an older attempt that appeared after all: a controller may act on a view of before."""
+    return [Delete(pod.ref, pod.uid) for pod in case.group if pod.attempt < attempt and pod.deleted_at is None]

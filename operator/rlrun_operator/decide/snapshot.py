@@ -1,0 +1,388 @@
+"""One observation, read once: the specification, the past, and which objects belong to this very run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.status import RLRunStatus
+from rlrun.config.roles import ASKING_TASKS
+from rlrun_operator.decide import host_run
+from rlrun_operator.decide.words import ASKING, TRAINING, Words
+from rlrun_operator.failures import node_exclusion
+from rlrun_operator.names import (
+    HOST_ANNOTATION,
+    RENDERING_ANNOTATION,
+    RUN_LABEL,
+    SPEC_HASH_ANNOTATION,
+    Names,
+    Ref,
+    attempt_of,
+    is_made_for,
+    key_attempt_of,
+)
+from rlrun_operator.pods import Pod, read_pods
+from rlrun_operator.render import Host, RunContext
+from rlrun_operator.restrictions import refusals, refused_claim
+from rlrun_operator.settings import RenderSettings
+from rlrun_operator.sharing import holds_slot, host_name
+from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.diagnose import Wanted
+from rlrun_operator.times import seconds_of
+from rlrun_operator.validate_spec import Judgement, bounded, judge
+
+
+@dataclass(frozen=True)
+class Case:
+    """Subject of a decision."""
+
+    observed: Observed
+    now: float
+    """Seconds since the epoch."""
+    settings: RenderSettings
+    fresh_key: str
+    random: float
+    beginning: bool = False
+    """An attempt of the present specification begins in this pass."""
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """Of the RLRun."""
+        found: Mapping[str, Any] = self.observed.run["metadata"]
+        return found
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(str(self.metadata["name"]))
+
+    @cached_property
+    def generation(self) -> int | None:
+        found = self.metadata.get("generation")
+        return int(found) if found is not None else None
+
+    @cached_property
+    def past(self) -> RLRunStatus:
+        """The status as it was written last, with this release's mark of the specification where an earlier one gave it another."""
+        status = read_status(self.observed.run.get("status") or {})
+        return status.model_copy(update={"spec_hash": self._present(status.spec_hash)})
+
+    def hash_of(self, child: Manifest) -> str | None:
+        """Mark of the specification that a workload was rendered from."""
+        found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
+        return self._present(str(found)) if found is not None else None
+
+    def _present(self, mark: str | None) -> str | None:
+        if mark in (None, self.judgement.spec_hash):  # the marks of earlier releases cost as much as all else of a pass
+            return mark
+        return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        return judge(self.observed.run)
+
+    @property
+    def spec(self) -> RLRunSpec | None:
+        """None: it cannot be run, by our judgement or by the API server's."""
+        return None if self.observed.rejection else self.judgement.spec
+
+    @cached_property
+    def problems(self) -> str:
+        """Reasons why there is no usable specification."""
+        return self.judgement.problems or self.observed.rejection or ""
+
+    @cached_property
+    def forbidden(self) -> str:
+        """Parts of a usable specification that the installation's policy does not allow; no attempt is rendered with them."""
+        if self.spec is None:
+            return ""
+        installation = self.settings.installation
+        found = refusals(
+            installation, str(self.metadata.get("namespace", "")), self.names.run, self.observed.run.get("spec") or {}
+        )
+        if self.host is not None:  # a policy may have become stricter since the host began
+            found += refused_claim(installation.policy, "trainer.sharedWith: its claim", self.host.claim)
+        return bounded(found)
+
+    @cached_property
+    def taken(self) -> str | None:
+        """An object that no run of this name has made, where a child of this one belongs."""
+        if self.wanted.own_claim and self.claim is not None and not self.made(self.claim):
+            return f"PersistentVolumeClaim {self.wanted.claim}"
+        named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
+        named.append((Ref("Lease", self.names.progress), self.observed.lease))
+        for ref, child in named:
+            if child is not None and not self.made(child):
+                return f"{ref.kind} {ref.name}"
+        return self.observed.taken
+
+    def made(self, child: Manifest) -> bool:
+        """Whether a run of this name made it, this one or an earlier one."""
+        if child["kind"] == "PersistentVolumeClaim":
+            return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
+        return is_made_for(child["metadata"], self.names.run)
+
+    @cached_property
+    def spec_hash(self) -> str | None:
+        return self.judgement.spec_hash if self.spec is not None else None
+
+    def context(self, spec: RLRunSpec, attempt: int) -> RunContext:
+        """Input of the builders."""
+        return RunContext(
+            name=self.names.run,
+            namespace=str(self.metadata.get("namespace", "default")),
+            uid=str(self.metadata["uid"]),
+            spec=spec,
+            attempt=attempt,
+            settings=self.settings,
+            host=self.host,
+            key_attempt=self.key_attempt,
+            known_hash=self.judgement.spec_hash if spec is self.judgement.spec else None,
+            excluded=tuple(node.name for node in node_exclusion.active(self.past, self.now)),
+        )
+
+    @cached_property
+    def host_name(self) -> str | None:
+        """The run whose trainer and engines this one uses; None: its own."""
+        return host_name(self.observed.run)
+
+    @cached_property
+    def host(self) -> Host | None:
+        """Host from which a guest's children are rendered."""
+        return host_run.known_host(self.observed.host) if self.host_name is not None else None
+
+    @cached_property
+    def host_available(self) -> Say | None:
+        """HostAvailable, which only a guest has."""
+        if self.host_name is None or self.spec is None:
+            return None
+        return host_run.available(self.observed.run, self.spec, self.observed.host, self.observed.guests)
+
+    @cached_property
+    def joined_guests(self) -> list[str]:
+        """Runs that this run's trainer and engines work for, beside its own."""
+        if self.host_name is not None:
+            return []
+        return sorted(str(guest["metadata"]["name"]) for guest in self.observed.guests if holds_slot(guest))
+
+    def host_mark(self, attempt: int) -> str | None:
+        """The life of the host that the guest's `attempt` was made for."""
+        pod = self.orchestrator(attempt)
+        found = (pod.manifest["metadata"].get("annotations") or {}).get(HOST_ANNOTATION) if pod is not None else None
+        return str(found) if found is not None else None
+
+    @cached_property
+    def _pods(self) -> tuple[list[Pod], list[Pod]]:
+        return self._read(self.observed.pods)
+
+    def _read(self, pods: Iterable[Manifest]) -> tuple[list[Pod], list[Pod]]:
+        born = seconds_of(self.metadata.get("creationTimestamp")) or 0.0
+        return read_pods(pods, uid=str(self.metadata["uid"]), born_after=born)
+
+    @property
+    def pods(self) -> list[Pod]:
+        """The run's own."""
+        return self._pods[0]
+
+    def pods_of_attempt(self, attempt: int) -> list[Pod]:
+        """Pods that count for `attempt` and are not ending; engines outlive attempts."""
+        return [p for p in self.pods if p.deleted_at is None and (p.role == "inference" or p.attempt == attempt)]
+
+    @cached_property
+    def gone(self) -> list[Pod]:
+        """Own trainer and orchestrator pods that were seen and do not exist any more."""
+        return self._read(self.observed.gone)[0]
+
+    @cached_property
+    def group(self) -> list[Pod]:
+        """Trainer and orchestrator pods of every attempt, ending ones too: one attempt's must be gone before the next one's begin."""
+        return [pod for pod in self.pods if pod.role != "inference"]
+
+    def orchestrator(self, attempt: int) -> Pod | None:
+        return next((pod for pod in self.pods if pod.name == self.names.orchestrator(attempt)), None)
+
+    @cached_property
+    def statefulset(self) -> Manifest | None:
+        return self._own(self.trainer_ref)
+
+    @cached_property
+    def deployment(self) -> Manifest | None:
+        return self._own(self.inference_ref)
+
+    @cached_property
+    def trainer_ref(self) -> Ref:
+        return Ref("StatefulSet", self.names.trainer)
+
+    @cached_property
+    def inference_ref(self) -> Ref:
+        return Ref("Deployment", self.names.inference)
+
+    @cached_property
+    def strangers(self) -> list[str]:
+        """Objects under this run's names that are not its own: those of a deleted run of the same name, on their way out."""
+        named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
+        named.append((Ref("Lease", self.names.progress), self.observed.lease))
+        found = [f"{ref.kind} {ref.name}" for ref, child in named if child is not None and not self._is_own(child)]
+        if self.claim_is_ending and not self.attempt:
+            found.append(f"PersistentVolumeClaim {self.wanted.claim}")
+        return found + [f"Pod {pod.name}" for pod in self._pods[1]]
+
+    @cached_property
+    def attempt(self) -> int:
+        """Number of the newest attempt with any trace: children are made before the status is written."""
+        workloads = [child for child in (self.statefulset, self.deployment) if child is not None]
+        labelled = [attempt_of(child["metadata"]) or 0 for child in workloads]
+        return max([self.past.attempt, *labelled, *(pod.attempt for pod in self.group)])
+
+    @cached_property
+    def key_attempt(self) -> int:
+        """The attempt that the run's API key is made for, 0: the first key. Beyond `past.attempt`: with the attempt that begins next.
+
+        It never goes back, also where the status was lost: an earlier key may have been rotated because somebody else has it.
+        """
+        orchestrators = [pod.manifest for pod in self.group if pod.role == "orchestrator"]
+        children = [child for child in (self.statefulset, self.deployment, *orchestrators) if child is not None]
+        return max([0, self.past.key_attempt or 0, *(key_attempt_of(child["metadata"]) for child in children)])
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """From the specification; what only a new attempt can change, and everything while it is invalid, from what runs."""
+        spec = self.spec
+        if self.host_name is not None:
+            before = self.past.storage.claim_name if self.past.storage is not None else self.names.claim
+            claim = self.host.claim if self.host is not None else before
+            return Wanted(trainers=0, engines=0, engines_needed=0, claim=claim, own_claim=False)
+        if spec is not None:
+            own = spec.storage.claim_name is None
+            running = self.past.launched_attempt == self.past.attempt > 0 and not self.beginning
+            edited = running and self.spec_hash != self.past.spec_hash
+            return Wanted(
+                trainers=((self.past.trainer.desired if edited else 0) or spec.trainer.replicas) if self.trains else 0,
+                engines=spec.inference.replicas if self.serves else 0,
+                engines_needed=min(spec.inference.min_available, spec.inference.replicas) if self.serves else 0,
+                claim=spec.storage.claim_name or self.names.claim,
+                own_claim=own,
+            )
+        storage = self.past.storage
+        return Wanted(
+            trainers=self.past.trainer.desired,
+            engines=self.past.inference.desired,
+            engines_needed=1,
+            claim=storage.claim_name if storage else self.names.claim,
+            own_claim=storage is None or storage.claim_name == self.names.claim,
+        )
+
+    @property
+    def _task(self) -> Any:
+        """As it stands there: the rest of the specification may be invalid. It never changes."""
+        return (self.observed.run.get("spec") or {}).get("task", "RL")
+
+    @property
+    def _colocates(self) -> bool:
+        """Whether engines run in the trainer's pods, as it stands there."""
+        placement = (self.observed.run.get("spec") or {}).get("placement")
+        return isinstance(placement, dict) and placement.get("colocate") is True
+
+    @property
+    def serves(self) -> bool:
+        """Whether the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
+        return self.host_name is None and self._task != "SFT" and not self._colocates
+
+    @property
+    def trains(self) -> bool:
+        """Whether something is trained, by a trainer of the run's own or by its host's."""
+        return self._task not in ASKING_TASKS
+
+    @property
+    def words(self) -> Words:
+        """For messages."""
+        return TRAINING if self.trains else ASKING
+
+    @cached_property
+    def total_steps(self) -> int:
+        """0: the orchestrator alone knows how many answers are wanted."""
+        if not self.trains:
+            return 0
+        return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps
+
+    @property
+    def claim_is_ending(self) -> bool:
+        """Whether somebody deletes the run's own claim. It is there until no pod that has a node uses it, and takes no pod meanwhile."""
+        return self.wanted.own_claim and self.claim is not None and is_ending(self.claim)
+
+    @property
+    def claim(self) -> Manifest | None:
+        return self.observed.children.get(Ref("PersistentVolumeClaim", self.wanted.claim))
+
+    def _own(self, ref: Ref) -> Manifest | None:
+        child = self.observed.children.get(ref)
+        return child if child is not None and self._is_own(child) else None
+
+    def _is_own(self, child: Manifest) -> bool:
+        owners = child["metadata"].get("ownerReferences") or ()
+        return any(owner.get("uid") == self.metadata["uid"] for owner in owners)
+
+
+def rendering_of(child: Manifest) -> str | None:
+    """How a workload's pods were rendered; None: by a release before there were marks, or a single pod."""
+    found = (child["metadata"].get("annotations") or {}).get(RENDERING_ANNOTATION)
+    return str(found) if found is not None else None
+
+
+def replicas(child: Manifest | None) -> int:
+    """Number of pods that a workload asks for."""
+    return int(((child or {}).get("spec") or {}).get("replicas") or 0)
+
+
+def uid_of(child: Manifest) -> str:
+    """UID, which distinguishes an object from its successors of the same name."""
+    return str(child["metadata"]["uid"])
+
+
+def is_ending(child: Manifest) -> bool:
+    """Whether someone has deleted it."""
+    return "deletionTimestamp" in child["metadata"]
+
+
+def has_let_go(statefulset: Manifest | None) -> bool:
+    """Whether the StatefulSet's controller itself knows that no pods are wanted, so that none appears any more."""
+    if statefulset is None:
+        return True
+    status = statefulset.get("status") or {}
+    generation = statefulset["metadata"].get("generation", 0)
+    seen = status.get("observedGeneration", 0) >= generation
+    return not is_ending(statefulset) and replicas(statefulset) == 0 and seen and not status.get("replicas")
+
+
+def read_status(raw: Mapping[str, Any]) -> RLRunStatus:
+    """A written status; what this release does not know or cannot read is left out of it."""
+    document: Any = raw
+    for _ in range(100):
+        try:
+            return RLRunStatus.model_validate(document)
+        except ValidationError as error:
+            document = copy.deepcopy(document) if document is raw else document
+            for detail in sorted(error.errors(), key=lambda d: str(d["loc"]), reverse=True):
+                _drop(document, detail["loc"])
+    return RLRunStatus()
+
+
+def _drop(document: Any, loc: tuple[int | str, ...]) -> None:
+    """Remove the smallest thing around `loc` that exists."""
+    place = document
+    for i, part in enumerate(loc):
+        try:
+            inner = place[part]
+        except (KeyError, IndexError, TypeError):
+            return _drop(document, loc[:i]) if i else None
+        if i == len(loc) - 1:
+            del place[part]
+            return None
+        place = inner
+    return None

@@ -1,0 +1,171 @@
+"""Suspension: a graceful stop that saves, then the engines, then nothing; and from there the next attempt.
+
+    any ──> Suspending ──> Suspended ──> the next attempt, which does not count
+
+The intent is on record (condition Suspended, reason Suspending) before anything is removed, and from then on it does not matter what
+`spec.suspend` says until all pods are gone: the trainer's pods and the orchestrator get SIGTERM together, which makes them complete a
+checkpoint of the last finished step; the engines go when they are gone. The volume and the small objects stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from rlrun_operator.decide import status_builder
+from rlrun_operator.decide.attempt import begun, launch, next_attempt, overdue, removals, settles_in
+from rlrun_operator.decide.running import configuration, finish
+from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending
+from rlrun_operator.state import Decision, Delete, Fact, Scale
+from rlrun_operator.status import progress, reasons
+from rlrun_operator.status.conditions import Say, find, is_true, not_failed
+from rlrun_operator.validate_spec import counted
+
+
+class _Ends(TypedDict):
+    """When and with which facts to look again at pods that do not end."""
+
+    wake_in: float | None
+    look_up: frozenset[Fact]
+
+
+def is_wanted(case: Case) -> bool:
+    """Whether `spec.suspend` is true; the rest of the specification may be invalid."""
+    return (case.observed.run.get("spec") or {}).get("suspend") is True
+
+
+def suspension(case: Case) -> Decision | None:
+    """The next thing to do on the way into suspension, in it, or out of it; None: the run is none of this."""
+    said = find(case.past.conditions, reasons.SUSPENDED)
+    under_way = said is not None and said.reason in reasons.SUSPENSION
+    if not under_way:
+        return _begin(case) if is_wanted(case) else None
+    if not is_wanted(case) and is_true(case.past.conditions, reasons.SUSPENDED):
+        return _resume(case)
+    return _stop(case)
+
+
+def _begin(case: Case) -> Decision:
+    """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
+    return _say(case, "the run is about to be stopped", wake_in=0.0)
+
+
+def _stop(case: Case) -> Decision:
+    """Remove what is left, in its order; once nothing is left the run is Suspended."""
+    scale, delete = removals(case)
+    names = sorted(pod.name for pod in case.group)
+    stuck = overdue(case, suspending=True)
+    ends: _Ends = {
+        "wake_in": stuck.look_in,
+        "look_up": frozenset(("nodes",)) if stuck.nodes_would_help else frozenset(),
+    }
+    if names or not has_let_go(case.statefulset):
+        what = f"{_both(case)} save and end{f': {stuck.told}' if stuck.told else _listed(names)}"
+        return _say(case, what, scale=scale, delete=[*delete, *stuck.force], **ends)
+    if case.deployment is not None and not is_ending(case.deployment):
+        gone = Delete(case.inference_ref, str(case.deployment["metadata"]["uid"]))
+        return _say(case, f"{_both(case)} are gone; the engines are removed", delete=(gone,))
+    if case.pods or case.deployment is not None:
+        left = f": {stuck.told}" if stuck.told else _listed(sorted(pod.name for pod in case.pods))
+        return _say(case, f"the engines end{left}", delete=stuck.force, **ends)
+    if (settles := settles_in(case, reasons.SUSPENDED)) > 0:
+        return _say(case, "no pod is seen any more", wake_in=settles)
+    return _rest(case)
+
+
+def _both(case: Case) -> str:
+    return "trainer and orchestrator" if case.trains else "the orchestrator's pods"
+
+
+def _rest(case: Case, waits_for: str = "") -> Decision:
+    """Zero pods. `waits_for`: why it does not resume although it should."""
+    if waits_for:
+        return _written(case, Say("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True)
+    message = f"no pod is left; {where_it_goes_on(case)}, when spec.suspend is false"
+    wake = None if is_wanted(case) else 0.0
+    return _written(case, Say("True", reasons.SUSPENDED, message), over=True, wake_in=wake)
+
+
+def _resume(case: Case) -> Decision:
+    """Begin the next attempt, or take over one whose children were made before its beginning was on record."""
+    is_begun = case.attempt > case.past.attempt
+    if any(pod.attempt <= case.past.attempt for pod in case.group) or not (is_begun or has_let_go(case.statefulset)):
+        return _stop(case)  # pods that appeared after all
+    host = case.host_available
+    if case.spec is None:
+        fix = "set spec.suspend to true, mend it, and set it to false"
+        return _stop(case) if is_begun else _rest(case, f"its specification is invalid: {case.problems}; {fix}")
+    if case.forbidden:
+        fix = "correct it while spec.suspend is true, and resume it"
+        return _stop(case) if is_begun else _rest(case, f"{case.forbidden}; {fix}")
+    if not is_begun and host is not None and host.status != "True":
+        return _rest(case, host.message)  # not as one that waits between two attempts: that would hold a slot
+    return launch(case, case.spec, case.attempt if is_begun else (next_attempt(case) if case.attempt else 1))
+
+
+def where_it_goes_on(case: Case) -> str:
+    """Step from which the next attempt trains, as far as the orchestrator has reported."""
+    done, saved = case.past.progress.step, case.past.checkpoint.latest_complete_step
+    if not case.past.attempt:
+        return "its first attempt begins"
+    if not case.trains:
+        return f"it asks what is not answered yet ({case.past.steps})"
+    if not saved:
+        return f"it begins again from the model ({counted(done, 'step')} lost)" if done else "it begins from the model"
+    lost = f"; {counted(done - saved, 'step')} trained after it are trained again" if done > saved else ""
+    return f"it goes on from the checkpoint of step {saved}{lost}"
+
+
+def _say(
+    case: Case,
+    message: str,
+    *,
+    scale: Sequence[Scale] = (),
+    delete: Sequence[Delete] = (),
+    wake_in: float | None = None,
+    look_up: frozenset[Fact] = frozenset(),
+) -> Decision:
+    suspending = Say("False", reasons.SUSPENDING, message)
+    return _written(case, suspending, over=False, scale=scale, delete=delete, wake_in=wake_in, look_up=look_up)
+
+
+def _written(
+    case: Case,
+    suspended: Say,
+    *,
+    over: bool,
+    scale: Sequence[Scale] = (),
+    delete: Sequence[Delete] = (),
+    wake_in: float | None = None,
+    look_up: frozenset[Fact] = frozenset(),
+) -> Decision:
+    heard = progress.read_lease(case.observed.lease, case.attempt)
+    away = Say("False", suspended.reason, suspended.message)
+    engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
+    said: dict[str, Say | None] = {
+        **dict.fromkeys((reasons.PODS_READY, *engines, reasons.PROGRESSING), away),
+        reasons.SUSPENDED: suspended,
+        reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "the run is being suspended, or is"),
+        reasons.CONFIGURATION_VALID: configuration(case, pending=True),
+        reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
+    }
+    if case.host_available is not None:
+        said[reasons.HOST_AVAILABLE] = case.host_available
+    said |= not_failed(case.past.conditions)
+    updates = {
+        **status_builder.roles(case, case.attempt, heard, over=over),
+        "attempt": case.attempt,
+        "launched_attempt": case.attempt,
+        "next_retry_time": None,
+        "completion_time": None,
+        "progress": progress.progressed(case.past, heard, case.total_steps, case.now).model_copy(
+            update={"waiting_on": None, "estimated_completion_time": None, "tokens_per_second": None}
+        ),
+        "checkpoint": progress.checkpointed(begun(case), heard, case.now),
+    }
+    new = status_builder.status(case, said, updates, training=False)
+    return finish(case, new, scale=scale, delete=delete, wake_in=wake_in, look_up=look_up)
+
+
+def _listed(names: list[str]) -> str:
+    return f" ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})" if names else ""

@@ -1,0 +1,46 @@
+"""The run's volume: what the roles report of it (the operator itself mounts none), and a claim that is being deleted."""
+
+from __future__ import annotations
+
+from rlrun_operator.decide.snapshot import Case
+from rlrun_operator.failures.detect import Cause
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.progress import Report
+
+_FIXES = {
+    reasons.STORAGE_FULL: "make space on it, or enlarge the claim",
+    reasons.STORAGE_READ_ONLY: "look at the node's kernel log and at the storage, and make it writable again",
+    reasons.STORAGE_SLOW: "look at the storage and the way to it",
+}
+
+
+def ready(report: Report | None, claim: str) -> Say | None:
+    """StorageReady, while the volume of `claim` is of no use; None while nothing is wrong with it."""
+    if report is None or report.storage is None:
+        return None
+    reason, text = report.storage
+    return Say("False", reason, f"claim {claim}: {text}; {_FIXES[reason]}: the run goes on by itself")
+
+
+def checkpoints(report: Report) -> Say | None:
+    """CheckpointHealthy, while the volume is of no use: what a restart would lose now."""
+    if report.storage is None:
+        return None
+    reason, text = report.storage
+    base = report.checkpoint_step or 0
+    lost = (report.step or 0) - base
+    steps = "no step" if not lost else "one step" if lost == 1 else f"{lost} steps"
+    since = f"step {base}" if base else "the beginning"
+    return Say("False", reason, f"{text}; a restart now would lose {steps}, those since {since}")
+
+
+def withheld(case: Case) -> Cause | None:
+    """Why an attempt cannot begin on a claim that is being deleted: what has a node keeps it there, what has none never gets it."""
+    pods = case.pods_of_attempt(case.past.attempt)
+    serves = any(pod.role == "inference" and pod.node is not None for pod in pods)
+    waiting = [pod for pod in pods if pod.node is None and not (serves and pod.role == "inference")]
+    if not waiting or not case.claim_is_ending:
+        return None
+    pod, told = waiting[0], f"claim {case.wanted.claim} is being deleted, and takes no other pod"
+    return Cause("disruption", None, pod.role, pod.name, None, None, reasons.CLAIM_DELETED, told)

@@ -1,0 +1,125 @@
+"""Nodes that a run keeps away from for a while, because it failed there again and again. Pure.
+
+Blame is for what a node may have done. An exclusion is of this run alone, is rendered into the next attempt, and never holds the run back
+for long: where no other node takes a pod, the node is used again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus
+from rlrun_operator.failures.detect import Cause
+from rlrun_operator.pods import Pod
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say, since
+from rlrun_operator.times import rfc3339, seconds_of
+
+WINDOW_SECONDS = 3600.0
+"""Older failures are forgotten."""
+EXCLUDED_SECONDS = 3600.0
+FAILURES = 2
+"""On one node; and more than on all others together, or it is not the node."""
+SHARE = 2
+"""At most one in so many of the nodes that the run is known to use."""
+NEEDED_AFTER_SECONDS = 300.0
+"""So long without a node for a pod, and an excluded one is used again."""
+_BLAMED = frozenset({reasons.SIGNALLED, reasons.CUDA_ERROR, reasons.NCCL_ERROR, reasons.POD_FAILED, reasons.NODE_LOST})
+"""Not: the role's own exit codes, memory that it asked for, a full volume, evictions."""
+_BY_PEOPLE = frozenset({130, 143})
+"""SIGINT and SIGTERM: someone asked the process to end."""
+NAME_FIELD = "metadata.name"
+
+
+def active(past: RLRunStatus, now: float) -> list[ExcludedNode]:
+    """Exclusions that hold."""
+    return [node for node in past.excluded_nodes or () if (seconds_of(node.until) or 0.0) > now]
+
+
+def after(
+    past: RLRunStatus, failure: FailureRecord, known: Iterable[str], *, movable: bool, now: float
+) -> list[ExcludedNode]:
+    """The exclusions after a failure.
+
+    Args:
+        past: the status before it.
+        failure: the new one.
+        known: nodes that the run's pods are on.
+        movable: whether the pods may go to another node at all; a volume of one node holds them.
+        now: seconds since the epoch.
+    """
+    if failure.reason == reasons.NODE_NEEDED:
+        return []
+    held, name = active(past, now), failure.node_name
+    recent = [*past.failures, failure]
+    blamed = Counter(f.node_name for f in recent if _is_blamed(f, now))
+    if name is None or not movable or not _is_blamed(failure, now) or any(node.name == name for node in held):
+        return held
+    nodes = {*known, *(f.node_name for f in recent if f.node_name is not None), *(node.name for node in held)}
+    too_many = (len(held) + 1) * SHARE > len(nodes)
+    if blamed[name] < FAILURES or blamed[name] <= blamed.total() - blamed[name] or too_many:
+        return held
+    why = ", ".join(f.reason for f in recent if f.node_name == name and _is_blamed(f, now))
+    return [*held, ExcludedNode(name=name, until=rfc3339(now + EXCLUDED_SECONDS), reason=f"failed here: {why}")]
+
+
+def avoided(pod: Mapping[str, Any]) -> set[str]:
+    """Nodes that a pod without a node keeps away from by name."""
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    fields = [f for term in required.get("nodeSelectorTerms") or () for f in term.get("matchFields") or ()]
+    fields = [f for f in fields if f.get("key") == NAME_FIELD and f.get("operator") == "NotIn"]
+    return {str(name) for f in fields for name in f.get("values") or ()}
+
+
+def lifted(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
+    """Reason to make an attempt again without its exclusions because its pods find no node; None: there is no reason to.
+
+    Args:
+        pods: the attempt's.
+        past: the status as it was written last.
+        now: seconds since the epoch.
+    """
+    held = {node.name for node in active(past, now)}
+    waiting, begun = (
+        since(past.conditions, reasons.SCHEDULED, true=False),
+        since(past.conditions, reasons.RESTARTING, true=False),
+    )
+    for pod in pods:
+        names = avoided(pod.manifest) if pod.node is None and pod.unscheduled is not None else set()
+        if not names:
+            continue
+        shown = ", ".join(sorted(names))
+        free = names - held
+        if free:
+            told = f"node {', '.join(sorted(free))} is no longer excluded, and the pod has no other"
+            return _cause(pod, reasons.NODE_ALLOWED, told)
+        if waiting is not None and begun is not None and now - max(waiting, begun) >= NEEDED_AFTER_SECONDS:
+            told = (
+                f"no node but the excluded one takes the pod within {NEEDED_AFTER_SECONDS:g} s; {shown} is used again"
+            )
+            return _cause(pod, reasons.NODE_NEEDED, told)
+    return None
+
+
+def noted(say: Say, past: RLRunStatus, now: float) -> Say:
+    """Statement about scheduling, with the nodes that are left out."""
+    held = active(past, now)
+    if say.reason != reasons.UNSCHEDULABLE or not held:
+        return say
+    nodes = "; ".join(f"node {node.name} is excluded until {node.until} ({node.reason})" for node in held)
+    return Say(say.status, say.reason, f"{say.message}; {nodes}")
+
+
+def _is_blamed(failure: FailureRecord, now: float) -> bool:
+    when = seconds_of(failure.time)
+    recent = when is not None and now - when <= WINDOW_SECONDS
+    return (
+        recent and failure.reason in _BLAMED and failure.exit_code not in _BY_PEOPLE and failure.node_name is not None
+    )
+
+
+def _cause(pod: Pod, reason: str, told: str) -> Cause:
+    return Cause("disruption", None, pod.role, pod.name, None, None, reason, told)

@@ -1,0 +1,1 @@
+"""Access to the Kubernetes API: credentials, client, kinds of objects, bounded JSON, and a lock on a Lease."""

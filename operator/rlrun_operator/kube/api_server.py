@@ -1,0 +1,66 @@
+"""Addresses of the API server, as the policies of orchestrators need them.
+
+A NetworkPolicy sees the address behind the Service `kubernetes`, in most networks; some see the Service's own. Both are in the namespace
+`default`, and they may change while runs live: control planes are replaced.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.resources import Resource
+
+NAMESPACE, SERVICE = "default", "kubernetes"
+ENDPOINT_SLICE = Resource("EndpointSlice", "discovery.k8s.io", "v1", "endpointslices")
+_SERVICES = Resource("Service", "", "v1", "services")
+
+Rules = tuple[dict[str, Any], ...]
+
+
+async def api_server_rules(client: Client) -> Rules:
+    """Egress rules that lead to the API server and nowhere else.
+
+    Raises:
+        LookupError: they cannot be known; says why.
+        UnavailableError: the API server does not answer.
+    """
+    try:
+        found = await client.get(ENDPOINT_SLICE, NAMESPACE, SERVICE)
+        service = await client.get(_SERVICES, NAMESPACE, SERVICE)
+    except ApiError as error:
+        raise LookupError(str(error)) from error
+    rules = (*_behind(found or {}), *_in_front((service or {}).get("spec") or {}))
+    if found is None or not rules:
+        raise LookupError(f"EndpointSlice {NAMESPACE}/{SERVICE} holds no address")
+    return rules
+
+
+def _behind(endpoint_slice: dict[str, Any]) -> Rules:
+    addresses = [a for endpoint in endpoint_slice.get("endpoints") or () for a in endpoint.get("addresses") or ()]
+    return _rule(addresses, [port["port"] for port in endpoint_slice.get("ports") or () if port.get("port")])
+
+
+def _in_front(service: dict[str, Any]) -> Rules:
+    return _rule(service.get("clusterIPs") or (), [port["port"] for port in service.get("ports") or ()])
+
+
+def _rule(addresses: Any, ports: list[int]) -> Rules:
+    blocks = sorted({str(ipaddress.ip_network(address)) for address in addresses if _is_address(address)})
+    if not blocks or not ports:
+        return ()
+    return (
+        {
+            "to": [{"ipBlock": {"cidr": block}} for block in blocks],
+            "ports": [{"protocol": "TCP", "port": port} for port in sorted(set(ports))],
+        },
+    )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""A Lease that one of several candidates holds: acquired, renewed, and taken over when its holder has let it expire.
+
+Clocks of others are not compared: a Lease has expired when this process saw no renewal for its whole duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.resources import LEASE
+from rlrun_operator.names import MANAGER
+
+LONGEST_SECONDS = 120.0
+"""A holder that says that it renews less often than this is not waited for: anybody with the right to write Leases may have said so."""
+TRANSITIONS_MAX = 2**31 - 1
+"""Of the API."""
+
+
+@dataclass
+class _Seen:
+    """The Lease as this process saw it last."""
+
+    record: Mapping[str, Any]
+    changed_at: float
+    """When this process saw it change (steady clock)."""
+
+
+class LeaseLock:
+    """One candidate for one Lease.
+
+    Args:
+        identity: of the candidate.
+        duration: seconds for which a renewal lasts.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, name: str, identity: str, *, duration: int, clock: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._duration = duration
+        self._clock = clock
+        self._seen: _Seen | None = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether the Lease was read yet."""
+        return self._seen is not None
+
+    @property
+    def holder(self) -> str:
+        """Its holder, as seen last; empty: none."""
+        return str((self._seen.record.get("spec") or {}).get("holderIdentity") or "") if self._seen else ""
+
+    async def release(self) -> None:
+        """Let the next candidate take over at once.
+
+        Raises:
+            ApiError, UnavailableError: it expires by itself.
+        """
+        if self._seen is not None:
+            spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time()}
+            await self._patch(self._seen.record["metadata"]["resourceVersion"], spec)
+
+    async def acquire_or_renew(self) -> bool:
+        """Whether this candidate holds the Lease now.
+
+        Raises:
+            ApiError, UnavailableError: that is not known.
+        """
+        record = await self._client.get(LEASE, self._namespace, self._name)
+        if record is None:
+            created = await self._client.request(
+                "POST", "create", LEASE.plural, LEASE.path(self._namespace), body=self._manifest()
+            )
+            self._look(created)
+            return True
+        self._look(record)
+        spec = record.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        mine = holder == self._identity
+        if holder and not mine and not self._expired(spec):
+            return False
+        change: dict[str, Any] = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": self._duration,
+            "renewTime": _micro_time(),
+        }
+        if not mine:
+            change |= {
+                "acquireTime": change["renewTime"],
+                "leaseTransitions": min(int(spec.get("leaseTransitions") or 0) + 1, TRANSITIONS_MAX),
+            }
+        try:
+            self._look(await self._patch(record["metadata"]["resourceVersion"], change))
+        except ApiError as error:
+            if error.status == 409:  # another candidate was faster, or our own last attempt arrived after all
+                return False if not mine else await self.acquire_or_renew()
+            raise
+        return True
+
+    async def _patch(self, version: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        # Not `Client.merge`: that asks whether this process leads.
+        return await self._client.request(
+            "PATCH",
+            "patch",
+            LEASE.plural,
+            LEASE.path(self._namespace, self._name),
+            body={"metadata": {"resourceVersion": version}, "spec": spec},
+            content="application/merge-patch+json",
+        )
+
+    def _look(self, record: Mapping[str, Any]) -> None:
+        if self._seen is None or self._seen.record.get("spec") != record.get("spec"):
+            self._seen = _Seen(record, self._clock())
+        else:
+            self._seen.record = record
+
+    def _expired(self, spec: Mapping[str, Any]) -> bool:
+        duration = min(float(spec.get("leaseDurationSeconds") or self._duration), LONGEST_SECONDS)
+        return self._seen is None or self._clock() - self._seen.changed_at > duration
+
+    def _manifest(self) -> dict[str, Any]:
+        now = _micro_time()
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "labels": {"app.kubernetes.io/name": "rlrun", "app.kubernetes.io/managed-by": MANAGER},
+            },
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": self._duration,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": 0,
+            },
+        }
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

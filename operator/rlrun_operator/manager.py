@@ -1,0 +1,373 @@
+"""The running operator: watches feed the store, the store's changes feed the queue, the leader's workers reconcile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from rlrun_operator.kube.api_server import api_server_rules
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.resources import RLRUN, WATCHED
+from rlrun_operator.reconcile import watch
+from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.observe import LookUps
+from rlrun_operator.reconcile.reconciler import Decide, Reconciler
+from rlrun_operator.runtime import health, preflight
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.runtime.event_recorder import Poster
+from rlrun_operator.runtime.leader_election import Leader, LeadershipLostError, NotLeadingError
+from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.runtime.metrics import Metrics
+from rlrun_operator.runtime.territory import DURATION_SECONDS, Place, Territory
+from rlrun_operator.runtime.watch_health import Stream, Watches
+from rlrun_operator.runtime.workqueue import Workers
+from rlrun_operator.settings import OperatorSettings
+from rlrun_operator.state import EventRecord, Manifest
+from rlrun_operator.status import reasons
+
+PREFLIGHT_SECONDS = 5.0
+REMIND_SECONDS = 60.0
+RESTART_SECONDS = 2.0
+PRUNE_SECONDS = 600.0
+"""All kinds are compared with the cluster this often, in case a watch lost something."""
+ADDRESS_SECONDS = 60.0
+"""The API server is asked for its addresses this often."""
+STOP_SECONDS = 4.0
+BEAT_SECONDS = 1.0
+log = logging.getLogger(__name__)
+
+
+class Operator:
+    """One operator process.
+
+    Args:
+        decide: the brain.
+    """
+
+    def __init__(self, settings: OperatorSettings, connection: Connection, decide: Decide) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._store = Store()
+        self._metrics = Metrics(self._store)
+        self._session = connection.session()
+        self._client = Client(self._session, connection.server, self._metrics.count_request)
+        self._leader = Leader(
+            self._client,
+            settings.pod_namespace,
+            settings.pod_name,
+            name=settings.lease_name,
+            on_start=self._begin,
+            on_pause=self._pause,
+        )
+        self._client.may_write = self._leader.check
+        self._territory = Territory(
+            self._client,
+            f"{settings.pod_namespace}/{settings.lease_name}",
+            is_leading=self._leader.is_leading,
+            with_runs=lambda: {place for run in self._store.runs() if (place := self._place_of(run)) is not None},
+            on_change=self._place_changed,
+        )
+        self._poster = Poster(self._client, settings.pod_name)
+        self._workers: Workers[Key] = Workers(self._reconcile, self._failed, is_new=self._is_new)
+        self._feed = Feed(self._store, self._client, self._workers.add)
+        self._reconciler = Reconciler(
+            decide=decide,
+            client=self._client,
+            store=self._store,
+            look_ups=LookUps(self._client, read_nodes=settings.read_nodes),
+            poster=self._poster,
+            metrics=self._metrics,
+            settings=settings.render,
+            name=settings.name,
+            again=self._workers.add,
+        )
+        self._streams = [Stream(resource, ns) for resource in WATCHED for ns in settings.namespaces or (None,)]
+        self._watches = Watches(self._streams, on_listed=self._listed, known=self._store.knows)
+        self._watcher = watch.Watcher(
+            settings.namespaces,
+            server=connection.server,
+            session=lambda: connection.session([self._watches.middleware]),
+            on_object=self._feed.on_object,
+        )
+        self._to_sync: set[Stream] = set(self._streams)
+        self._sync_wanted = asyncio.Event()
+        self._unsynced: set[Stream] = set(self._streams)
+        self._synced_before = False
+        self._network = settings.render.network
+        self._told_of_addresses = False
+        self._to_tell: set[Place] = set()
+        """Places that another operator holds, of which no run was told yet."""
+        self._waiting_for: list[str] = ["the API server was not asked yet"]
+        self._lags: deque[float] = deque(maxlen=60)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT.
+
+        Raises:
+            LeadershipLostError: another process leads.
+            OSError: the health port is taken.
+        """
+        self._take_signals()
+        site = await health.serve(self._health(), self._metrics.registry, self._settings.http_port)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            tasks.append(asyncio.create_task(self._beat(), name="beat"))
+            if not await self._ready_to_start():
+                return
+            self._loop = asyncio.get_running_loop()
+            await self._find_api_server()
+            self._watcher.start()
+            tasks += [
+                asyncio.create_task(self._workers.run(), name="workers"),
+                asyncio.create_task(self._sync(), name="sync"),
+                asyncio.create_task(self._lead(), name="leader"),
+                asyncio.create_task(self._follow_api_server(), name="addresses"),
+                asyncio.create_task(self._territory.run(), name="territory"),
+            ]
+            stopped = asyncio.create_task(self._stop.wait(), name="stop")
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            for task in done & set(tasks):
+                task.result()
+        finally:
+            await self._shut_down(tasks, site.close)
+
+    async def _shut_down(self, tasks: list[asyncio.Task[None]], close_http: Callable[[], Awaitable[None]]) -> None:
+        self._watcher.stop()
+        await self._workers.close()
+        await self._leader.release()  # after the last write
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        await close_http()
+        await self._session.close()
+
+    async def _ready_to_start(self) -> bool:
+        """Wait for the API server, the CRD and the rights; False when stopped meanwhile."""
+        reminded = float("-inf")
+        told: list[str] = []
+        while not self._stop.is_set():
+            try:
+                self._waiting_for = await preflight.problems(
+                    self._client, self._settings.namespaces, self._settings.pod_namespace
+                )
+            except (UnavailableError, ApiError) as error:
+                self._waiting_for = [f"the API server {self._connection.server} cannot be used: {error}"]
+            if not self._waiting_for:
+                return True
+            if self._waiting_for != told or time.monotonic() - reminded > REMIND_SECONDS:
+                for problem in self._waiting_for:
+                    log.error("cannot start yet: %s", problem)
+                told, reminded = self._waiting_for, time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), PREFLIGHT_SECONDS)
+        return False
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def _listed(self, stream: Stream) -> None:
+        """Called in the watches' thread."""
+        self._loop.call_soon_threadsafe(self._want_sync, stream)
+
+    def _want_sync(self, stream: Stream) -> None:
+        self._to_sync.add(stream)
+        self._sync_wanted.set()
+
+    async def _sync(self) -> None:
+        """Compare the store with the cluster after every list of kopf's, and now and then.
+
+        A list of kopf's says what exists, not what is gone, and nobody is told when it is complete. So each time that a watch opens
+        after one, everything is listed here: what that list lacks is gone, and what goes later is told by the watch, which is open.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(PRUNE_SECONDS):
+                    await self._sync_wanted.wait()
+            except TimeoutError:
+                self._to_sync = {s for s in self._streams if s not in self._unsynced}
+            self._sync_wanted.clear()
+            while self._to_sync:
+                ready = [stream for stream in self._to_sync if self._watches.age(stream) != float("inf")]
+                if not ready:
+                    break
+                for stream in ready:
+                    await self._compare(stream)
+
+    async def _compare(self, stream: Stream) -> None:
+        try:
+            await self._feed.compare(stream)
+        except (ApiError, UnavailableError) as error:
+            log.info("%s were not compared with the cluster: %s", stream, error)
+        except Exception as error:  # whatever a list may hold, the other streams need this loop
+            log.error("%s were not compared with the cluster: %s", stream, where(error))
+        else:
+            self._to_sync.discard(stream)
+            self._mark_synced(stream)
+            return
+        await asyncio.sleep(RESTART_SECONDS)
+
+    def _mark_synced(self, stream: Stream) -> None:
+        if stream in self._unsynced:
+            self._unsynced.discard(stream)
+            if not self._unsynced:
+                self._synced_before = True
+                counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._store.count().items()))
+                log.info("the store is complete: %s", counts or "nothing yet")
+                self._open_if_allowed()
+
+    async def _lead(self) -> None:
+        await self._leader.run()
+
+    async def _begin(self) -> None:
+        """This process leads, for the first time or again after an outage, in which anything may have happened unseen."""
+        if self._synced_before:
+            self._unsynced, self._to_sync = set(self._streams), set(self._streams)
+            self._sync_wanted.set()
+        self._store.rebase_leases(time.time())
+        self._open_if_allowed()
+
+    async def _pause(self) -> None:
+        await self._workers.close()
+
+    def _open_if_allowed(self) -> None:
+        """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing."""
+        if self._unsynced or not self._leader.is_leading() or self._workers.is_open:
+            return
+        self._wake_all()
+        self._workers.open()
+
+    async def _follow_api_server(self) -> None:
+        while True:
+            await asyncio.sleep(ADDRESS_SECONDS)
+            if await self._find_api_server():
+                self._wake_all()
+
+    async def _find_api_server(self) -> bool:
+        """Learn the API server's addresses, for the policies of orchestrators; True: they are other ones than before."""
+        before = self._network
+        if before.given:
+            return False
+        try:
+            rules = await api_server_rules(self._client)
+        except (LookupError, TypeError, AttributeError, UnavailableError) as error:  # its answer may be of any shape
+            if not self._told_of_addresses and not before.discovered:
+                log.warning(
+                    "the API server's addresses are not known (%s): policies let orchestrators reach any host on ports 443 and 6443. Let "
+                    "the operator read them, or set networkPolicy.apiServer in the chart's values",
+                    error,
+                )
+                self._told_of_addresses = True
+            return False
+        self._network = replace(before, api_server=rules, discovered=True)
+        self._reconciler.settle_network(self._network)
+        return self._network != before
+
+    def _wake_all(self, namespace: str | None = None) -> None:
+        for run in self._store.runs():
+            if namespace in (None, run["metadata"]["namespace"]):
+                self._workers.add((run["metadata"]["namespace"], run["metadata"]["name"]))
+
+    async def _reconcile(self, key: Key) -> None:
+        run = self._store.get(RLRUN.kind, *key)
+        if run is not None and (place := self._place_of(run)) is not None and not await self._territory.may_act(place):
+            if place in self._to_tell and (other := self._territory.others().get(place)):
+                self._to_tell.discard(place)
+                await self._poster.post(run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served(place, other)))
+            return
+        await self._reconciler.reconcile(key)
+
+    def _is_new(self, key: Key) -> bool:
+        """Whether nothing was made for a run yet: that takes twenty requests, and what comes later one or none."""
+        run = self._store.get(RLRUN.kind, *key)
+        return run is not None and not (run.get("status") or {}).get("attempt")
+
+    def _place_of(self, run: Manifest) -> Place | None:
+        """Where a run is looked after; None: by an operator of another name."""
+        named = (run.get("spec") or {}).get("managedBy")
+        return (run["metadata"]["namespace"], named) if named in (None, self._settings.name) else None
+
+    def _place_changed(self, place: Place, other: str) -> None:
+        if other:
+            self._to_tell.add(place)
+            log.warning("%s", _served(place, other))
+        else:
+            self._to_tell.discard(place)
+            self._wake_all(place[0])
+
+    def _failed(self, key: Key, error: Exception, pause: float) -> None:
+        if isinstance(error, NotLeadingError):
+            return
+        if isinstance(error, ApiError) and error.lacks_permission:
+            log.error("run %s/%s: the operator lacks a right: %s; retry in %g s", *key, error, pause)
+        elif isinstance(error, ApiError | UnavailableError):
+            log.warning("run %s/%s: %s; retry in %g s", *key, error, pause)
+        else:
+            log.error("run %s/%s: unexpected %s; retry in %g s", *key, where(error), pause)
+
+    async def _beat(self) -> None:
+        """Measure how late the event loop is."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+            self._lags.append(max(0.0, time.monotonic() - began - BEAT_SECONDS))
+
+    def _not_ready(self) -> list[str]:
+        if self._waiting_for:
+            return self._waiting_for
+        if self._unsynced:
+            return [f"the store is not filled yet: {', '.join(sorted(map(str, self._unsynced)))}"]
+        return [f"nothing heard for long from the watch of {stream}" for stream in self._watches.stale()]
+
+    def _dead(self) -> list[str]:
+        """Watches that only a new process may bring back; none before they were started."""
+        if self._waiting_for or self._stop.is_set():
+            return []
+        if self._watcher.has_ended():
+            return ["the watches' thread has ended"]
+        return [
+            f"the watch of {stream} brings nothing, and the API server answers"
+            for stream in self._watches.dead(self._client.answering())
+        ]
+
+    def _health(self) -> health.Health:
+        self._metrics.observe_queue(
+            lambda: float(self._workers.depth()), self._workers.age, lambda: float(self._leader.is_leading())
+        )
+        for stream in self._streams:
+            self._metrics.observe_watch(stream.resource.plural, stream.namespace, partial(self._watches.age, stream))
+        return health.Health(
+            standstill=self._workers.standstill,
+            longest_work=self._workers.longest_work,
+            lag=lambda: max(self._lags, default=0.0),
+            dead=self._dead,
+            stands_by=lambda: self._leader.stands_by,
+            not_ready=self._not_ready,
+            served_by_others=lambda: [_served(place, other) for place, other in self._territory.others().items()],
+            before_scrape=[
+                lambda: self._metrics.observe_objects(self._store.count()),
+                lambda: self._metrics.observe_places(self._territory.held(), self._territory.others()),
+            ],
+        )
+
+
+def _served(place: Place, other: str) -> str:
+    return (
+        f"namespace {place[0]}: the operator {other} looks after its runs; this one takes over {DURATION_SECONDS} s after that one "
+        "is gone. Take the namespace out of watchNamespaces of one of them, or give one an operatorName"
+    )
+
+
+__all__ = ["LeadershipLostError", "Operator"]

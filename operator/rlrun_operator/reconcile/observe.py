@@ -1,0 +1,179 @@
+"""From the store, and from a few live look-ups, to the frozen `Observed` that decisions are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, PART_KINDS, POD, RLRUN, STATEFUL_SET
+from rlrun_operator.names import KIND, Names, Ref
+from rlrun_operator.runtime.cache import Key, Store, claim_name
+from rlrun_operator.sharing import host_name
+from rlrun_operator.state import Fact, Manifest, Observed, Ungrown
+
+LOOK_UP_SECONDS = 5.0
+"""Events of a namespace and nodes are asked for at most this often, however many runs wait."""
+LOOK_UP_SHARE = 0.05
+"""Largest share of the time that is spent on such a request: thousands of nodes are asked for less often than ten."""
+FORBIDDEN_SECONDS = 300.0
+"""How long a refusal is taken for the answer."""
+
+T = TypeVar("T")
+_CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
+log = logging.getLogger(__name__)
+
+
+def observe(
+    store: Store,
+    key: Key,
+    *,
+    rejection: str | None = None,
+    taken: str | None = None,
+    access: str | None = None,
+    ungrown: Ungrown | None = None,
+) -> Observed | None:
+    """The run as the store knows it; None when it does not exist. For the others see `Observed`."""
+    run = store.get(RLRUN.kind, *key)
+    if run is None:
+        return None
+    namespace, name = key
+    found = store.children(key)
+    children = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in _CHILDREN}
+    shares = host_name(run)
+    host = store.get(RLRUN.kind, namespace, shares) if shares is not None else None
+    parts = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in PART_KINDS}
+    claim = claim_of(host) if host is not None else claim_name(run)
+    brought = store.get(CLAIM.kind, namespace, claim) if claim else None
+    if brought is not None:
+        children[Ref(CLAIM.kind, brought["metadata"]["name"])] = brought
+    lease = Names(name).progress
+    return Observed(
+        run=run,
+        children=children,
+        pods=tuple(child for child in found if child["kind"] == POD.kind),
+        gone=tuple(store.gone(key)),
+        lease=store.get(LEASE.kind, namespace, lease),
+        lease_changed_at=store.lease_changed_at(namespace, lease),
+        lease_moved_at=store.lease_moved_at(namespace, lease),
+        watching_since=store.watching_since,
+        rejection=rejection,
+        taken=taken,
+        access=access,
+        ungrown=ungrown,
+        host=host,
+        parts=parts,
+        guests=tuple(store.guests((namespace, shares or name))),
+    )
+
+
+def claim_of(run: Manifest) -> str:
+    """Name of the claim that a run uses."""
+    return claim_name(run) or Names(str(run["metadata"]["name"])).claim
+
+
+class LookUps:
+    """Warning events and nodes, asked for live, shared between the runs that wait.
+
+    Args:
+        read_nodes: whether to ask for nodes at all.
+    """
+
+    def __init__(self, client: Client, *, read_nodes: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._read_nodes = read_nodes
+        self._clock = clock
+        self._warnings: dict[str, _Shared[list[Manifest]]] = {}
+        self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_nodes, clock)
+
+    async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
+        """`observed` with the facts that a decision asked for.
+
+        Args:
+            extra: events that the operator itself knows of.
+        """
+        events = list(extra)
+        if "events" in facts:
+            metadata = observed.run["metadata"]
+            mine = _names(observed)
+            found = await self._warnings_of(metadata["namespace"])
+            events += [event for event in found if _about(event, mine, metadata["name"])]
+        nodes = await self._nodes.get() if "nodes" in facts and self._read_nodes else None
+        return replace(observed, events=tuple(events), nodes=nodes)
+
+    async def _warnings_of(self, namespace: str) -> list[Manifest]:
+        if namespace not in self._warnings:
+            self._warnings = {name: kept for name, kept in self._warnings.items() if kept.is_current()}
+            self._warnings[namespace] = _Shared(partial(self._all_warnings, namespace), self._clock)
+        return await self._warnings[namespace].get()
+
+    async def _all_warnings(self, namespace: str) -> tuple[list[Manifest], float]:
+        found: list[Manifest] = []
+        try:
+            async for event in self._client.list(EVENT, namespace, fields="type=Warning"):
+                event["metadata"] = {k: v for k, v in event["metadata"].items() if k != "managedFields"}
+                found.append(event)
+        except ApiError as error:
+            log.warning("events of namespace %s cannot be read; messages explain less: %s", namespace, error)
+            return [], FORBIDDEN_SECONDS
+        return found, LOOK_UP_SECONDS
+
+    async def _all_nodes(self) -> tuple[tuple[Manifest, ...] | None, float]:
+        try:
+            return tuple([_slim_node(node) async for node in self._client.list(NODE, None)]), LOOK_UP_SECONDS
+        except ApiError as error:
+            log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops asking): %s", error)
+            return None, FORBIDDEN_SECONDS
+
+
+class _Shared(Generic[T]):
+    """An answer that many ask for: one request at a time, and the longer it takes, the longer its answer is believed.
+
+    Args:
+        ask: the request; returns the answer, and for how many seconds at least it is believed.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[tuple[T, float]]], clock: Callable[[], float]) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._kept: tuple[T, float] | None = None
+
+    def is_current(self) -> bool:
+        """Whether nothing has to be asked."""
+        return self._lock.locked() or (self._kept is not None and self._clock() < self._kept[1])
+
+    async def get(self) -> T:
+        """The answer."""
+        async with self._lock:
+            if self._kept is None or self._clock() >= self._kept[1]:
+                began = self._clock()
+                answer, least = await self._ask()
+                self._kept = answer, began + max(least, (self._clock() - began) / LOOK_UP_SHARE)
+            return self._kept[0]
+
+
+def _slim_node(node: Mapping[str, Any]) -> Manifest:
+    """Without images and managed fields, which are most of a node."""
+    metadata = {k: v for k, v in node["metadata"].items() if k != "managedFields"}
+    status = {k: v for k, v in (node.get("status") or {}).items() if k in ("capacity", "allocatable", "conditions")}
+    return {**node, "metadata": metadata, "status": status}
+
+
+def _names(observed: Observed) -> set[str]:
+    metadata = observed.run["metadata"]
+    names = {pod["metadata"]["name"] for pod in observed.pods} | {ref.name for ref in observed.children}
+    return names | {metadata["name"]}
+
+
+def _about(event: Manifest, names: set[str], run: str) -> bool:
+    """Whether an event is about one of these objects or about the run's ReplicaSet, whose name is not known."""
+    subject = event.get("involvedObject") or {}
+    if subject.get("kind") == "ReplicaSet":
+        return str(subject.get("name", "")).startswith(f"{Names(run).inference}-")
+    return subject.get("name") in names and subject.get("kind") != KIND

@@ -1,0 +1,371 @@
+"""One pass over one run: observe, decide, apply, report."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Protocol
+
+from rlrun.api.status import UNSERVED
+from rlrun_operator.decide import growth
+from rlrun_operator.decide.running import TAKEN_SECONDS
+from rlrun_operator.decide.snapshot import read_status
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.kube.resources import RLRUN
+from rlrun_operator.names import Names
+from rlrun_operator.reconcile.apply import (
+    Applier,
+    KeptOutError,
+    KeyLostError,
+    NameTakenError,
+    RejectedError,
+    StaleViewError,
+)
+from rlrun_operator.reconcile.observe import LookUps, observe
+from rlrun_operator.render.origin import told
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.runtime.event_recorder import Poster
+from rlrun_operator.runtime.metrics import Metrics
+from rlrun_operator.settings import NetworkSettings, RenderSettings
+from rlrun_operator.state import (
+    SOON_SECONDS,
+    Decision,
+    EventRecord,
+    Grow,
+    Manifest,
+    Observed,
+    Ungrown,
+    progress_seconds,
+)
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import phase, raw_conditions
+from rlrun_operator.times import seconds_of
+from rlrun_operator.validate_spec import bounded, forget, shorten
+
+ROUNDS = 4
+"""Decisions in one pass, when the first ones turn out to rest on an old state."""
+KEPT_OUT_SECONDS, LONGEST_KEPT_OUT_SECONDS = 10.0, 60.0
+"""Seconds until the next try when admission keeps an object out; always the first where it is a quota, else doubled each time."""
+SETTLE_SECONDS = 0.2
+"""Look at the result of own writes, and at a burst of events of other controllers, after this long."""
+_OF_LIFE = (reasons.SUSPENDED, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
+log = logging.getLogger(__name__)
+
+
+class Decide(Protocol):
+    """`rlrun_operator.decide.state_machine.decide`."""
+
+    def __call__(
+        self, observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float
+    ) -> Decision: ...
+
+
+@dataclass
+class _Memory:
+    """What the passes over one run leave for the next."""
+
+    rejection: tuple[str, int, str] | None = None
+    """UID, generation, message: what the API server refused."""
+    taken: tuple[str, str, float] | None = None
+    """UID of the run, the object that has a child's name, and until when that is believed (steady clock)."""
+    written_at: float = float("-inf")
+    """When the status was written last (steady clock)."""
+    kept_out: list[Manifest] = field(default_factory=list)
+    """Events about objects that admission keeps out."""
+    tries: int = 0
+    """In a row in which something else than a quota kept an object out."""
+    lost_key: tuple[str, str] | None = None
+    """UID of the run, and the Secret with its key that was not there."""
+    access: str | None = None
+    """See `Observed`."""
+    repaired_at: float = float("-inf")
+    """When a part was asked to be put right last (steady clock)."""
+    ungrown: Ungrown | None = None
+    """The last growth of the claim, if it was refused."""
+    ungrown_until: float = float("-inf")
+    """Until when that is believed (steady clock)."""
+    grow_seconds: float = 0.0
+    """From that refusal to the next try."""
+    sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
+
+
+class Reconciler:
+    """Passes over runs; one instance for all of them.
+
+    Args:
+        name: of this operator; a run whose `managedBy` is another one is left alone.
+        again: `again(key, seconds)` queues another pass.
+        now: seconds since the epoch.
+        clock: steady seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        decide: Decide,
+        client: Client,
+        store: Store,
+        look_ups: LookUps,
+        poster: Poster,
+        metrics: Metrics,
+        settings: RenderSettings,
+        name: str = "",
+        again: Callable[[Key, float], None],
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
+        self._decide = decide
+        self._client = client
+        self._store = store
+        self._look_ups = look_ups
+        self._poster = poster
+        self._metrics = metrics
+        self._settings = settings
+        self._name = name
+        self._again = again
+        self._now = now
+        self._clock = clock
+        self._random = random or Random()
+        self._applier = Applier(client, store, now)
+        self._memories: dict[Key, _Memory] = {}
+
+    def settle_network(self, network: NetworkSettings) -> None:
+        """Render with other settings of the network from now on; the next pass over each run applies them."""
+        self._settings = replace(self._settings, network=network)
+
+    async def reconcile(self, key: Key) -> None:
+        """One pass.
+
+        Raises:
+            Exception: to be retried later.
+        """
+        started = self._clock()
+        outcome = "error"
+        try:
+            await self._pass(key)
+            outcome = "ok"
+        finally:
+            self._metrics.reconcile_seconds.labels(outcome).observe(self._clock() - started)
+
+    async def _pass(self, key: Key) -> None:
+        memory = self._memories.setdefault(key, _Memory())
+        for _ in range(ROUNDS):
+            observed = self._observe(key, memory)
+            if observed is None:
+                self._memories.pop(key, None)
+                forget(*key)
+                self._metrics.forget(key)
+                return
+            if "deletionTimestamp" in observed.run["metadata"]:
+                return  # the garbage collector does the rest
+            if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
+                return
+            decision = await self._decided(observed, memory)
+            try:
+                if decision.grow is not None and not await self._grown(key, decision.grow, memory):
+                    continue  # decide once more, to tell the user
+                mark = self._settings.network.mark
+                memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
+                await self._applier.act(key[0], decision)
+                if any(
+                    apply.manifest["metadata"]["name"] == Names(key[1]).orchestrator_access for apply in decision.apply
+                ):
+                    memory.access = mark
+            except RejectedError as error:
+                metadata = observed.run["metadata"]
+                problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
+                memory.rejection = (metadata["uid"], metadata.get("generation", 0), bounded(problems))
+                continue
+            except KeyLostError as error:
+                memory.lost_key = observed.run["metadata"]["uid"], str(error)
+                continue
+            except NameTakenError as error:
+                memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS
+                continue
+            except KeptOutError as error:
+                if memory.kept_out != (refused := [_kept_out_event(error)]):
+                    memory.kept_out = refused
+                    continue  # decide once more, to tell the user
+                decision = _waiting(decision, observed.run, rest_done=error.rest_done)
+                memory.tries = 0 if error.quota else memory.tries + 1
+                self._again(key, min(KEPT_OUT_SECONDS * 2.0 ** max(0, memory.tries - 1), LONGEST_KEPT_OUT_SECONDS))
+            except StaleViewError as error:
+                log.debug("run %s/%s: %s; deciding again", *key, error)
+                continue
+            else:
+                memory.kept_out, memory.tries = [], 0
+            await self._report(key, observed.run, decision, memory)
+            if decision.wake_in is not None:
+                self._again(key, decision.wake_in)
+            if (waits := memory.ungrown_until - self._clock()) > 0:
+                self._again(key, waits)
+            if any((decision.create, decision.apply, decision.scale, decision.delete, decision.repair, decision.grow)):
+                self._again(
+                    key, SETTLE_SECONDS
+                )  # the store knows the answers: no watch event is going to come for them
+            return
+        raise UnavailableError("the cluster changes faster than it can be read")
+
+    def _observe(self, key: Key, memory: _Memory) -> Observed | None:
+        rejection = None
+        run = self._store.get(RLRUN.kind, *key)
+        if run is not None and memory.rejection is not None:
+            uid, generation, message = memory.rejection
+            if (uid, generation) == (run["metadata"]["uid"], run["metadata"].get("generation", 0)):
+                rejection = message
+        taken = None
+        if run is not None and memory.taken is not None:
+            uid, thing, until = memory.taken
+            taken = thing if uid == run["metadata"]["uid"] and self._clock() < until else None
+        ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
+        found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
+        if found is None:
+            return None
+        lost = None
+        if memory.lost_key is not None:
+            uid, secret = memory.lost_key
+            lost = secret if uid == found.run["metadata"]["uid"] else None
+        return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
+
+    async def _grown(self, key: Key, grow: Grow, memory: _Memory) -> bool:
+        """Enlarge the claim; False: that is refused."""
+        text = await self._applier.grow(key[0], grow)
+        if text is None:
+            memory.ungrown, memory.ungrown_until = None, float("-inf")
+            return True
+        known = memory.ungrown
+        same = known is not None and (known.grow.uid, known.grow.size) == (grow.uid, grow.size)
+        seconds = memory.grow_seconds * 2.0 if same else growth.RETRY_SECONDS
+        memory.grow_seconds = min(seconds, growth.LONGEST_RETRY_SECONDS)
+        memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + memory.grow_seconds
+        return False
+
+    async def _decided(self, observed: Observed, memory: _Memory) -> Decision:
+        """A decision, made once more when it asks for facts that can be looked up."""
+        random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
+
+        def ask(given: Observed) -> Decision:
+            return self._decide(given, now, settings=self._settings, fresh_key=fresh_key, random=random)
+
+        decision = ask(observed)
+        if decision.look_up or memory.kept_out:
+            observed = await self._look_ups.complete(observed, decision.look_up, memory.kept_out)
+            if observed.events or observed.nodes is not None:
+                decision = ask(observed)
+        return decision
+
+    async def _report(self, key: Key, run: Manifest, decision: Decision, memory: _Memory) -> None:
+        old: Mapping[str, Any] = run.get("status") or {}
+        if old == decision.status or memory.sent == (decision.status, old):
+            await self._post(run, decision.events)
+            return
+        wait = memory.written_at + self._patience(run, decision) - self._clock()
+        if wait > 0:
+            self._again(key, wait)
+            return
+        patch = {
+            # Preconditions: a successor of the same name is not meant, and neither is a state that was not seen.
+            "metadata": {name: run["metadata"][name] for name in ("uid", "resourceVersion")},
+            "status": merge_patch(old or UNSERVED, decision.status),
+        }
+        try:
+            written = await self._client.merge(RLRUN, *key, patch, subresource="status")
+        except ApiError as error:
+            if error.status == 404:
+                self._wake_others(key, self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"]))
+            elif error.status == 409:
+                await self._refresh(key)
+            else:
+                raise
+            self._again(key, 0.0)
+            return
+        memory.written_at = self._clock()
+        memory.sent = (decision.status, written.get("status") or {})
+        self._wake_others(key, self._store.put({**written, "kind": RLRUN.kind}, self._now()))
+        self._metrics.status_written(key, old, decision.status, self._clock())
+        await self._post(run, decision.events)
+
+    def _patience(self, run: Manifest, decision: Decision) -> float:
+        """Seconds from one write of a status to this next one."""
+        if decision.urgency != "progress":
+            return 0.0 if decision.urgency == "now" else SOON_SECONDS
+        born = seconds_of(run["metadata"].get("creationTimestamp"))
+        return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
+
+    async def _refresh(self, key: Key) -> None:
+        """Somebody changed the run while this pass was under way; read it rather than wait for the watch."""
+        live = await self._client.get(RLRUN, *key)
+        if live is not None:
+            self._wake_others(key, self._store.put({**live, "kind": RLRUN.kind}, self._now()))
+
+    def _wake_others(self, key: Key, changed: set[Key]) -> None:
+        """Runs that share a trainer with this one: the watch brings no news of what the store knows already."""
+        for other in changed - {key}:
+            self._again(other, 0.0)
+
+    async def _post(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
+        for event in events:
+            await self._poster.post(run, event)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch (RFC 7386) that holds all of `new` and removes what only `old` has."""
+    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            patch[name] = merge_patch(before, value)
+        else:
+            patch[name] = value
+    return patch
+
+
+def _kept_out_event(error: KeptOutError) -> Manifest:
+    metadata = error.manifest["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": str(error),
+        "involvedObject": {
+            "kind": error.manifest["kind"],
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+        },
+    }
+
+
+def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
+    """Only the report of a decision that waits for admission. It must not record as done what was not done."""
+    status = decision.status
+    if not rest_done:
+        before: Mapping[str, Any] = run.get("status") or {}
+        told = {name: status[name] for name in ("reason", "message") if name in status}
+        conditions = _where_it_was(before, status)
+        then = read_status({**before, "conditions": conditions})
+        now = phase(then.conditions, then.attempt)
+        status = {**before, **told, "phase": now, "conditions": conditions}
+    return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())
+
+
+def _where_it_was(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Any]:
+    """The new conditions, but for those that say where the run is in its life: the attempt that they speak of has not begun.
+
+    They speak of no later generation than the status does: an edit that waits is not acted on.
+    """
+    kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
+    if (resting := kept.get(reasons.SUSPENDED, {})).get("status") == "True":
+        message = shorten(f"the run stays suspended: {after.get('message', '')}")
+        kept[reasons.SUSPENDED] = {**resting, "message": message}
+    seen = {name: before[name] for name in ("observedGeneration",) if name in before}
+    found = [c for c in raw_conditions(after) if c["type"] not in kept]
+    new = [{name: value for name, value in c.items() if name != "observedGeneration"} | seen for c in found]
+    order = list(reasons.CONDITION_TYPES)
+    return sorted([*new, *kept.values()], key=lambda condition: order.index(condition["type"]))

@@ -1,0 +1,27 @@
+"""Manifests of a run's children: pure functions of the run, the attempt and the operator's settings.
+
+`context` says what is rendered from what, `objects`, `network` and `eviction` make what a run needs once, `workloads` what each
+attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`,
+`placement` says on which nodes pods may run.
+"""
+
+from rlrun_operator.render.context import Host, RunContext, former_spec_hashes, spec_hash
+from rlrun_operator.render.eviction import eviction_budget
+from rlrun_operator.render.network import orchestrator_policy
+from rlrun_operator.render.objects import Prerequisites, api_key_secret, parts, prerequisites
+from rlrun_operator.render.workloads import Workloads, workloads
+
+__all__ = [
+    "Host",
+    "Prerequisites",
+    "RunContext",
+    "Workloads",
+    "api_key_secret",
+    "eviction_budget",
+    "former_spec_hashes",
+    "orchestrator_policy",
+    "parts",
+    "prerequisites",
+    "spec_hash",
+    "workloads",
+]

@@ -1,0 +1,180 @@
+"""A role's container: command, environment, mounts, resources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.config.file_mark import VARIABLE as CONFIG_MARK
+from rlrun.protocol import endpoints, exit_codes
+from rlrun.protocol.bootstrap import SOCKETS_VARIABLE
+from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, Role
+from rlrun_operator.render import environments, security, volume
+from rlrun_operator.render.context import RunContext
+from rlrun_operator.render.objects import API_KEY, CONFIG_FILE
+from rlrun_operator.render.placement import block, gpus
+from rlrun_operator.render.probes import probes
+
+CONFIG_FOLDER = "/etc/rlrun"
+CREDENTIALS_FOLDER = "/var/run/secrets/rlrun"
+"""Token and certificate of the API server; in the orchestrator alone."""
+HOME = "/home/rlrun"
+CONFIG, CREDENTIALS, SHARED_MEMORY = "config", "credentials", "shm"
+"""Names of volumes, beside that of the run."""
+SCRATCH = {"tmp": "/tmp", "home": HOME, "state": "/run/rlrun"}
+"""Empty folders of the pod: name of the volume, and where it is mounted. `state` holds the mark of the trainer's first start."""
+SCRATCH_LIMIT = "50Gi"
+"""Of each of them: compilers' caches of engines and trainers need some. The kubelet evicts a pod that holds more."""
+ENGINE_ATTEMPT = 1
+"""Engines outlive attempts, so their pods must not differ between them. The number names only the folder of their logs: what an engine
+serves, it learns from the orchestrator of each attempt."""
+
+HEARS_SIGNALS = "; ".join(
+    (
+        'trap "exit 143" TERM INT',
+        f'command -v "$0" >/dev/null || {{ echo "the image has no $0: it needs the package rlrun" >&2; exit {exit_codes.CONFIGURATION}; }}',
+        'env --block-signal=TERM true 2>/dev/null && exec env --block-signal=TERM --block-signal=INT "$0" "$@"',
+        'exec "$0" "$@"',
+    )
+)
+"""Shell code that runs a command with SIGTERM and SIGINT blocked, hence pending, until that command has handlers for them.
+
+The kernel drops a signal that a container's first process has no handler for. Python needs up to a second until it has one, and a trainer's
+container is often started again just when its pod is deleted: it would then live on to the end of the grace period, as a kubelet does not
+always heed a shorter one that comes later. `env` blocks signals since coreutils 8.31; where it is older, the gap stays."""
+
+
+def role_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """The container that is called after the role."""
+    ports: dict[Role, dict[str, int]] = {
+        "trainer": {
+            "channel": endpoints.TRAINER_PORT,
+            "rendezvous": endpoints.RENDEZVOUS_PORT,
+            "health": endpoints.POD_PORT,
+        },
+        "inference": {"http": endpoints.ENGINE_PORT},
+        "orchestrator": {"metrics": endpoints.ORCHESTRATOR_PORT},
+    }
+    if ctx.colocated:
+        ports["trainer"] |= ports["inference"]
+    container = _container(ctx, role, name=role, command=role) | {
+        "ports": [{"name": name, "containerPort": port} for name, port in ports[role].items()],
+        **probes(role),
+    }
+    resources = _resources(ctx, role, with_gpus=True)
+    return container | ({"resources": resources} if resources else {})
+
+
+def folder_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """The init container that makes the folders which the pod may write, as the run's user; it alone may write to all of the volume."""
+    container: dict[str, Any] = {
+        "name": FOLDER_CONTAINER,
+        **_image(ctx, role),
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *volume.folders(ctx)],
+        "volumeMounts": [volume.whole(ctx)],
+        "securityContext": security.CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    resources = _resources(ctx, role, with_gpus=False)
+    return container | ({"resources": resources} if resources else {})
+
+
+def model_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """The init container that makes the tiny model; in the trainer's first pod, while the others wait for it, or in the orchestrator's.
+
+    It asks for what the role asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
+    """
+    container = _container(ctx, role, name=MODEL_CONTAINER, command="model")
+    resources = _resources(ctx, role, with_gpus=False)
+    return container | ({"resources": resources} if resources else {})
+
+
+def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, Any]:
+    own = block(ctx.spec, role)
+    container: dict[str, Any] = {
+        "name": name,
+        **_image(ctx, role),
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],
+        "env": _environment(ctx, role),
+        "volumeMounts": _mounts(ctx, role),
+        "securityContext": security.CONTAINER,
+        # The role's own message; the end of its log when it could not write one.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if own.env_from:
+        container["envFrom"] = [source.model_dump(by_alias=True, exclude_none=True) for source in own.env_from]
+    return container
+
+
+def _image(ctx: RunContext, role: Role) -> dict[str, str]:
+    """Image and pull policy. Engines' images hold what a trainer needs too, and not the other way round."""
+    own = block(ctx.spec, role)
+    whose: Role = "inference" if role == "trainer" and ctx.colocated else role
+    policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
+    image = {"image": own.image or ctx.settings.images[whose]}
+    return image if policy is None else image | {"imagePullPolicy": policy}
+
+
+def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    """Ours, then the block's, which replaces one of ours of the same name; the reserved ones cannot be in the block."""
+    attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
+    values = {
+        "RLRUN_CONFIG": f"{CONFIG_FOLDER}/{CONFIG_FILE}",
+        CONFIG_MARK: ctx.file_mark(role),
+        "RLRUN_ATTEMPT": str(attempt),
+        "HOME": HOME,
+        "USER": "rlrun",  # caches are named after it, and an image of another kind may not know our user
+        "HF_HOME": volume.hub_home(ctx),
+    }
+    if role == "trainer":
+        values |= {
+            "RLRUN_NNODES": str(ctx.spec.trainer.replicas),
+            "RLRUN_MASTER_ADDR": ctx.first_trainer,
+            "RLRUN_MASTER_PORT": str(endpoints.RENDEZVOUS_PORT),
+        }
+    if role == "orchestrator":
+        values["RLRUN_PROGRESS_LEASE"] = ctx.names.progress
+        if environments.own_images(ctx):
+            values[SOCKETS_VARIABLE] = environments.FOLDER
+    if not gpus(ctx.spec, role):
+        # CUDA images show all of a node's GPUs to a container that asked for none.
+        values |= {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
+    fields = {
+        "RLRUN_NAMESPACE": "metadata.namespace",
+        "RLRUN_POD_NAME": "metadata.name",
+        "RLRUN_POD_IP": "status.podIP",
+    }
+    ours: list[dict[str, Any]] = [
+        *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.key_secret, "key": API_KEY}}},
+    ]
+    own = [variable.model_dump(by_alias=True, exclude_none=True) for variable in block(ctx.spec, role).env]
+    return list({variable["name"]: variable for variable in [*ours, *own]}.values())
+
+
+def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        *volume.mounts(ctx, role),
+        {"name": CONFIG, "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
+        *({"name": name, "mountPath": path} for name, path in SCRATCH.items()),
+    ]
+    if role == "orchestrator":
+        mounts.append({"name": CREDENTIALS, "mountPath": CREDENTIALS_FOLDER, "readOnly": True})
+        mounts += environments.socket_mounts(ctx)
+    return mounts
+
+
+def _resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> dict[str, Any]:
+    """The block's requests and limits, and the GPUs of `gpusPerReplica`, which win over one that the block names itself."""
+    own, resource, count = block(ctx.spec, role).resources, ctx.spec.placement.gpu_resource, gpus(ctx.spec, role)
+    result = {}
+    for kind, amounts in (("limits", own.limits), ("requests", own.requests)):
+        merged = {name: str(amount) for name, amount in amounts.items()}
+        if not with_gpus:
+            merged.pop(resource, None)
+        elif count:
+            merged[resource] = str(count)
+        if merged:
+            result[kind] = merged
+    return result

@@ -1,0 +1,156 @@
+"""Addresses of a run's pods, and what they may talk to: one NetworkPolicy for the servers, one for the orchestrator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.config.rollout import EnvironmentConfig
+from rlrun.protocol import endpoints
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
+from rlrun_operator.render.context import RunContext, metadata
+from rlrun_operator.state import Manifest
+
+HUB_PORT = 443
+"""Of model hubs and their stores, whose addresses change."""
+
+
+def services(ctx: RunContext) -> list[Manifest]:
+    """Headless Services: names of the trainer's pods, and one name for all engines, where there are any.
+
+    A guest has none. Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the
+    weights that the orchestrator hands over to it.
+    """
+    found = []
+    if ctx.has_trainer:
+        trainer = [_port("channel", endpoints.TRAINER_PORT), _port("rendezvous", endpoints.RENDEZVOUS_PORT)]
+        found.append(_headless(ctx, ctx.names.trainer, "trainer", trainer))
+    engines = [_port("http", endpoints.ENGINE_PORT)]
+    if ctx.has_engines:
+        found.append(_headless(ctx, ctx.names.inference, "inference", engines))
+    if ctx.colocated:
+        found.append(_headless(ctx, ctx.names.inference, "trainer", engines))
+    return found
+
+
+def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, Any]]) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(ctx, name, role),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: ctx.name, ROLE_LABEL: role},
+            "ports": ports,
+        },
+    }
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "port": number, "protocol": "TCP"}
+
+
+def network_policies(ctx: RunContext) -> list[Manifest]:
+    """Policies of the run's pods, by role and port; nobody else reaches them.
+
+    Policies add up: one of a person's own can open more, such as the way of a metrics scraper.
+    """
+    if ctx.spec.network_policy.mode == "None":
+        return _host_access(ctx)
+    servers = [_servers(ctx), *_reference_access(ctx)] if ctx.host is None else []
+    return [*_host_access(ctx), *servers, orchestrator_policy(ctx)]
+
+
+def orchestrator_policy(ctx: RunContext) -> Manifest:
+    """Nobody reaches the orchestrator. It reaches the channel of the trainer, the engines, and the API server, to renew its Lease."""
+    serving = ctx.name if ctx.host is None else ctx.host.name
+    doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
+    engines: Role = (
+        "trainer" if (ctx.colocated if ctx.host is None else ctx.host.spec.placement.colocate) else "inference"
+    )
+    doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
+    egress: list[Any] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
+    egress += ctx.settings.network.api_server
+    if _data_of_the_hub(ctx) or any(map(_reads_hub, ctx.spec.environments)):
+        egress.append(_tcp(HUB_PORT))
+    spec = {"podSelector": _pods(ctx.name, "orchestrator"), **_both_ways(ctx, [], egress)}
+    return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
+
+
+def _servers(ctx: RunContext) -> Manifest:
+    """Trainer and engines: the trainer's pods reach each other, and the orchestrator reaches the two ports that want the run's key."""
+    trainers = {"podSelector": _pods(ctx.name, "trainer")}
+    group = [trainers]
+    if ctx.spec.weight_sync.transport == "NCCL" and ctx.has_engines:  # on ports that the system chooses
+        group.append({"podSelector": _pods(ctx.name, "inference")})
+    asks = {"podSelector": _pods(ctx.name, "orchestrator")}
+    doors = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
+    ingress = [{"from": group}, {"from": [asks], **doors}]
+    spec = {"podSelector": _among(ctx.name), **_both_ways(ctx, ingress, [{"to": group}])}
+    return _policy(metadata(ctx, ctx.names.account), spec)
+
+
+def _both_ways(ctx: RunContext, ingress: list[Any], egress: list[Any]) -> dict[str, Any]:
+    """Types and rules of a policy, with what all pods of the run may reach."""
+    hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
+    common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
+    comes_in = {"ingress": ingress} if ingress else {}  # an empty list would be another object at each apply
+    return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": [*egress, *common]}
+
+
+def _reference_access(ctx: RunContext) -> list[Manifest]:
+    """The trainer's way to the hub, where the reference model alone comes from there."""
+    reference = ctx.spec.algorithm.reference
+    if not ctx.has_trainer or ctx.spec.model.name is not None or reference is None:
+        return []
+    if reference.resolved(ctx.spec.model).name is None:
+        return []
+    spec = {"podSelector": _pods(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": [_tcp(HUB_PORT)]}
+    return [_policy(metadata(ctx, ctx.names.reference_access, "trainer"), spec)]
+
+
+def _host_access(ctx: RunContext) -> list[Manifest]:
+    """A guest's own policy for its host's pods: it goes with the guest, and needs no change of what the host has.
+
+    Not where the host has no policies: a first one would close its pods to everybody else.
+    """
+    host = ctx.host
+    if host is None or host.spec.network_policy.mode == "None":
+        return []
+    guest = {"podSelector": _pods(ctx.name, "orchestrator")}
+    ports = _tcp(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
+    spec = {"podSelector": _among(host.name), "policyTypes": ["Ingress"], "ingress": [{"from": [guest], **ports}]}
+    return [_policy(metadata(ctx, ctx.names.host_access, "orchestrator"), spec)]
+
+
+def _pods(run: str, role: Role) -> dict[str, Any]:
+    return {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: role}}
+
+
+def _among(run: str) -> dict[str, Any]:
+    """A run's trainer and engines."""
+    among = {"key": ROLE_LABEL, "operator": "In", "values": ["trainer", "inference"]}
+    return {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
+
+
+def _data_of_the_hub(ctx: RunContext) -> bool:
+    data = ctx.spec.data
+    if data is None:
+        return False
+    return any(place is not None and place.name is not None for place in (*data.sources, data.validation))
+
+
+def _reads_hub(environment: EnvironmentConfig) -> bool:
+    """Whether a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
+    args = environment.args
+    if environment.id == "gsm8k":
+        return args.get("source", "hub") == "hub" and args.get("path") is None
+    return environment.id == "dataset" and args.get("name") is not None
+
+
+def _policy(meta: dict[str, Any], spec: dict[str, Any]) -> Manifest:
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
+
+
+def _tcp(*ports: int) -> dict[str, Any]:
+    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}

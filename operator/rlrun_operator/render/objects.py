@@ -1,0 +1,120 @@
+"""Objects of a run beside its pods: volume, configuration, key, progress Lease and the right to renew it, addresses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlrun_operator.render.context import RunContext, metadata
+from rlrun_operator.render.eviction import eviction_budget, has_engines_to_keep
+from rlrun_operator.render.network import network_policies, services
+from rlrun_operator.state import Manifest
+
+CONFIG_FILE = "run.json"
+"""Key of the ConfigMap, and the file's name in the pods."""
+API_KEY = "api-key"
+"""Key of the Secret."""
+LEASE_SECONDS = 15
+"""The orchestrator renews its Lease at least this often."""
+
+
+class Prerequisites(NamedTuple):
+    """Objects that must exist before an attempt's workloads."""
+
+    create: tuple[Manifest, ...]
+    """POST; what exists is left as it is: the Lease's progress is not ours to reset, and the claim is enlarged alone (`growth`)."""
+    apply: tuple[Manifest, ...]
+    """Server-side apply."""
+
+
+def prerequisites(ctx: RunContext) -> Prerequisites:
+    """Everything but the Secret and the workloads, in the order in which it should appear."""
+    return Prerequisites(create=(*_claim(ctx), _lease(ctx)), apply=_parts(ctx, ctx.config_text))
+
+
+def parts(ctx: RunContext) -> tuple[Manifest, ...]:
+    """Objects that are applied, without the text of the configuration, which takes most of the time to make: for their names and fields."""
+    return _parts(ctx, "")
+
+
+def _parts(ctx: RunContext, text: str) -> tuple[Manifest, ...]:
+    return (*_account(ctx), _config_map(ctx, text), *services(ctx), *network_policies(ctx), *_budget(ctx))
+
+
+def api_key_secret(ctx: RunContext, key: str) -> Manifest:
+    """The Secret with the key that all roles of the run share. Created once; the operator has no right to read it back.
+
+    Args:
+        ctx: the run.
+        key: the key, at least 8 characters.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(ctx, ctx.key_secret),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {API_KEY: key},
+    }
+
+
+def _budget(ctx: RunContext) -> list[Manifest]:
+    return [eviction_budget(ctx)] if has_engines_to_keep(ctx) else []
+
+
+def _claim(ctx: RunContext) -> list[Manifest]:
+    template = ctx.spec.storage.claim_template
+    if template is None or ctx.host is not None:
+        return []
+    spec: dict[str, Any] = {
+        "accessModes": list(template.access_modes),
+        "resources": {"requests": {"storage": template.size}},
+    }
+    if template.storage_class_name is not None:
+        spec["storageClassName"] = template.storage_class_name
+    owned = ctx.spec.storage.when_deleted == "Delete"
+    meta = metadata(ctx, ctx.names.claim, owned=owned)
+    return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}]
+
+
+def _lease(ctx: RunContext) -> Manifest:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata(ctx, ctx.names.progress),
+        "spec": {"leaseDurationSeconds": LEASE_SECONDS},
+    }
+
+
+def _account(ctx: RunContext) -> list[Manifest]:
+    """The orchestrator's identity; its only right is to renew the run's Lease."""
+    name, group = ctx.names.account, "rbac.authorization.k8s.io"
+
+    def meta() -> dict[str, Any]:
+        return metadata(ctx, name, "orchestrator")
+
+    rule = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [ctx.names.progress],
+        "verbs": ["get", "patch"],
+    }
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(), "automountServiceAccountToken": False},
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": meta(), "rules": [rule]},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta(),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": ctx.namespace}],
+        },
+    ]
+
+
+def _config_map(ctx: RunContext, text: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(ctx, ctx.names.account),
+        "data": {CONFIG_FILE: text},
+    }

@@ -1,0 +1,229 @@
+"""Fields of the manifest from which a child's fields are rendered: the builders read backwards, for a child that the API server refuses.
+
+Pure, and total: whatever a refusal says, its words are kept; a field without a known origin is told with the child's kind, name and path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlrun_operator.names import ROLE_LABEL, ROLES
+from rlrun_operator.render.merge import MERGE_KEYS
+
+Key = tuple[str | int, ...]
+_PART = re.compile(r"\.?([^.\[\]]+)|\[(\w+)=\"([^\"]*)\"\]|\[([^\]]*)\]")
+_TYPED = re.compile(r"(?<=[:\s])\s*(\.[A-Za-z]\S*?): ([^\n]+)")
+_TYPED_PATCH = "failed to create typed patch object"
+_TEMPLATED = ("StatefulSet", "Deployment")
+_OF_BLOCK = ("imagePullSecrets", "nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
+_OF_CONTAINER = ("image", "imagePullPolicy", "resources", "envFrom")
+_OF_VOLUME = {"data": "storage.claimName", "shm": "{role}.sharedMemory"}
+_OF_CLAIM = {
+    ("spec", "resources"): "storage.claimTemplate.size",
+    ("spec", "storageClassName"): "storage.claimTemplate.storageClassName",
+    ("spec", "accessModes"): "storage.claimTemplate.accessModes",
+}
+
+
+class Cause(NamedTuple):
+    """One thing that the API server refuses."""
+
+    field: str
+    """Path in the child."""
+    message: str
+
+
+def causes(message: str, details: Mapping[str, Any]) -> list[Cause]:
+    """Causes of a refusal.
+
+    Args:
+        message: of the `Status`; server-side apply names the fields of a wrong shape in it alone.
+        details: of the `Status`.
+    """
+    given = details.get("causes")
+    found = [
+        Cause(each["field"], str(each.get("message") or ""))
+        for each in (given if isinstance(given, list) else ())
+        if isinstance(each, Mapping) and isinstance(each.get("field"), str) and each["field"]
+    ]
+    if not found and _TYPED_PATCH in message:
+        found = [Cause(field, words) for field, words in _TYPED.findall(message)]
+    return list(dict.fromkeys(found))
+
+
+def told(child: Mapping[str, Any], refused: Sequence[Cause], message: str, run: Mapping[str, Any]) -> list[str]:
+    """Causes of a refusal, by the manifest's own fields.
+
+    Args:
+        child: as it was refused.
+        refused: `causes`.
+        message: of the refusal, for one without causes.
+        run: specification of the run, as the API server has it.
+    """
+    name = f"{child.get('kind')} {(child.get('metadata') or {}).get('name')}"
+    if not refused:
+        return [f"{name}: {message}"]
+    result = []
+    for cause in refused:
+        found = origin(child, cause.field, run)
+        result.append(f"{found or f'{name}: {cause.field}'}: {cause.message}")
+    return list(dict.fromkeys(result))
+
+
+def origin(child: Mapping[str, Any], field: str, run: Mapping[str, Any]) -> str | None:
+    """The manifest's field that a child's field comes from; None: it is not known."""
+    key, kind = _key(field, child), child.get("kind")
+    labels = (child.get("metadata") or {}).get("labels") or {}
+    role = labels.get(ROLE_LABEL)
+    if kind == "PersistentVolumeClaim":
+        return next((path for start, path in _OF_CLAIM.items() if key[: len(start)] == start), None)
+    if kind == "NetworkPolicy":
+        return _of_policy(child, key, run)
+    if role not in ROLES or kind not in (*_TEMPLATED, "Pod"):
+        return None
+    if kind in _TEMPLATED:
+        if key[:2] == ("spec", "replicas"):
+            return f"{role}.replicas"
+        if key[:2] != ("spec", "template"):
+            return None
+        child, key = child["spec"]["template"], key[2:]
+    return _of_template(child, role, key, run)
+
+
+def _key(field: str, child: Any) -> Key:
+    """A path as the API server writes it, with the index of each element that it names by its key."""
+    key: list[str | int] = []
+    place = child
+    for plain, by, value, index in _PART.findall(field):
+        if by:
+            elements = place if isinstance(place, list) else ()
+            at = next((i for i, e in enumerate(elements) if isinstance(e, Mapping) and str(e.get(by)) == value), None)
+            if at is None:
+                break
+            part: str | int = at
+        else:
+            word = plain or index
+            part = int(word) if word.isdecimal() and isinstance(place, list) else word
+        key.append(part)
+        place = _inside(place, part)
+    return tuple(key)
+
+
+def _inside(place: Any, part: str | int) -> Any:
+    if isinstance(place, Mapping):
+        return place.get(part)
+    if isinstance(place, list) and isinstance(part, int) and part < len(place):
+        return place[part]
+    return None
+
+
+def _of_policy(child: Mapping[str, Any], key: Key, run: Mapping[str, Any]) -> str | None:
+    """Rules of the user's stand behind those of the operator."""
+    rules, own = (child.get("spec") or {}).get("egress"), (run.get("networkPolicy") or {}).get("extraEgress")
+    if key[:2] != ("spec", "egress") or len(key) < 3 or not isinstance(rules, list) or not isinstance(own, list):
+        return None
+    index = int(key[2]) - (len(rules) - len(own)) if isinstance(key[2], int) else -1
+    return _path("networkPolicy.extraEgress", (index, *key[3:])) if index >= 0 else None
+
+
+def _of_template(template: Mapping[str, Any], role: str, key: Key, run: Mapping[str, Any]) -> str | None:
+    block = run.get(role)
+    block = block if isinstance(block, Mapping) else {}
+    if (patched := _of_patch(block.get("podTemplate"), template, key)) is not None:
+        return _path(f"{role}.podTemplate", patched)
+    if key[:1] != ("spec",) or len(key) < 2:
+        return None
+    if key[1:3] == ("podTemplate", "spec"):  # rendered so where the user's is no map
+        return f"{role}.podTemplate.spec"
+    match key[1]:
+        case "containers" | "initContainers":
+            return _of_container(template, role, key, run)
+        case "tolerations" | "volumes" | "topologySpreadConstraints" | "terminationGracePeriodSeconds" as part:
+            return _of_spec(template, role, part, key, block)
+        case str() as part if part in _OF_BLOCK and _set(block, key[1:]):
+            return _path(role, key[1:])
+        case "nodeSelector" | "affinity":
+            return "placement"
+    return None
+
+
+def _of_spec(template: Mapping[str, Any], role: str, part: str, key: Key, block: Mapping[str, Any]) -> str | None:
+    if part == "tolerations":
+        own, every = block.get("tolerations") or (), template["spec"].get("tolerations") or ()
+        index = int(key[2]) - (len(every) - len(own)) if len(key) > 2 and isinstance(key[2], int) else -1
+        return _path(f"{role}.tolerations", (index, *key[3:])) if index >= 0 else None
+    if part == "volumes":
+        volume = _inside(template["spec"].get("volumes"), key[2]) if len(key) > 2 else None
+        found = _OF_VOLUME.get(str(volume.get("name"))) if isinstance(volume, Mapping) else None
+        return found.format(role=role) if found is not None else None
+    return "placement" if part == "topologySpreadConstraints" else "checkpoint.gracePeriodSeconds"
+
+
+def _of_container(template: Mapping[str, Any], role: str, key: Key, run: Mapping[str, Any]) -> str | None:
+    block = run.get(role)
+    block = block if isinstance(block, Mapping) else {}
+    container = _inside(template["spec"].get(key[1]), key[2]) if len(key) > 2 else None
+    if not isinstance(container, Mapping) or len(key) < 4:
+        return None
+    name, part, rest = str(container.get("name")), str(key[3]), key[3:]
+    if (found := re.fullmatch(r"environment-(\d+)", name)) is not None:
+        return f"environments[{found[1]}].image" if part == "image" else f"environments[{found[1]}]"
+    if part == "env" and len(rest) > 1:
+        variable = _inside(container.get("env"), rest[1])
+        own = block.get("env") or ()
+        names = [each.get("name") for each in own if isinstance(each, Mapping)]
+        wanted = variable.get("name") if isinstance(variable, Mapping) else None
+        return _path(f"{role}.env", (names.index(wanted), *rest[2:])) if wanted in names else None
+    if part == "volumeMounts":
+        return "storage.subPath" if rest[-1] == "subPath" else "storage.mountPath"
+    gpu = str((run.get("placement") or {}).get("gpuResource", "nvidia.com/gpu"))
+    if part == "resources" and gpu in rest and not _set(block, rest):
+        return "placement.gpuResource"
+    return _path(role, rest) if part in _OF_CONTAINER and _set(block, rest[:1]) else None
+
+
+def _set(block: Mapping[str, Any], key: Key) -> bool:
+    """Whether the block says anything there."""
+    place: Any = block
+    for part in key:
+        place = _inside(place, part)
+    return place is not None
+
+
+def _of_patch(patch: Any, template: Any, key: Key) -> Key | None:
+    """The same place in the user's template, where elements of lists may stand elsewhere; None: the user says nothing there."""
+    found: list[str | int] = []
+    name = ""
+    for depth, part in enumerate(key):
+        template = _inside(template, part)
+        if isinstance(patch, list):
+            index = _element(patch, template, part, MERGE_KEYS.get(name))
+            if index is None:
+                return None
+            found.append(index)
+            patch = patch[index]
+            continue
+        name = str(part)
+        if not isinstance(patch, Mapping) or part not in patch:
+            missing = depth == len(key) - 1 and depth > 1 and isinstance(patch, Mapping) and template is None
+            return (*found, part) if missing else None
+        found.append(part)
+        patch = patch[part]
+    return tuple(found)
+
+
+def _element(patch: Sequence[Any], element: Any, part: str | int, merge_key: str | None) -> int | None:
+    if merge_key is None:
+        return part if isinstance(part, int) and part < len(patch) else None
+    wanted = element.get(merge_key) if isinstance(element, Mapping) else None
+    keys: Iterable[Any] = (each.get(merge_key) if isinstance(each, Mapping) else None for each in patch)
+    return next((i for i, each in enumerate(keys) if each == wanted and each is not None), None)
+
+
+def _path(start: str, key: Key) -> str:
+    text = start
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) or re.search(r"[^A-Za-z0-9]", part) else f".{part}"
+    return text

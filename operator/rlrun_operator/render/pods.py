@@ -1,0 +1,172 @@
+"""Pod templates: what all pods of a run have in common, placement, and the role's `podTemplate` merged last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
+from rlrun.config.file_mark import NOT_READ_BY_ENGINES
+from rlrun_operator.names import CONFIG_ANNOTATION, RUN_UID_ANNOTATION, Role, labels
+from rlrun_operator.render import containers, environments, placement, security, volume
+from rlrun_operator.render.context import RunContext, config_format, mark
+from rlrun_operator.render.merge import merge
+
+TOKEN_SECONDS = 3600
+"""Life of the orchestrator's token; the kubelet writes a new one in time."""
+ENGINE_GRACE_SECONDS = 15
+"""Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
+MARGIN_SECONDS = 10
+"""The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
+
+
+def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
+    """Metadata (labels, annotations) and spec of a role's pods.
+
+    The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
+    container called after the role, and the reserved variables, which tell a process who it is. Of its metadata only labels and
+    annotations are taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
+    """
+    patch = placement.block(ctx.spec, role).pod_template
+    container = containers.role_container(ctx, role)
+    spec = _spec(ctx, role, container)
+    restart = spec["restartPolicy"]
+    merged = _merged(spec, patch.get("spec"))
+    merged["restartPolicy"] = restart
+    merged["containers"] = _with_role(merged.get("containers"), container)
+    for kind in ("containers", "initContainers"):
+        if kind in merged:
+            merged[kind] = _with_own_variables(merged[kind], [container, *spec["initContainers"]])
+    rest = {key: value for key, value in patch.items() if key not in ("metadata", "spec")}
+    return rest | {"metadata": _metadata(ctx, role, patch.get("metadata")), "spec": merged}
+
+
+def _grace_seconds(ctx: RunContext, role: Role) -> int:
+    return ENGINE_GRACE_SECONDS if role == "inference" else ctx.spec.checkpoint.grace_period_seconds + MARGIN_SECONDS
+
+
+def _merged(spec: dict[str, Any], wanted: Any) -> dict[str, Any]:
+    """The spec as the user wants it. One that is no map becomes a field that does not exist: its name is in the API server's refusal."""
+    if wanted is None:
+        return spec
+    return merge(spec, wanted) if isinstance(wanted, Mapping) else {**spec, "podTemplate.spec": wanted}
+
+
+def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, Any]:
+    own = placement.block(ctx.spec, role)
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never" if role == "orchestrator" else "Always",
+        "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": security.POD,
+    }
+    if role == "orchestrator":
+        spec["serviceAccountName"] = ctx.names.account
+    first: list[dict[str, Any]] = [containers.folder_container(ctx, role)]
+    if role == _maker(ctx) and ctx.spec.model.tiny is not None:
+        first.append(containers.model_container(ctx, role))
+    if role == "orchestrator":
+        first += environments.environment_containers(ctx)
+    spec |= {"initContainers": first, "containers": [container], "volumes": _volumes(ctx, role)}
+    optional = {
+        "nodeSelector": placement.node_selector(ctx.spec, role),
+        "tolerations": placement.tolerations(ctx.spec, role),
+        "affinity": placement.affinity(
+            ctx.spec, ctx.name, role, beside=_beside(ctx), excluded=() if role == "inference" else ctx.excluded
+        ),
+        "topologySpreadConstraints": placement.topology_spread(ctx.spec, ctx.name, role),
+        "imagePullSecrets": [{"name": secret.name} for secret in own.image_pull_secrets],
+        "priorityClassName": own.priority_class_name,
+        "runtimeClassName": own.runtime_class_name,
+    }
+    return spec | {field: value for field, value in optional.items() if value}
+
+
+def _maker(ctx: RunContext) -> Role | None:
+    """Who makes the tiny model; None: a guest's is its host's."""
+    if ctx.host is not None:
+        return None
+    return "trainer" if ctx.has_trainer else "orchestrator"
+
+
+def _beside(ctx: RunContext) -> str | None:
+    """The host, where its claim can be mounted on one node only."""
+    return ctx.host.name if ctx.host is not None and placement.one_node(ctx.host.spec) else None
+
+
+def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    memory: dict[str, Any] = {"medium": "Memory"}
+    limit = placement.block(ctx.spec, role).shared_memory
+    if limit is not None:
+        memory["sizeLimit"] = limit
+    volumes: list[dict[str, Any]] = [
+        {"name": volume.DATA, "persistentVolumeClaim": {"claimName": ctx.claim}},
+        {"name": containers.CONFIG, "configMap": {"name": ctx.names.account}},
+        {"name": containers.SHARED_MEMORY, "emptyDir": memory},
+        *({"name": name, "emptyDir": {"sizeLimit": containers.SCRATCH_LIMIT}} for name in containers.SCRATCH),
+    ]
+    if role == "orchestrator":
+        token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
+        ca = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+        volumes.append({"name": containers.CREDENTIALS, "projected": {"sources": [token, ca]}})
+        volumes += environments.environment_volumes(ctx)
+    return volumes
+
+
+def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
+    """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
+    user = patch if isinstance(patch, Mapping) else {}
+    ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
+    annotations = {RUN_UID_ANNOTATION: ctx.uid}
+    if role == "inference":  # alone in outliving the attempt that wrote the file
+        engine = ctx.config.inference
+        read = engine.model_dump(mode="json", exclude=set(NOT_READ_BY_ENGINES)) if engine is not None else None
+        annotations[CONFIG_ANNOTATION] = mark([config_format(), read])
+    elif role == "orchestrator":
+        annotations[CONFIG_ANNOTATION] = ctx.file_mark(role)
+    return {
+        "labels": merge(_mapping(user.get("labels")), ours),
+        "annotations": merge({}, _mapping(user.get("annotations"))) | annotations,
+    }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _with_own_variables(found: Any, made: Sequence[dict[str, Any]]) -> Any:
+    """The containers, those that we make with our values of the reserved variables."""
+    if not isinstance(found, list):
+        return found
+    ours = {container["name"]: container["env"] for container in made if "env" in container}
+    return [
+        {**one, "env": _reserved_as_made(one.get("env"), ours[str(one.get("name"))])}
+        if isinstance(one, Mapping) and one.get("name") in ours
+        else one
+        for one in found
+    ]
+
+
+def _reserved_as_made(found: Any, made: Sequence[dict[str, Any]]) -> Any:
+    """Variables of a container: reserved ones are as they were made, and all there. Only the run's key may be the user's."""
+    if found is not None and not isinstance(found, list):
+        return found  # the API server's dry-run names it
+    ours = {variable["name"]: variable for variable in made if is_reserved(variable["name"])}
+    result = []
+    for variable in found or ():
+        name = str(variable.get("name")) if isinstance(variable, Mapping) else ""
+        if not is_reserved(name) or name == KEY_VARIABLE:
+            result.append(variable)
+        elif name in ours:
+            result.append(ours[name])
+        ours.pop(name, None)
+    return [*result, *ours.values()]
+
+
+def _with_role(found: Any, container: dict[str, Any]) -> Any:
+    """The containers, the role's among them."""
+    if not isinstance(found, list):
+        return found if found is not None else [container]
+    there = any(isinstance(one, Mapping) and one.get("name") == container["name"] for one in found)
+    return found if there else [container, *found]

@@ -1,0 +1,60 @@
+"""Mounts of the run's volume: all of it can be read, and what the run itself writes can be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import join_file
+from rlrun_operator.names import Role
+from rlrun_operator.render.context import RunContext
+
+DATA = "data"
+"""Name of the volume in every pod."""
+HUB_FOLDER = ".huggingface"
+"""Cache of models and data sets: in the run's folder, or on the volume for all runs. No run can have this name."""
+
+
+def hub_home(ctx: RunContext) -> str:
+    """Folder of the hub's cache, as the pods see it."""
+    return f"{ctx.storage.mount_path if ctx.storage.hub_cache == 'Volume' else ctx.folder}/{HUB_FOLDER}"
+
+
+def mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+    """Mounts of a role's container."""
+    if _writes_all(ctx, role):
+        return [whole(ctx)]
+    return [whole(ctx) | {"readOnly": True}, *(part(ctx, path) for path in _written(ctx))]
+
+
+def folders(ctx: RunContext) -> list[str]:
+    """Folders that have to be there before a container that mounts them starts: the kubelet would make them as root."""
+    return [f"{ctx.storage.mount_path}/{path}" for path in _written(ctx)]
+
+
+def whole(ctx: RunContext) -> dict[str, Any]:
+    """Mount of all that the run may see of the volume, with the right to write."""
+    mount = {"name": DATA, "mountPath": ctx.storage.mount_path}
+    return mount if ctx.storage.sub_path is None else mount | {"subPath": ctx.storage.sub_path}
+
+
+def part(ctx: RunContext, path: str) -> dict[str, Any]:
+    """Mount of a file or folder of it, where `whole` has it, with the right to write."""
+    above = f"{ctx.storage.sub_path}/" if ctx.storage.sub_path is not None else ""
+    return {"name": DATA, "mountPath": f"{ctx.storage.mount_path}/{path}", "subPath": f"{above}{path}"}
+
+
+def _writes_all(ctx: RunContext, role: Role) -> bool:
+    """A trainer that takes guests writes their checkpoints, and learns their names while it runs."""
+    return role == "trainer" and ctx.spec.trainer.lora is not None and ctx.spec.trainer.lora.slots > 1
+
+
+def _written(ctx: RunContext) -> list[str]:
+    """Folders that the run writes, below what is mounted of the volume."""
+    paths = [ctx.name]
+    if ctx.host is not None:
+        paths.append(str(join_file(RunPaths(Path(ctx.host.name)), ctx.name).parent))  # where it asks for its slot
+    if ctx.storage.hub_cache == "Volume":
+        paths.append(HUB_FOLDER)
+    return paths

@@ -1,0 +1,118 @@
+"""The three workloads of an attempt: trainer StatefulSet, inference Deployment, orchestrator Pod."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlrun_operator.names import (
+    ACCESS_ANNOTATION,
+    HOST_ANNOTATION,
+    KEY_ANNOTATION,
+    RENDERING_ANNOTATION,
+    ROLE_LABEL,
+    RUN_LABEL,
+    SPEC_HASH_ANNOTATION,
+    Role,
+    host_mark,
+)
+from rlrun_operator.render.context import RunContext, mark, metadata
+from rlrun_operator.render.pods import pod_template
+from rlrun_operator.state import Manifest
+
+NO_DEADLINE_SECONDS = 2**31 - 1
+"""A Deployment's own deadline would only add writes: how long a start may take is judged elsewhere."""
+KEPT_REVISIONS = 1
+"""A rendering is never rolled back."""
+
+
+class Workloads(NamedTuple):
+    """Workloads of an attempt."""
+
+    trainer: Manifest | None
+    """None: a guest is trained by its host's, an evaluation trains nothing."""
+    inference: Manifest | None
+    """None: supervised fine-tuning runs no engines, a guest uses its host's."""
+    orchestrator: Manifest
+
+    @property
+    def made(self) -> tuple[Manifest, ...]:
+        """Existing workloads, in the order of their making."""
+        return tuple(child for child in self if child is not None)
+
+
+def workloads(ctx: RunContext) -> Workloads:
+    """The attempt's workloads.
+
+    The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
+    or the operator's rendering has changed.
+    """
+    return Workloads(
+        trainer=_stateful_set(ctx) if ctx.has_trainer else None,
+        inference=_deployment(ctx) if ctx.has_engines else None,
+        orchestrator=_pod(ctx),
+    )
+
+
+def _stateful_set(ctx: RunContext) -> Manifest:
+    spec: dict[str, Any] = {
+        "serviceName": ctx.names.trainer,
+        "replicas": ctx.spec.trainer.replicas,
+        "podManagementPolicy": "Parallel",  # the pods of a group wait for each other
+        "updateStrategy": {"type": "OnDelete"},  # a new template is for the next attempt, which starts from no pods
+        "revisionHistoryLimit": KEPT_REVISIONS,
+        "selector": _selector(ctx, "trainer"),
+        "template": pod_template(ctx, "trainer"),
+    }
+    made = _workload(ctx, "StatefulSet", ctx.names.trainer, "trainer", spec)
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(_without_affinity(spec["template"]))
+    return made
+
+
+def _deployment(ctx: RunContext) -> Manifest:
+    spec = {
+        "replicas": ctx.spec.inference.replicas,
+        # No surge: the GPUs of a new engine are those of an old one. All at once: another template comes with a new attempt, whose
+        # orchestrator is not to meet engines of two renderings.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},
+        "revisionHistoryLimit": KEPT_REVISIONS,
+        "progressDeadlineSeconds": NO_DEADLINE_SECONDS,
+        "selector": _selector(ctx, "inference"),
+        "template": pod_template(ctx, "inference"),
+    }
+    made = _workload(ctx, "Deployment", ctx.names.inference, "inference", spec)
+    made["metadata"]["annotations"][RENDERING_ANNOTATION] = mark(spec["template"])
+    return made
+
+
+def _without_affinity(template: dict[str, Any]) -> dict[str, Any]:
+    """What two renderings within one attempt have in common: nodes are excluded for a time."""
+    return {**template, "spec": {name: value for name, value in template["spec"].items() if name != "affinity"}}
+
+
+def _pod(ctx: RunContext) -> Manifest:
+    template = pod_template(ctx, "orchestrator")
+    meta = _metadata(ctx, ctx.names.orchestrator(ctx.attempt), "orchestrator")
+    meta["labels"] = template["metadata"]["labels"]
+    meta["annotations"] = template["metadata"]["annotations"] | meta["annotations"]
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+    return head | template | head
+
+
+def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str, Any]) -> Manifest:
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": _metadata(ctx, name, role), "spec": spec}
+
+
+def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
+    """What a later look at the object needs to know whether it is of this attempt and this specification."""
+    annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
+    if role == "orchestrator" and ctx.spec.network_policy.mode != "None":
+        annotations[ACCESS_ANNOTATION] = ctx.settings.network.mark
+    if ctx.key_attempt:
+        annotations[KEY_ANNOTATION] = str(ctx.key_attempt)
+    if ctx.host is not None:
+        annotations[HOST_ANNOTATION] = host_mark(ctx.host.uid, ctx.host.attempt)
+    return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}
+
+
+def _selector(ctx: RunContext, role: Role) -> dict[str, Any]:
+    return {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: role}}

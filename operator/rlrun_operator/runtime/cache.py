@@ -1,0 +1,309 @@
+"""The operator's memory of the cluster: plain dicts, fed by the watches, by list calls and by the answers to its own writes.
+
+The newest resourceVersion of an object wins, whichever way it came, so that the operator never decides on a state older than what it
+wrote itself. Only what decisions need is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlrun_operator.deletion import remembered
+from rlrun_operator.kube.resources import CLAIM, LEASE, PART_KINDS, POD, RLRUN
+from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
+from rlrun_operator.runtime.cache_fields import slimmed
+from rlrun_operator.runtime.pulse import Pulse, beat
+from rlrun_operator.sharing import host_name, told
+from rlrun_operator.state import Manifest
+
+Key = tuple[str, str]
+"""Namespace and name of a run."""
+Ident = tuple[str, str, str]
+"""Kind, namespace and name of an object."""
+TOMBSTONES = 4096
+"""Deleted objects whose late events are still recognised."""
+
+
+class Store:
+    """All runs and their children."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Ident, Manifest] = {}
+        self._runs: dict[Key, Manifest] = {}
+        self._of_run: dict[Key, set[Ident]] = {}
+        self._users: dict[Ident, set[Key]] = {}
+        self._guests: dict[Key, set[Key]] = {}
+        self._pulses: dict[Ident, Pulse] = {}
+        self.watching_since: float | None = None
+        """When this operator began to lead, or came back after an outage, in seconds since the epoch."""
+        self._gone: dict[Key, list[Manifest]] = {}
+        self._dead: dict[str, None] = {}
+
+    def put(self, manifest: Mapping[str, Any], now: float, *, applied: bool = False) -> set[Key]:
+        """Take in one object.
+
+        Args:
+            manifest: the object as the API server sent it, with its kind.
+            now: seconds since the epoch; when the operator saw it.
+            applied: the answer to an apply of it: whatever the operator holds of it now is all that can be held.
+
+        Returns:
+            runs for which something changed; none for an old or an equal version.
+        """
+        metadata = manifest["metadata"]
+        ident = (sys.intern(manifest["kind"]), sys.intern(metadata.get("namespace", "")), metadata["name"])
+        if metadata["uid"] in self._dead:
+            return set()
+        known = self._objects.get(ident)
+        if known is not None and not _newer(manifest, known):
+            if applied and _version(manifest) == _version(known):
+                self._objects[ident] = {**known, "accepted": known.get("held")}
+            return set()
+        slim: Manifest = _interned(slimmed(manifest))
+        if ident[0] in PART_KINDS:
+            before = (
+                known.get("accepted") if known is not None and known["metadata"]["uid"] == metadata["uid"] else None
+            )
+            slim = {**slim, "accepted": slim["held"] if applied else before}
+        if ident[0] == POD.kind:
+            slim = remembered(slim, known)
+        if ident[0] == LEASE.kind:
+            self._pulses[ident] = beat(self._pulses.get(ident), known, slim, now)
+        self._objects[ident] = slim
+        if ident[0] == RLRUN.kind:
+            self._runs[ident[1], ident[2]] = slim
+        shares: set[Key] = set()
+        if ident[0] == RLRUN.kind:
+            if known is not None and known["metadata"]["uid"] != metadata["uid"]:
+                self._gone.pop((ident[1], ident[2]), None)
+            self._remember_claim((ident[1], ident[2]), known, slim)
+            shares = self._remember_host((ident[1], ident[2]), known, slim)
+        keys = self._keys(ident, slim) | shares
+        if known is not None:
+            if _same(slim, known):
+                return set()
+            keys |= self._keys(ident, known)
+            self._disown(ident, known)
+        owner = _label(slim)
+        if owner is not None:
+            self._of_run.setdefault(owner, set()).add(ident)
+        return keys
+
+    def remove(self, kind: str, namespace: str, name: str, uid: str | None = None) -> set[Key]:
+        """Forget an object that no longer exists; a successor of the same name stays.
+
+        Returns:
+            runs for which something changed.
+        """
+        ident = (kind, namespace, name)
+        if uid is not None:
+            self._dead[uid] = None
+            while len(self._dead) > TOMBSTONES:
+                del self._dead[next(iter(self._dead))]
+        known = self._objects.get(ident)
+        if known is None or (uid is not None and known["metadata"]["uid"] != uid):
+            return set()
+        del self._objects[ident]
+        if kind == RLRUN.kind:
+            self._runs.pop((namespace, name), None)
+        self._pulses.pop(ident, None)
+        keys = self._keys(ident, known)
+        if kind == RLRUN.kind:
+            self._remember_claim((namespace, name), known, None)
+            self._gone.pop((namespace, name), None)
+            keys |= self._remember_host((namespace, name), known, None)
+        self._disown(ident, known)
+        if kind == POD.kind:
+            self._remember_gone(known)
+        return keys
+
+    def prune(self, kind: str, namespace: str | None, before: Iterable[Ident], listed: Iterable[Ident]) -> set[Key]:
+        """Forget what a complete list no longer has: deletions that happened while no watch was looking.
+
+        Args:
+            kind: of the list.
+            namespace: of the list; None: all.
+            before: `idents(kind, namespace)` taken before the list was asked for; younger objects are not judged by it.
+            listed: what the list has.
+        """
+        keys: set[Key] = set()
+        for ident in set(before) - set(listed):
+            known = self._objects.get(ident)
+            if known is not None:
+                keys |= self.remove(*ident, uid=known["metadata"]["uid"])
+        return keys
+
+    def idents(self, kind: str, namespace: str | None) -> set[Ident]:
+        """All objects of a kind."""
+        return {i for i in self._objects if i[0] == kind and namespace in (None, i[1])}
+
+    def knows(self, found: Manifest) -> bool:
+        """Whether `put` would leave this state of an object out: this or a later one is here. May be asked from another thread."""
+        metadata = found["metadata"]
+        if metadata["uid"] in self._dead:
+            return True
+        known = self._objects.get((found["kind"], metadata.get("namespace", ""), metadata["name"]))
+        return known is not None and not _newer(found, known)
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object."""
+        return self._objects.get((kind, namespace, name))
+
+    def runs(self) -> list[Manifest]:
+        """All runs."""
+        return list(self._runs.values())
+
+    def run_count(self) -> int:
+        """Number of runs."""
+        return len(self._runs)
+
+    def children(self, key: Key) -> list[Manifest]:
+        """Everything that is watched and carries the run's label, pods included, sorted by kind and name."""
+        return [self._objects[ident] for ident in sorted(self._of_run.get(key, ()))]
+
+    def gone(self, key: Key) -> list[Manifest]:
+        """Trainer and orchestrator pods of the run's newest attempt that were deleted, as they were known last.
+
+        A controller makes a pod of the same name at once: who looks a moment later sees no difference but the UID.
+        """
+        return list(self._gone.get(key, ()))
+
+    def guests(self, host: Key) -> list[Manifest]:
+        """The runs whose `trainer.sharedWith` names this one, by name, whether it exists or not."""
+        return [self._objects[(RLRUN.kind, *key)] for key in sorted(self._guests.get(host, ()))]
+
+    def lease_changed_at(self, namespace: str, name: str) -> float | None:
+        """Time of the last seen renewal of this Lease, in seconds since the epoch."""
+        pulse = self._pulses.get((LEASE.kind, namespace, name))
+        return pulse.renewed_at if pulse is not None else None
+
+    def lease_moved_at(self, namespace: str, name: str) -> float | None:
+        """Time of the last progress on this Lease, in seconds since the epoch."""
+        pulse = self._pulses.get((LEASE.kind, namespace, name))
+        return pulse.moved_at if pulse is not None else None
+
+    def rebase_leases(self, now: float) -> None:
+        """Take all Leases for renewed now: the operator could not see renewals for a while, which is no sign of a stall."""
+        self.watching_since = now
+        for ident in self._pulses:
+            self._pulses[ident] = Pulse(now, now)
+
+    def count(self) -> dict[str, int]:
+        """Number of objects by kind."""
+        counts: dict[str, int] = {}
+        for kind, _, _ in self._objects:
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
+
+    def _keys(self, ident: Ident, manifest: Manifest) -> set[Key]:
+        kind, namespace, name = ident
+        if kind == RLRUN.kind:
+            return {(namespace, name)}
+        keys = set(self._users.get(ident, ()))
+        owner = _label(manifest)
+        return keys if owner is None else keys | {owner}
+
+    def _disown(self, ident: Ident, manifest: Manifest) -> None:
+        owner = _label(manifest)
+        if owner is not None and owner in self._of_run:
+            self._of_run[owner].discard(ident)
+            if not self._of_run[owner]:
+                del self._of_run[owner]
+
+    def _remember_gone(self, pod: Manifest) -> None:
+        owner, role = _label(pod), (pod["metadata"].get("labels") or {}).get(ROLE_LABEL)
+        if owner is None or role == "inference" or not self._is_present(owner, pod):
+            return
+        number, known = attempt_of(pod["metadata"]) or 0, self._gone.get(owner, [])
+        newest = max([number, *(attempt_of(other["metadata"]) or 0 for other in known)])
+        self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
+
+    def _is_present(self, key: Key, pod: Manifest) -> bool:
+        """Whether a pod is of the run that has the name now: it says so, or else it or its StatefulSet is owned by it."""
+        run = self._objects.get((RLRUN.kind, *key))
+        if run is None:
+            return False
+        said = run_uid_of(pod["metadata"])
+        if said is not None:
+            return bool(said == run["metadata"]["uid"])
+        owners = {run["metadata"]["uid"]}
+        owners |= {child["metadata"]["uid"] for child in self.children(key) if owners & _owners(child)}
+        return bool(owners & _owners(pod))
+
+    def _remember_host(self, key: Key, old: Manifest | None, new: Manifest | None) -> set[Key]:
+        """Keep who is whose guest.
+
+        Returns:
+            runs that share a trainer with this one, where something changed that they read.
+        """
+        changed = old is None or new is None or told(old) != told(new)
+        hosts = {(key[0], name) for run in (old, new) if (name := host_name(run)) is not None}
+        if old is not None and (name := host_name(old)) is not None:
+            guests = self._guests.get((key[0], name), set())
+            guests.discard(key)
+            if not guests:
+                self._guests.pop((key[0], name), None)
+        if new is not None and (name := host_name(new)) is not None:
+            self._guests.setdefault((key[0], name), set()).add(key)
+        if not changed:
+            return set()
+        return set().union(hosts, self._guests.get(key, ()), *(self._guests.get(host, ()) for host in hosts)) - {key}
+
+    def _remember_claim(self, key: Key, old: Manifest | None, new: Manifest | None) -> None:
+        before, after = claim_name(old), claim_name(new)
+        if before and before != after:
+            users = self._users.get((CLAIM.kind, key[0], before), set())
+            users.discard(key)
+            if not users:
+                self._users.pop((CLAIM.kind, key[0], before), None)
+        if after:
+            self._users.setdefault((CLAIM.kind, key[0], after), set()).add(key)
+
+
+def _owners(manifest: Manifest) -> set[str]:
+    return {owner["uid"] for owner in manifest["metadata"].get("ownerReferences") or ()}
+
+
+def _label(manifest: Manifest) -> Key | None:
+    """The run whose child this is, by its label."""
+    if manifest["kind"] == RLRUN.kind:
+        return None
+    run = (manifest["metadata"].get("labels") or {}).get(RUN_LABEL)
+    return (manifest["metadata"].get("namespace", ""), run) if run else None
+
+
+def claim_name(run: Manifest | None) -> str | None:
+    """Name of the claim that a run brings along; the spec may be malformed."""
+    storage = (run or {}).get("spec", {}).get("storage")
+    name = storage.get("claimName") if isinstance(storage, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _newer(new: Mapping[str, Any], old: Manifest) -> bool:
+    """Whether `new` is a later state than `old` of what has their name."""
+    return _version(new) > _version(old)
+
+
+def _version(manifest: Mapping[str, Any]) -> int:
+    """resourceVersion as a number: comparable for all objects of one API server."""
+    value = str(manifest["metadata"].get("resourceVersion", ""))
+    return int(value) if value.isdecimal() else sys.maxsize
+
+
+def _same(a: Manifest, b: Manifest) -> bool:
+    """Whether two slimmed objects differ in nothing but their version."""
+    return {**a, "metadata": {**a["metadata"], "resourceVersion": ""}} == {
+        **b,
+        "metadata": {**b["metadata"], "resourceVersion": ""},
+    }
+
+
+def _interned(value: Any) -> Any:
+    """The same JSON with shared strings: the objects of a thousand runs repeat a few hundred words."""
+    if isinstance(value, dict):
+        return {sys.intern(k): _interned(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_interned(v) for v in value]
+    return sys.intern(value) if type(value) is str and len(value) < 64 else value

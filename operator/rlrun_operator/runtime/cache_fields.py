@@ -1,0 +1,114 @@
+"""The part of an object that decisions read: a third of a pod. The rest costs memory, and time in every parse."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlrun.api.status import UNSERVED
+from rlrun_operator.kube.resources import PART_KINDS
+from rlrun_operator.managed_fields import held
+from rlrun_operator.names import GROUP, KIND
+from rlrun_operator.state import Manifest
+
+Select = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+_CONTAINER = ("name", "image", "resources")
+_CONTAINER_STATUS = ("name", "image", "ready", "started", "restartCount", "state", "lastState")
+_POD_STATUS = ("phase", "conditions", "reason", "message", "podIP", "startTime")
+_OWN = f"{GROUP}/"
+
+
+def slimmed(manifest: Mapping[str, Any]) -> Manifest:
+    """An object without what decisions never read; of a part its metadata, and what the operator holds of it.
+
+    Of annotations decisions read their own.
+    """
+    metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
+    annotations = metadata.get("annotations")
+    if annotations:
+        metadata["annotations"] = {name: value for name, value in annotations.items() if name.startswith(_OWN)}
+    slim: dict[str, Any] = {"apiVersion": manifest.get("apiVersion"), "kind": manifest["kind"], "metadata": metadata}
+    if manifest["kind"] in PART_KINDS:
+        slim["held"] = (
+            sys.intern(manifest["held"]) if "held" in manifest else held(manifest)
+        )  # as a watch has thinned it
+        return slim
+    select_spec, select_status = _SELECT.get(manifest["kind"], (_all, _all))
+    if manifest.get("spec") is not None:
+        slim["spec"] = select_spec(manifest["spec"])
+    if manifest.get("status") is not None and not _is_unserved(manifest):
+        slim["status"] = select_status(manifest["status"])
+    return slim
+
+
+def _is_unserved(manifest: Mapping[str, Any]) -> bool:
+    """Whether an RLRun's status is that of the CRD, which no operator wrote: for decisions it has none."""
+    status = manifest["status"]
+    return manifest["kind"] == KIND and isinstance(status, Mapping) and status.get("phase") == UNSERVED["phase"]
+
+
+def identified(manifest: Manifest) -> Manifest:
+    """`manifest` itself.
+
+    Raises:
+        TypeError: its metadata do not identify an object.
+    """
+    metadata = manifest["metadata"]
+    for name in ("name", "uid", "resourceVersion"):
+        if not isinstance(metadata.get(name), str):
+            raise TypeError(f"metadata.{name} is {type(metadata.get(name)).__name__}")
+    return manifest
+
+
+def _all(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    return part
+
+
+def _only(*names: str) -> Select:
+    return lambda part: {name: part[name] for name in names if name in part}
+
+
+def _pod_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
+    if "nodeName" not in spec:  # why a pod has no node is asked only while it has none
+        kept |= {name: spec[name] for name in ("tolerations", "affinity") if name in spec}
+    for group in ("containers", "initContainers"):
+        if spec.get(group):
+            kept[group] = [{k: c[k] for k in _CONTAINER if k in c} for c in spec[group]]
+    return kept
+
+
+def _pod_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept = {name: status[name] for name in _POD_STATUS if name in status}
+    for group in ("containerStatuses", "initContainerStatuses"):
+        if status.get(group):
+            kept[group] = [{k: c[k] for k in _CONTAINER_STATUS if k in c} for c in status[group]]
+    return kept
+
+
+_WORKLOAD = (_only("replicas"), _only("observedGeneration", "replicas"))
+"""How many of a workload's pods are ready is counted over the pods; its own count would only bring more events."""
+_SELECT: dict[str, tuple[Select, Select]] = {
+    "Pod": (_pod_spec, _pod_status),
+    "StatefulSet": _WORKLOAD,
+    "Deployment": _WORKLOAD,
+    "PersistentVolumeClaim": (
+        _only("storageClassName", "volumeName", "accessModes", "resources", "volumeMode"),
+        _only("phase", "conditions", "capacity"),
+    ),
+}

@@ -1,0 +1,83 @@
+"""Requirements of the operator: the API server, the CustomResourceDefinition, its own rights. Reports what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlrun_operator.kube.client import ApiError, Client
+from rlrun_operator.kube.resources import PARTS, WATCHED
+from rlrun_operator.names import GROUP, PLURAL, VERSION
+
+_WATCH = ("get", "list", "watch")
+NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    *((resource.group, resource.plural, _WATCH) for resource in WATCHED),
+    (GROUP, f"{PLURAL}/status", ("patch",)),
+    ("", "pods", ("create", "patch", "delete")),
+    ("apps", "statefulsets", ("create", "patch", "delete")),
+    ("apps", "deployments", ("create", "patch", "delete")),
+    ("", "persistentvolumeclaims", ("create", "patch")),
+    ("coordination.k8s.io", "leases", ("create", "patch")),
+    *((resource.group, resource.plural, ("create", "patch")) for resource in PARTS),
+    ("", "secrets", ("create",)),
+    ("", "events", ("list", "create", "patch")),
+)
+"""API group, resource, verbs in every watched namespace; the chart's Role grants them."""
+
+
+async def problems(client: Client, namespaces: Sequence[str], own_namespace: str) -> list[str]:
+    """Obstacles to the operator's work, in words for the log and for /readyz.
+
+    Raises:
+        UnavailableError: the API server does not answer.
+    """
+    try:
+        served = await client.request("GET", "get", "apis", f"/apis/{GROUP}/{VERSION}")
+    except ApiError as error:
+        if error.status != 404:
+            return [str(error)]
+        served = {}
+    if not any(resource.get("name") == PLURAL for resource in served.get("resources") or ()):
+        return [
+            f"the cluster has no resource {PLURAL}.{GROUP}/{VERSION}; a cluster administrator installs it once: "
+            "helm install rlrun-crds charts/rlrun-crds"
+        ]
+    found: list[str] = []
+    for namespace in namespaces or (own_namespace,):
+        review = await client.request(
+            "POST",
+            "create",
+            "selfsubjectrulesreviews",
+            "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+            body={
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectRulesReview",
+                "spec": {"namespace": namespace},
+            },
+        )
+        status = review.get("status") or {}
+        if not status.get("incomplete"):  # an authorizer that cannot list its rules: try and see
+            found += [
+                f"the operator's service account may not {line} in namespace {namespace}; "
+                "helm upgrade of charts/rlrun-operator with this namespace in watchNamespaces grants it"
+                for line in lacking(status.get("resourceRules") or ())
+            ]
+    return found
+
+
+def lacking(rules: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Of what is needed, what the rules do not grant: `verb, verb resource.group`."""
+    rules = [rule for rule in rules if not rule.get("resourceNames")]
+    missing: dict[str, list[str]] = {}
+    for group, resource, verbs in NEEDED:
+        for verb in verbs:
+            if not any(_grants(rule, group, resource, verb) for rule in rules):
+                missing.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+    return [f"{', '.join(dict.fromkeys(verbs))} {resource}" for resource, verbs in missing.items()]
+
+
+def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bool:
+    def has(field: str, value: str) -> bool:
+        return bool({"*", value} & set(rule.get(field) or ()))
+
+    return has("apiGroups", group) and has("resources", resource) and has("verbs", verb)

@@ -1,0 +1,47 @@
+"""Time of the last renewal of a run's Lease and of its last progress: by the clock and the watch of this operator alone.
+
+A renewal proves that the orchestrator lives. Only another attempt, step or activity proves that the run does. Time in which nobody could
+see the run counts for neither: after an outage, and after a gap between two renewals, the clock begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlrun.protocol import annotations as keys
+from rlrun_operator.state import Manifest
+from rlrun_operator.status.progress import HEARTBEAT_SECONDS
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """Of one Lease, in seconds since the epoch."""
+
+    renewed_at: float
+    moved_at: float
+
+
+def beat(before: Pulse | None, known: Manifest | None, lease: Manifest, now: float) -> Pulse:
+    """After `lease` was seen.
+
+    Args:
+        before: None: no Lease of this name was seen yet.
+        known: what it was before.
+        lease: what it is now.
+        now: seconds since the epoch.
+    """
+    if before is None or known is None:
+        return Pulse(now, now)
+    renewed, moved = _renewal(known) != _renewal(lease), _marks(known) != _marks(lease)
+    unseen = renewed and now - before.renewed_at > HEARTBEAT_SECONDS
+    return Pulse(now if renewed else before.renewed_at, now if moved or unseen else before.moved_at)
+
+
+def _renewal(lease: Manifest) -> object:
+    spec = lease.get("spec") or {}
+    return spec.get("renewTime"), spec.get("holderIdentity")
+
+
+def _marks(lease: Manifest) -> object:
+    found = lease["metadata"].get("annotations") or {}
+    return tuple(found.get(key) for key in (keys.ATTEMPT, keys.STEP, keys.ACTIVITY))

@@ -1,0 +1,153 @@
+"""The conditions of a run, and the phase that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rlrun.api.status import Condition, Phase
+from rlrun_operator.status import reasons
+from rlrun_operator.times import rfc3339, seconds_of
+from rlrun_operator.validate_spec import shorten
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+class Say(NamedTuple):
+    """Statement of one condition."""
+
+    status: Truth
+    reason: str
+    message: str
+
+
+def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+    """The condition of type `kind`."""
+    return next((c for c in conditions if c.type == kind), None)
+
+
+def raw_conditions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Conditions of a status that was not read yet: any client may have filled it with anything."""
+    found = document.get("conditions")
+    return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []
+
+
+def is_true(conditions: Sequence[Condition], kind: str) -> bool:
+    """Whether the condition of type `kind` holds."""
+    found = find(conditions, kind)
+    return found is not None and found.status == "True"
+
+
+def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | None:
+    """Since when a condition is true (or not true), in seconds since the epoch; None when it is otherwise."""
+    found = find(conditions, kind)
+    if found is None or (found.status == "True") != true:
+        return None
+    return seconds_of(found.last_transition_time)
+
+
+def not_failed(past: Sequence[Condition]) -> dict[str, Say]:
+    """Failed of a run that goes on: its specification alone was wrong and is mended, or it was asked to begin again."""
+    return (
+        {reasons.FAILED: Say("False", reasons.NOT_FAILED, "the run has not failed")}
+        if is_true(past, reasons.FAILED)
+        else {}
+    )
+
+
+def phase(conditions: Sequence[Condition], attempt: int) -> Phase:
+    """Phase of the run. Complete and Failed absorb. One of whose attempts none is on record (`attempt` is 0) is Pending at most."""
+    if is_true(conditions, reasons.COMPLETE):
+        return "Complete"
+    if is_true(conditions, reasons.FAILED):
+        return "Failed"
+    completing = find(conditions, reasons.COMPLETE)
+    if completing is not None and completing.reason in reasons.ENDING:
+        return "Completing"
+    suspended = find(conditions, reasons.SUSPENDED)
+    if suspended is not None and suspended.reason in reasons.SUSPENSION:
+        return "Suspended" if suspended.status == "True" else "Suspending"
+    if is_true(conditions, reasons.RESTARTING):
+        return "Restarting"
+    scheduled = find(conditions, reasons.SCHEDULED)
+    if not attempt or scheduled is None or scheduled.reason in (reasons.PREVIOUS_RUN_ENDING, reasons.NAME_TAKEN):
+        return "Pending"
+    return "Starting" if is_true(conditions, reasons.RECONCILING) else "Running"
+
+
+_SETTLED = ((reasons.PODS_READY, "True"), (reasons.RECONCILING, "False"), (reasons.COMPLETE, "False"))
+"""Since then a younger pod is one that has replaced another: a time that is compared with times of the API server."""
+
+
+def write(
+    past: Sequence[Condition],
+    said: Mapping[str, Say | None],
+    *,
+    generation: int | None,
+    now: float,
+    born: float = 0.0,
+) -> list[Condition]:
+    """All conditions in their fixed order: a new statement replaces the past, a missing one keeps it, and None takes it away.
+
+    `lastTransitionTime` moves only when the status does. `born` is when the youngest pod was made, by the API server's clock: that
+    all are ready cannot have been true before, however far the operator's clock is behind.
+    """
+    result = []
+    for kind in reasons.CONDITION_TYPES:
+        old, new = find(past, kind), said.get(kind)
+        if new is None:
+            result += [old] if old is not None and kind not in said else []
+            continue
+        at = max(now, born) if (kind, new.status) in _SETTLED else now
+        when = old.last_transition_time if old is not None and old.status == new.status else rfc3339(at)
+        result.append(
+            Condition(
+                type=kind,
+                status=new.status,
+                reason=new.reason,
+                message=shorten(new.message),
+                last_transition_time=when,
+                observed_generation=generation,
+            )
+        )
+    return result
+
+
+_MATTERS = (
+    (reasons.FAILED, "True"),
+    (reasons.COMPLETE, "True"),
+    (reasons.COMPLETE, "False"),
+    (reasons.SUSPENDED, None),
+    (reasons.CONFIGURATION_VALID, "False"),
+    (reasons.HOST_AVAILABLE, "False"),
+    (reasons.RESTARTING, "True"),
+    (reasons.STORAGE_READY, "False"),
+    (reasons.SCHEDULED, "False"),
+    (reasons.PODS_READY, "False"),
+    (reasons.INFERENCE_AVAILABLE, "False"),
+    (reasons.PROGRESSING, None),
+)
+"""What a person should read first; the first that applies."""
+
+
+def foremost(conditions: Sequence[Condition]) -> Condition | None:
+    """The condition that matters most now.
+
+    A claim that is merely waiting (for its first pod to be scheduled) gives way to what its pods wait for.
+    """
+    for kind, status in _MATTERS:
+        found = find(conditions, kind)
+        if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
+            continue
+        if found.reason not in reasons.PROBLEMS and _problem_after(conditions, kind):
+            continue
+        return found
+    return None
+
+
+def _problem_after(conditions: Sequence[Condition], kind: str) -> bool:
+    waits = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
+    if kind not in waits:
+        return False
+    later = waits[waits.index(kind) + 1 :]
+    return any((c := find(conditions, k)) is not None and c.reason in reasons.PROBLEMS for k in later)

@@ -1,0 +1,381 @@
+"""Reason why a run waits: storage, nodes, containers and engines, each in words that name the role and the fix. First match wins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun_operator.names import MODEL_CONTAINER, ROLES, Names, Role
+from rlrun_operator.pods import Container, Pod
+from rlrun_operator.state import Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.scheduling import waits_for_claim, why_unscheduled
+from rlrun_operator.times import seconds_of
+from rlrun_operator.validate_spec import shorten
+
+_TEXT_MAX = 600
+MAKING_SECONDS = 2.0
+"""The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""
+_ASK_WHO_REFUSES = "it is tried again until whoever refuses it allows it"
+_REFUSED = "FailedCreate"
+"""Reason of the event of a controller, or of the operator itself, that may not create an object."""
+_PULLING = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+_UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
+_MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
+_PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
+"""The kubelet alternates between the registry's text with and without this; the status must not."""
+_CREATE_PREFIX = re.compile(r"^.*?(?:failed error: |Error creating: )", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Wanted number of pods, and their common fields."""
+
+    trainers: int
+    engines: int
+    engines_needed: int
+    claim: str
+    own_claim: bool
+    """The operator made the claim."""
+
+    def count(self, role: Role) -> int:
+        return {"trainer": self.trainers, "inference": self.engines, "orchestrator": 1}[role]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Inputs of an explanation."""
+
+    names: Names
+    wanted: Wanted
+    pods: Sequence[Pod]
+    """Of the current attempt (inference: all), ending ones left out."""
+    claim: Manifest | None
+    events: Sequence[Manifest]
+    nodes: Sequence[Manifest] | None
+    waiting_on: str | None
+    """The orchestrator's own word."""
+    trouble: Say | None = None
+    """What the roles say of a bound volume."""
+
+    def of(self, role: Role) -> list[Pod]:
+        return [pod for pod in self.pods if pod.role == role]
+
+
+def storage(scene: Scene, patient: bool) -> Say:
+    """StorageReady. `patient`: still within the time that a healthy start takes, so nothing is called a problem."""
+    name, claim = scene.wanted.claim, scene.claim
+    if claim is None:
+        refused = _newest(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
+        if refused is not None:
+            text = shorten(str(refused.get("message")), _TEXT_MAX)
+            what = f"claim {name} cannot be made"
+            if "exceeded quota" in text:
+                return _over_quota(what, text)
+            return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
+        if scene.wanted.own_claim or patient:
+            return Say("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
+        fix = "create it in the run's namespace, or correct storage.claimName"
+        return Say(
+            "False", reasons.CLAIM_NOT_FOUND, f"storage.claimName: there is no PersistentVolumeClaim {name}; {fix}"
+        )
+    state = (claim.get("status") or {}).get("phase")
+    if state == "Bound":
+        return scene.trouble or Say("True", reasons.CLAIM_BOUND, f"claim {name} is bound")
+    if state == "Lost":
+        return Say(
+            "False", reasons.CLAIM_LOST, f"claim {name} has lost its volume; restore the volume, or use another claim"
+        )
+    spec = claim.get("spec") or {}
+    of_class = spec.get("storageClassName")
+    event = _newest(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
+    told = shorten(str(event.get("message")), _TEXT_MAX) if event else ""
+    if (told or waits_for_claim(scene.pods)) and not patient:
+        return Say("False", reasons.CLAIM_PENDING, _unbound(scene, of_class, told))
+    named = f" (StorageClass {of_class})" if of_class else ""
+    return Say("False", reasons.CLAIM_WAITING, f"claim {name}{named} waits for its volume")
+
+
+def scheduled(scene: Scene, patient: bool) -> Say:
+    """Scheduled: every pod has a node."""
+    if not patient:
+        if (unscheduled := _unscheduled(scene)) is not None:
+            return unscheduled
+        for role in ROLES:
+            if len(scene.of(role)) < scene.wanted.count(role) and (refused := _refused(scene, role)) is not None:
+                return refused
+        if (refused := _kept_out(scene)) is not None:
+            return refused
+    if all(len([p for p in scene.of(role) if p.node]) >= scene.wanted.count(role) for role in ROLES):
+        return Say("True", reasons.ALL_SCHEDULED, "every pod has a node")
+    return Say("False", reasons.SCHEDULING, "the pods are being created and given nodes")
+
+
+def pods_ready(scene: Scene, patient: bool) -> Say:
+    """PodsReady: the trainer's pods and the orchestrator."""
+    trainers, orchestrators = scene.of("trainer"), scene.of("orchestrator")
+    done = [pod for pod in trainers if pod.ready or (pod.exit is not None and pod.exit.code == 0)]
+    up = [pod for pod in orchestrators if pod.ready]
+    if len(done) >= scene.wanted.trainers and up:
+        who = "the trainer's pods and the orchestrator are" if scene.wanted.trainers else "the orchestrator is"
+        return Say("True", reasons.ALL_READY, f"{who} ready")
+    if not patient:
+        for role, pods in (("trainer", trainers), ("orchestrator", orchestrators)):
+            for pod in pods:
+                if (found := _trouble(scene, pod, role)) is not None:
+                    return found
+    for pod in (*trainers, *orchestrators):
+        if any(c.init and c.running and c.name == MODEL_CONTAINER for c in pod.containers):
+            return Say("False", reasons.MODEL_PREPARING, f"{pod.role}: the init container is making the tiny model")
+    missing = [
+        role for role, enough in (("trainer", len(done) >= scene.wanted.trainers), ("orchestrator", up)) if not enough
+    ]
+    told = f"; the orchestrator waits for {scene.waiting_on}" if scene.waiting_on and not patient else ""
+    return Say("False", reasons.PODS_STARTING, f"{' and '.join(missing)}: not all pods are ready{told}")
+
+
+def inference(scene: Scene, patient: bool) -> Say:
+    """InferenceAvailable: enough engines answer."""
+    engines = scene.of("inference")
+    ready = [pod for pod in engines if pod.ready]
+    needed, wanted = scene.wanted.engines_needed, scene.wanted.engines
+    if len(ready) >= needed:
+        enough = "the engine is" if wanted == 1 else f"at least {needed} of {wanted} engines are"
+        return Say("True", reasons.ALL_READY, f"{enough} ready")
+    short = "the engine is not ready" if wanted == 1 else f"fewer than {needed} of {wanted} engines are ready"
+    if not patient:
+        for pod in engines:
+            if not pod.ready and (found := _trouble(scene, pod, "inference")) is not None:
+                return Say("False", found.reason, f"{found.message} ({short})")
+    if any(pod.main is not None and pod.main.running for pod in engines):
+        which = "it is" if wanted == 1 else "one is"
+        return Say(
+            "False", reasons.ENGINE_LOADING, f"{short}: {which} loading the model, or waits for its first weights"
+        )
+    return Say(
+        "False", reasons.PODS_STARTING, f"{short}: {'its container is' if wanted == 1 else 'containers are'} starting"
+    )
+
+
+def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
+    """Whether events and nodes could explain what is not true yet; a loading engine or a first step needs no explanation."""
+    unbound = said[reasons.STORAGE_READY].status != "True" and scene.trouble is None
+    if unbound or said[reasons.SCHEDULED].status != "True":
+        return True
+    starting = [c for pod in scene.pods if not pod.ready for c in pod.containers if not c.running and c.exit is None]
+    return nodes_would_help(scene, said) or any(
+        c.waiting_reason in ("ContainerCreating", "PodInitializing", "") for c in starting
+    )
+
+
+def nodes_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
+    """Whether nodes could: no node takes a pod, or the one that took it has not begun with it."""
+    if said[reasons.SCHEDULED].reason == reasons.UNSCHEDULABLE:
+        return True
+    return any(pod.node and not pod.mounted and not has_begun(pod) for pod in scene.pods)
+
+
+def _unscheduled(scene: Scene) -> Say | None:
+    """What no node can take. A role whose pods can never be taken comes before one that only waits."""
+    modes = ((scene.claim or {}).get("spec") or {}).get("accessModes") or ["ReadWriteMany"]
+    one_node = scene.wanted.own_claim and "ReadWriteMany" not in modes
+    found = [
+        why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim, one_node=one_node)
+        for role in ROLES
+        if (lost := [pod for pod in scene.of(role) if pod.unscheduled is not None and pod.node is None])
+    ]
+    told = [why.message for why in found if why.for_good] or [why.message for why in found[:1]]
+    return Say("False", reasons.UNSCHEDULABLE, ". Also: ".join(told)) if told else None
+
+
+def _unbound(scene: Scene, of_class: object, told: str) -> str:
+    name = scene.wanted.claim
+    if not of_class:
+        head = f"claim {name} names no StorageClass and is not bound"
+        fix = "set storage.claimTemplate.storageClassName, or give the cluster a default StorageClass"
+    else:
+        head = f"claim {name} of StorageClass {of_class} is not bound"
+        fix = "correct storage.claimTemplate.storageClassName (kubectl get storageclass lists them)"
+    if not scene.wanted.own_claim:
+        fix = "mend the claim, or name another one in storage.claimName"
+    return f"{head}: {told or 'nothing makes a volume for it'}; {fix}"
+
+
+def _refused(scene: Scene, role: Role) -> Say | None:
+    """Why the role's pods cannot be created: quota, Pod Security, another admission."""
+    names = scene.names
+    makers = {
+        "trainer": (("StatefulSet", names.trainer),),
+        "inference": (("ReplicaSet", f"{names.inference}-"), ("Deployment", names.inference)),
+        "orchestrator": (("Pod", f"{names.run}-orchestrator-"),),
+    }[role]
+    since = _refusals_count_from(scene, role)
+    events = (
+        [event for event in scene.events if since is not None and _when(event) >= since]
+        if role != "orchestrator"
+        else scene.events
+    )
+    found = (_newest(events, kind, name, reason=_REFUSED) for kind, name in makers)
+    event = next((event for event in found if event is not None), None)
+    if event is None:
+        return None
+    text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), _TEXT_MAX)
+    if "exceeded quota" in text:
+        return _over_quota(f"{role}: the quota does not allow its pods", text)
+    fix = f"change what {role}.podTemplate adds, or what the namespace's policy allows"
+    return Say("False", reasons.PODS_REFUSED, f"{role}: its pods are refused: {text}; {fix}")
+
+
+def _refusals_count_from(scene: Scene, role: Role) -> float | None:
+    """From when on a controller may not make the role's pods: it made one, or had another template, before. None: it has none yet.
+
+    Events live for an hour. These are all times of the control plane.
+    """
+    attempt = [pod.created_at for pod in scene.of("orchestrator")]
+    if not attempt:
+        return None
+    return max([max(attempt) - MAKING_SECONDS, *(pod.created_at for pod in scene.of(role))])
+
+
+def _kept_out(scene: Scene) -> Say | None:
+    """Objects that admission keeps the operator itself from making, beside pods and the claim."""
+    for event in scene.events:
+        target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), _TEXT_MAX)
+        of_pods = target.get("kind") == "StatefulSet" and _when(
+            event
+        )  # its controller's; an event of this process has no time
+        if (
+            event.get("reason") != _REFUSED
+            or of_pods
+            or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim")
+        ):
+            continue
+        what = f"{target.get('kind')} {target.get('name')} cannot be made"
+        if "exceeded quota" not in text:
+            return Say("False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {_ASK_WHO_REFUSES}")
+        return _over_quota(what, text)
+    return None
+
+
+def _over_quota(what: str, text: str) -> Say:
+    return Say(
+        "False", reasons.QUOTA_EXCEEDED, f"{what}: {text}; free some of the namespace's quota, or have it raised"
+    )
+
+
+def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
+    """What keeps a scheduled pod from being ready, where it needs a person."""
+    for container in pod.containers:
+        if (found := _container_trouble(pod, container, role)) is not None:
+            return found
+    mounts = (
+        _newest(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
+        for reason in ("FailedMount", "FailedAttachVolume")
+    )
+    event = next((event for event in mounts if event is not None), None)
+    if pod.mounted or has_begun(pod):
+        return None
+    if event is None:
+        return _silent_node(scene, pod, role)
+    text = shorten(str(event.get("message")), _TEXT_MAX)
+    where = f" on node {pod.node}" if pod.node else ""
+    missing = _MISSING.search(text)
+    fix = (
+        f"create {missing.group(1).lower()} {missing.group(2)} in the run's namespace, or correct {role}.podTemplate"
+        if missing
+        else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
+    )
+    return Say("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
+
+
+def has_begun(pod: Pod) -> bool:
+    """Whether a container of it has ever been started."""
+    return any(c.running or c.exit is not None for c in pod.containers)
+
+
+def _silent_node(scene: Scene, pod: Pod, role: str) -> Say | None:
+    node = next((n for n in scene.nodes or () if n["metadata"]["name"] == pod.node), None)
+    conditions = ((node or {}).get("status") or {}).get("conditions") or ()
+    ready = next((c for c in conditions if c.get("type") == "Ready"), None)
+    if ready is None or ready.get("status") == "True":
+        return None
+    why = shorten(f"{ready.get('reason')}: {ready.get('message')}", _TEXT_MAX)
+    fix = "it begins when the node is back; delete the pod to have it placed on another one"
+    return Say("False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}")
+
+
+def _container_trouble(pod: Pod, container: Container, role: str) -> Say | None:
+    reason, message = container.waiting_reason, container.waiting_message
+    if reason in _PULLING:
+        text = shorten(_PULL_PREFIX.sub("", message), _TEXT_MAX)
+        fix = f"correct {role}.image, or set {role}.imagePullSecrets"
+        said = f": {text}" if text else ""
+        return Say("False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}")
+    if reason == "CreateContainerConfigError":
+        found = _MISSING.search(message)
+        fix = (
+            f"create {found.group(1).lower()} {found.group(2)} in the run's namespace, or correct"
+            if found
+            else "correct"
+        )
+        told = shorten(message, _TEXT_MAX)
+        return Say("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix} {role}.env and {role}.envFrom")
+    if reason in _UNSTARTABLE:
+        told = f"container {container.name} cannot be started: {shorten(message or reason, _TEXT_MAX)}"
+        return Say("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
+    end = container.exit
+    if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
+        why = (
+            "was killed for want of memory; raise " + f"{role}.resources.limits.memory"
+            if end.reason == "OOMKilled"
+            else "fails"
+        )
+        told = (
+            f": {shorten(end.message, _TEXT_MAX)}"
+            if end.message
+            else f"; see kubectl logs {pod.name} -c {container.name} --previous"
+        )
+        return Say(
+            "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"
+        )
+    return None
+
+
+def _newest(
+    events: Sequence[Manifest], kind: str, name: str, reason: str | None = None, uid: str | None = None
+) -> Manifest | None:
+    """The latest event about an object; a `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash).
+
+    `uid`: of the object. A StatefulSet's pods bear the names of those before them, and events outlive what they are about.
+    """
+    found = [event for event in events if _about(event, kind, name, uid) and reason in (None, event.get("reason"))]
+    return max(found, key=_when, default=None)
+
+
+def _about(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
+    target: Mapping[str, Any] = event.get("involvedObject") or event.get("regarding") or {}
+    known = str(target.get("name", ""))
+    if target.get("kind") != kind or not (known.startswith(name) if name.endswith("-") else known == name):
+        return False
+    return uid is None or target.get("uid") in (None, uid)
+
+
+def _when(event: Manifest) -> float:
+    series = event.get("series") or {}
+    times = (
+        series.get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+    )
+    return next((t for text in times if (t := seconds_of(text)) is not None), 0.0)

@@ -1,0 +1,167 @@
+"""Progress of the run: from the orchestrator's Lease to the status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlrun.api.status import COUNT_MAX, CheckpointStatus, ProgressStatus, RLRunStatus
+from rlrun.protocol import annotations as keys
+from rlrun_operator.state import Manifest
+from rlrun_operator.status import reasons
+from rlrun_operator.times import rfc3339
+
+HEARTBEAT_SECONDS = 60.0
+"""A Lease that has not changed for this long is stale; the orchestrator renews it at least every 15 s."""
+LATE_SECONDS = 15.0
+"""A renewal that has not come for this long is missing: what the Lease says may not be so any more."""
+WAITING_ON_MAX = 1000
+"""Characters."""
+ETA_MAX = 10 * 365 * 86400.0
+"""Seconds; a later end is no estimate."""
+_DIGITS = 4
+"""Significant digits of measured values: more would change the status without telling more."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One reading of the progress Lease; None: not known."""
+
+    attempt: int
+    step: int | None
+    policy_version: int | None
+    checkpoint_step: int | None
+    resumed_from_step: int | None
+    reward: float | None
+    tokens_per_second: float | None
+    staleness_mean: float | None
+    eta_seconds: float | None
+    waiting_on: str | None
+    total_steps: int | None = None
+    """Fewer than `maxSteps` where the data of supervised fine-tuning ends before; answers that are wanted."""
+    waiting_role: str | None = None
+    """Whose work it waits for."""
+    storage: tuple[str, str] | None = None
+    """Reason and words, while the volume is of no use."""
+    results: tuple[str, ...] = ()
+    """Measures of policies."""
+
+
+def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
+    """Report on the Lease about `attempt`; None while it is about another one, or empty."""
+    found: Mapping[str, str] = ((lease or {}).get("metadata") or {}).get("annotations") or {}
+    if _count(found, keys.ATTEMPT) != attempt:
+        return None
+    return Report(
+        attempt=attempt,
+        step=_count(found, keys.STEP),
+        policy_version=_count(found, keys.POLICY_VERSION),
+        checkpoint_step=_count(found, keys.CHECKPOINT_STEP),
+        resumed_from_step=_count(found, keys.RESUMED_FROM_STEP),
+        reward=_measured(found, keys.REWARD),
+        tokens_per_second=_measured(found, keys.TOKENS_PER_SECOND),
+        staleness_mean=_measured(found, keys.STALENESS_MEAN),
+        eta_seconds=_bounded(_number(found, keys.ETA_SECONDS), ETA_MAX),
+        waiting_on=found.get(keys.WAITING_ON, "")[:WAITING_ON_MAX] or None,
+        total_steps=_count(found, keys.TOTAL_STEPS),
+        waiting_role=found.get(keys.WAITING_ON_ROLE) or None,
+        storage=_trouble(found.get(keys.STORAGE, "")),
+        results=_lines(found.get(keys.RESULTS)),
+    )
+
+
+def is_training(report: Report | None) -> bool:
+    """Whether the attempt has trained a step of its own."""
+    return report is not None and report.step is not None and report.step > (report.resumed_from_step or 0)
+
+
+def progressed(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
+    """Progress in the status after `report`; without one what is known stays. `total` 0: as many steps as the report has."""
+    if report is None or report.step is None:
+        waiting = report.waiting_on if report is not None else None
+        total = total or past.progress.total_steps
+        return past.progress.model_copy(
+            update={"total_steps": total, "waiting_on": waiting or past.progress.waiting_on}
+        )
+    total = min(total or COUNT_MAX, report.total_steps or total)
+    last, estimate = past.progress.last_step_time, past.progress.estimated_completion_time
+    if report.step != past.progress.step or last is None:
+        last = rfc3339(now) if is_training(report) else None
+        estimate = rfc3339(now + report.eta_seconds) if report.eta_seconds is not None else None
+    return ProgressStatus(
+        step=report.step,
+        total_steps=total,
+        percent=min(100, 100 * report.step // total) if total else 0,
+        furthest_step=max(past.progress.furthest_step, past.progress.step, report.step),
+        policy_version=report.policy_version,
+        reward=report.reward,
+        tokens_per_second=report.tokens_per_second,
+        staleness_mean=report.staleness_mean,
+        last_step_time=last,
+        estimated_completion_time=estimate,
+        waiting_on=report.waiting_on,
+    )
+
+
+def checkpointed(past: RLRunStatus, report: Report | None, now: float) -> CheckpointStatus:
+    """The status' checkpoint after `report`.
+
+    The first report of an attempt that knows where it started says how many steps are lost. `resumedFromStep` is absent from the
+    beginning of an attempt until then, and `past.progress` is of the attempt before, so that they are counted once.
+    """
+    old = past.checkpoint
+    if report is None or report.step is None:
+        return old
+    resumed, lost = old.resumed_from_step, old.steps_lost_total
+    if resumed is None:
+        resumed = report.resumed_from_step or 0
+        lost = min(lost + max(0, past.progress.step - resumed), COUNT_MAX)
+    newest, when = old.latest_complete_step, old.latest_complete_time
+    if report.checkpoint_step is not None and report.checkpoint_step != newest:
+        newest, when = report.checkpoint_step, rfc3339(now)
+    return CheckpointStatus(
+        latest_complete_step=newest, latest_complete_time=when, resumed_from_step=resumed, steps_lost_total=lost
+    )
+
+
+def silent_for(lease_changed_at: float | None, now: float) -> float:
+    """Seconds since the operator saw the Lease change; 0 while it has not watched it yet."""
+    return max(0.0, now - lease_changed_at) if lease_changed_at is not None else 0.0
+
+
+def _count(found: Mapping[str, str], key: str) -> int | None:
+    """A whole number that the API takes; anybody may have written the annotation."""
+    try:
+        value = int(found[key])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return value if 0 <= value <= COUNT_MAX else None
+
+
+def _number(found: Mapping[str, str], key: str) -> float | None:
+    try:
+        value = float(found[key])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _bounded(value: float | None, most: float) -> float | None:
+    return value if value is not None and 0 <= value <= most else None
+
+
+def _lines(text: str | None) -> tuple[str, ...]:
+    """What the API takes; anybody may have written the annotation."""
+    lines = [line[: keys.RESULT_MAX] for line in str(text or "").splitlines() if line]
+    return tuple(lines[: keys.RESULTS_MAX])
+
+
+def _trouble(told: str) -> tuple[str, str] | None:
+    reason, colon, text = told.partition(": ")
+    return (reason, text) if colon and reason in reasons.VOLUME else None
+
+
+def _measured(found: Mapping[str, str], key: str) -> float | None:
+    value = _number(found, key)
+    return float(f"{value:.{_DIGITS}g}") if value is not None else None

@@ -1,0 +1,257 @@
+"""Reason why the scheduler finds no node for a pod: its requests, the number of nodes that fit, and the fix."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
+from rlrun_operator.pods import Pod
+from rlrun_operator.state import Manifest
+from rlrun_operator.validate_spec import shorten
+
+_TEXT_MAX = 600
+_SHOWN_VALUES = 5
+_CONDITION_TAINTS = "node.kubernetes.io/"
+"""Kubernetes' own taints: the node is not ready, or short of something."""
+_UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+    f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")
+}
+_QUANTITY = re.compile(r"([0-9.]+)(m|k|[MGTPE]|[KMGTPE]i)?")
+_PREEMPTION = re.compile(r"[.,;]?\s*(?:no new claims to deallocate,\s*)?preemption:.*", re.DOTALL)
+
+
+def waits_for_claim(pods: Iterable[Pod]) -> bool:
+    """Whether the scheduler waits for a claim alone: then the claim is what to look at."""
+    return any("unbound immediate PersistentVolumeClaim" in pod.unscheduled[1] for pod in pods if pod.unscheduled)
+
+
+class Unscheduled(NamedTuple):
+    """Reason why a role's pods have no node."""
+
+    message: str
+    for_good: bool
+    """No pod that ends will change it: the nodes lack what is asked for."""
+
+
+def why_unscheduled(
+    role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None, claim: str, *, one_node: bool
+) -> Unscheduled:
+    """The message for the unscheduled `pods` of `role`.
+
+    Args:
+        role: of the pods.
+        pods: those that have no node; at least one.
+        count: how many pods the role has in all.
+        nodes: the cluster's; None: not known, then the scheduler's own text has to do.
+        claim: name of the claim that the run's pods share.
+        one_node: its access mode, by which the operator has put all pods on one node.
+    """
+    pod = pods[0]
+    said = scheduler_text(pod)
+    spec = pod.manifest.get("spec") or {}
+    wanted = _labels_wanted(spec)
+    demands = _demands(spec)
+    have = f" with {demands_in_words(demands)}{' each' if count != 1 else ''}" if demands else ""
+    where = f" on nodes with label {_and(wanted)}" if wanted else ""
+    need = f"{role} needs {count} pod{'s' if count != 1 else ''}{have}{where}"
+    obstacle = obstacle_in_words(role, spec, said, claim, one_node=one_node)
+    if nodes is None:
+        return Unscheduled("; ".join(filter(None, (need, obstacle, f"the scheduler says: {said}"))), False)
+    if (lacking := _lacking(role, spec, wanted, demands, nodes)) is not None:
+        return Unscheduled(f"{need}; {lacking}", True)
+    enough = sum(_takes(node, spec, wanted, demands) for node in nodes)
+    what = obstacle or ("not enough of that is free" if "Insufficient" in said else "none takes it now")
+    return Unscheduled(f"{need}; {_nodes(enough)}, but {what}; the scheduler says: {said}", False)
+
+
+def _lacking(
+    role: Role,
+    spec: Mapping[str, Any],
+    wanted: Mapping[str, set[str]],
+    demands: Mapping[str, float],
+    nodes: Sequence[Manifest],
+) -> str | None:
+    """What no node has, or no node that is otherwise right; None: some node could take the pod if it were free."""
+    usable = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
+    matching = [node for node in usable if all(_label(node, key) in values for key, values in wanted.items())]
+    if not usable:
+        return "the cluster has no node that takes pods"
+    if not matching:
+        return _no_label(usable, wanted, role)
+    tolerated = [node for node in matching if not _untolerated(node, spec)]
+    if not tolerated:
+        taints = sorted({taint for node in matching for taint in _untolerated(node, spec)})
+        own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
+        fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
+        return f"{_nodes(len(matching))}, but for the taint {' and '.join(own or taints)}; {fix}"
+    for key in _topology_keys(spec, "podAffinity"):
+        if not any(_label(node, key) for node in tolerated):
+            return (
+                f"no such node has the label {key}; correct placement.topology and {role}.affinity, or label the nodes"
+            )
+    for resource, amount in demands.items():
+        large = [node for node in tolerated if _allocatable(node, resource) >= amount]
+        if not large:
+            most = max(_allocatable(node, resource) for node in tolerated)
+            return (
+                f"{_nodes(len(tolerated))} otherwise, but none has {_show(resource, amount)} {resource} "
+                f"(most: {_show(resource, most)}); lower {_field(role, resource)} or add a larger node"
+            )
+    return None
+
+
+def scheduler_text(pod: Pod) -> str:
+    """The scheduler's own words, without those about preemption."""
+    text = pod.unscheduled[1] if pod.unscheduled else ""
+    return shorten(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
+
+
+def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str, *, one_node: bool) -> str | None:
+    """Obstacle between a pod and nodes that have all it asks for, with the fix; None: only that they are full.
+
+    Args:
+        role: of the pod.
+        spec: its own.
+        said: the scheduler's words: each of its reasons has a fixed text.
+        claim: name of the claim that the run's pods share.
+        one_node: whether that lets the pods be on one node only.
+    """
+    if "ReadWriteOncePod" in said:
+        fix = "the pods of a run share their claim: name one with access mode ReadWriteMany in storage.claimName"
+        return f"claim {claim} has access mode ReadWriteOncePod and another pod uses it; {fix}"
+    if "volume node affinity conflict" in said:
+        fix = "free those nodes, or use a claim that every node can mount (ReadWriteMany)"
+        return f"the volume of claim {claim} can be used on other nodes only; {fix}"
+    if "non-existent pv" in said:
+        return f"the volume of claim {claim} is not there; if it does not come, restore it or use another claim"
+    if "topology spread constraints" in said:
+        fix = "relax them (whenUnsatisfiable: ScheduleAnyway), or add nodes"
+        return f"the topologySpreadConstraints of {role}.podTemplate leave no node for it; {fix}"
+    if "anti-affinity" in said:
+        if role == "inference" and _topology_keys(spec, "podAntiAffinity"):
+            fix = "lower inference.replicas, add nodes, or set placement.spreadInference to Preferred"
+            return f"the other engines are there, and each has to be on a node of its own; {fix}"
+        return f"pods are there that it must not be with; correct {role}.affinity, or add nodes"
+    if "pod affinity" in said and (keys := _topology_keys(spec, "podAffinity")):
+        if one_node:
+            fix = "make room there, or use storage that several nodes can mount (accessModes: [ReadWriteMany])"
+            return f"the volume of claim {claim} puts all pods on one node; {fix}"
+        fix = "make room there, or set placement.topology.preferred instead of required"
+        return f"it has to be where the run's other pods are, by the label {' and '.join(keys)}; {fix}"
+    return None
+
+
+def _topology_keys(spec: Mapping[str, Any], kind: str) -> list[str]:
+    """Labels by which a pod must be with others, or away from them."""
+    rules = ((spec.get("affinity") or {}).get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+    return sorted({str(rule["topologyKey"]) for rule in rules})
+
+
+def demands_in_words(demands: Mapping[str, float]) -> str:
+    """`8 nvidia.com/gpu`, or CPU and memory where no device is asked for."""
+    devices = {name: amount for name, amount in demands.items() if "/" in name}
+    shown = devices or demands
+    return " and ".join(f"{_show(name, amount)} {name}" for name, amount in shown.items()) or "no particular resources"
+
+
+def _labels_wanted(spec: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Labels that a node must have: the node selector, and required node affinity of one term of In."""
+    wanted = {key: {str(value)} for key, value in (spec.get("nodeSelector") or {}).items()}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or []
+    if len(terms) == 1:
+        for rule in terms[0].get("matchExpressions") or ():
+            if rule.get("operator") == "In":
+                wanted.setdefault(rule["key"], set()).update(map(str, rule.get("values") or ()))
+    return wanted
+
+
+def _demands(spec: Mapping[str, Any]) -> dict[str, float]:
+    """What the pod's containers ask for together, devices first."""
+    total: Counter[str] = Counter()
+    for container in spec.get("containers") or ():
+        resources = container.get("resources") or {}
+        for name, amount in ((resources.get("limits") or {}) | (resources.get("requests") or {})).items():
+            total[name] += _quantity(amount)  # type: ignore[assignment]
+    return dict(sorted(((n, a) for n, a in total.items() if a), key=lambda item: ("/" not in item[0], item[0])))
+
+
+def _takes(
+    node: Manifest, spec: Mapping[str, Any], wanted: Mapping[str, set[str]], demands: Mapping[str, float]
+) -> bool:
+    """Whether an empty node of this kind would take the pod."""
+    labelled = all(_label(node, key) in values for key, values in wanted.items())
+    open_to_it = not (node.get("spec") or {}).get("unschedulable") and not _untolerated(node, spec)
+    return labelled and open_to_it and all(_allocatable(node, name) >= amount for name, amount in demands.items())
+
+
+def _no_label(nodes: Sequence[Manifest], wanted: Mapping[str, set[str]], role: Role) -> str:
+    for key, values in wanted.items():
+        if not any(_label(node, key) in values for node in nodes):
+            there = Counter(value for node in nodes if (value := _label(node, key)))
+            known = ", ".join(
+                f"{value} ({count} node{'s' if count != 1 else ''})"
+                for value, count in there.most_common(_SHOWN_VALUES)
+            )
+            has = f"no node has that {key}; there are: {known}" if known else f"no node has the label {key} at all"
+            return f"{has}; correct {_field(role, key)} or add such a node"
+    return "no node has all of these labels together"
+
+
+def _field(role: Role, what: str) -> str:
+    fields = {GPU_PRODUCT_LABEL: "placement.gpuProduct", POOL_LABEL: "placement.pool"}
+    if what in fields:
+        return fields[what]
+    if what in ("cpu", "memory", "ephemeral-storage"):
+        return f"{role}.resources"
+    return f"{role}.gpusPerReplica" if what.endswith("/gpu") else f"{role}.nodeSelector"
+
+
+def _untolerated(node: Manifest, spec: Mapping[str, Any]) -> list[str]:
+    if "tolerations" not in spec:  # the API server adds some to every pod: without any, this is not the whole pod
+        return []
+    result = []
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint.get("effect") == "PreferNoSchedule":
+            continue
+        if not any(_tolerates(toleration, taint) for toleration in spec.get("tolerations") or ()):
+            result.append(f"{taint.get('key')}={taint['value']}" if taint.get("value") else str(taint.get("key")))
+    return result
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _label(node: Manifest, key: str) -> str | None:
+    found = ((node.get("metadata") or {}).get("labels") or {}).get(key)
+    return str(found) if found is not None else None
+
+
+def _allocatable(node: Manifest, resource: str) -> float:
+    return _quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))
+
+
+def _quantity(value: object) -> float:
+    found = _QUANTITY.fullmatch(str(value))
+    return float(found.group(1)) * _UNITS[found.group(2) or ""] if found else 0.0
+
+
+def _show(resource: str, amount: float) -> str:
+    return f"{amount / 2**30:.4g}Gi" if resource in ("memory", "ephemeral-storage") else f"{amount:g}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node qualifies" if count == 1 else f"{count} nodes qualify"
+
+
+def _and(wanted: Mapping[str, set[str]]) -> str:
+    return " and ".join(f"{key}={'|'.join(sorted(values))}" for key, values in wanted.items())
