@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from rlrun.protocol import annotations as lease_keys
 from rlrun_operator.kube.client import Client
 from rlrun_operator.kube.resources import CLAIM, LEASE, PARTS, RLRUN
 from rlrun_operator.names import RUN_LABEL
@@ -15,9 +16,15 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.cache_fields import identified
 from rlrun_operator.runtime.log_setup import where
 from rlrun_operator.runtime.watch_health import Stream
+from rlrun_operator.state import progress_seconds
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import raw_conditions
+from rlrun_operator.times import seconds_of
 
 PROGRESS_SETTLE_SECONDS = 5.0
-"""Of a run that is Running, a mere renewal of its Lease is looked at after this long; its status is written less often anyway."""
+"""Of a run that is Running, what its Lease says is looked at after this long."""
+RENEW_SECONDS = 10.0
+"""Between two renewals of a Lease."""
 SELECTOR = RUN_LABEL
 """Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
 log = logging.getLogger(__name__)
@@ -48,11 +55,30 @@ class Feed:
 
     def _take(self, event: str | None, found: Mapping[str, Any]) -> None:
         kind, metadata = str(found["kind"]), found["metadata"]
-        if event == "DELETED":
+        if kind == LEASE.kind and event != "DELETED":
+            self._take_lease(found)
+        elif event == "DELETED":
             keys = self._store.remove(kind, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
+            self._queue(kind, keys)
         else:
-            keys = self._store.put(found, self._now())
-        self._queue(kind, keys)
+            self._queue(kind, self._store.put(found, self._now()))
+
+    def _take_lease(self, found: Mapping[str, Any]) -> None:
+        metadata = found["metadata"]
+        before = self._store.get(LEASE.kind, metadata.get("namespace", ""), metadata["name"])
+        for key in self._store.put(found, self._now()):
+            run = self._store.get(RLRUN.kind, *key)
+            if run is None or (run.get("status") or {}).get("phase") != "Running":
+                self._add(key, SETTLE_SECONDS)
+            elif before is not None and _is_mere_renewal(before, found) and _goes_on(run):
+                self._add(key, max(PROGRESS_SETTLE_SECONDS, self._pace(run) - RENEW_SECONDS))
+            else:
+                self._add(key, PROGRESS_SETTLE_SECONDS)
+
+    def _pace(self, run: Mapping[str, Any]) -> float:
+        """Seconds between two statuses of a run that tell of progress alone: a look in between would change nothing."""
+        born = seconds_of(run["metadata"].get("creationTimestamp"))
+        return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
     async def compare(self, stream: Stream) -> None:
         """List everything: what the list lacks is gone."""
@@ -73,12 +99,26 @@ class Feed:
 
     def _queue(self, kind: str, keys: Iterable[Key]) -> None:
         for key in keys:
-            delay = 0.0 if kind == RLRUN.kind else SETTLE_SECONDS
-            if kind == LEASE.kind:
-                run = self._store.get(RLRUN.kind, *key)
-                if run is not None and (run.get("status") or {}).get("phase") == "Running":
-                    delay = PROGRESS_SETTLE_SECONDS
-            self._add(key, delay)
+            self._add(key, 0.0 if kind == RLRUN.kind else SETTLE_SECONDS)
+
+
+def _is_mere_renewal(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a Lease tells of nothing but progress: the same attempt, and nothing else about its volume."""
+
+    def said(lease: Mapping[str, Any]) -> object:
+        found = lease["metadata"].get("annotations") or {}
+        return tuple(
+            found.get(key)
+            for key in (lease_keys.ATTEMPT, lease_keys.RESUMED_FROM_STEP, lease_keys.STORAGE, lease_keys.RESULTS)
+        )
+
+    return said(before) == said(now)
+
+
+def _goes_on(run: Mapping[str, Any]) -> bool:
+    """Whether the status has nothing to take back: neither a lost heartbeat nor a hang."""
+    conditions = raw_conditions(run.get("status") or {})
+    return any(c.get("type") == reasons.PROGRESSING and c.get("status") == "True" for c in conditions)
 
 
 def _called(found: Mapping[str, Any]) -> str:

@@ -1,0 +1,75 @@
+"""How soon a run is looked at after an event: a renewal that tells of progress alone waits until a status could be written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.protocol import annotations as keys
+from rlrun_operator.reconcile.cache_feed import PROGRESS_SETTLE_SECONDS, RENEW_SECONDS, Feed
+from rlrun_operator.reconcile.reconciler import SETTLE_SECONDS
+from rlrun_operator.runtime.cache import Key, Store
+from rlrun_operator.state import LONGEST_PROGRESS_SECONDS
+from rlrun_operator.times import rfc3339
+
+BORN = 1_700_000_000.0
+OLD = 3600.0
+
+
+class Fed:
+    """A feed of one run, and after how many seconds it is looked at."""
+
+    def __init__(self, age: float, phase: str = "Running", progressing: str = "True") -> None:
+        self.waits: list[float] = []
+        self.feed = Feed(Store(), None, self._add, now=lambda: BORN + age)  # type: ignore[arg-type]
+        conditions = [{"type": "Progressing", "status": progressing}]
+        self._version = 0
+        metadata = {"creationTimestamp": rfc3339(BORN)}
+        self._put("RLRun", "run", metadata, status={"phase": phase, "conditions": conditions})
+        self.renew(**{keys.ATTEMPT: "1", keys.STEP: "1"})
+        self.waits.clear()
+
+    def _add(self, key: Key, seconds: float) -> None:
+        assert key == ("team", "run")
+        self.waits.append(seconds)
+
+    def _put(self, kind: str, name: str, metadata: dict[str, Any], **more: Any) -> None:
+        self._version += 1
+        metadata |= {"namespace": "team", "name": name, "uid": f"uid-{name}", "resourceVersion": str(self._version)}
+        self.feed.on_object("MODIFIED", {"kind": kind, "metadata": metadata, **more})
+
+    def renew(self, **said: str) -> float | None:
+        """A renewal; after how many seconds the run is looked at."""
+        labels = {"rlrun.io/run": "run"}
+        spec = {"renewTime": f"2026-01-01T00:00:{self._version:02}.000000Z"}
+        self._put("Lease", "run-progress", {"annotations": said, "labels": labels}, spec=spec)
+        return self.waits[-1] if self.waits else None
+
+
+def test_progress_alone_is_looked_at_when_a_status_could_tell_of_it() -> None:
+    old, young = Fed(OLD), Fed(10.0)
+    assert old.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == LONGEST_PROGRESS_SECONDS - RENEW_SECONDS
+    assert young.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == PROGRESS_SETTLE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {keys.ATTEMPT: "2"},
+        {keys.STORAGE: "StorageFull: no space"},
+        {keys.RESULTS: "a: 1"},
+        {keys.RESUMED_FROM_STEP: "9"},
+    ],
+)
+def test_anything_else_that_a_lease_tells_is_looked_at_soon(said: dict[str, str]) -> None:
+    assert Fed(OLD).renew(**{keys.ATTEMPT: "1", keys.STEP: "1"} | said) == PROGRESS_SETTLE_SECONDS
+
+
+@pytest.mark.parametrize("progressing", ["Unknown", "False"])
+def test_a_run_that_is_told_to_be_silent_or_to_hang_takes_that_back_soon(progressing: str) -> None:
+    assert Fed(OLD, progressing=progressing).renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == PROGRESS_SETTLE_SECONDS
+
+
+def test_the_first_step_is_told_at_once() -> None:
+    assert Fed(OLD, phase="Starting").renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == SETTLE_SECONDS
