@@ -1,0 +1,24 @@
+"""The diffs on the page for contributors still apply to the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DIFFS = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: re.findall(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE)[0])
+def test_a_diff_of_the_page_applies(diff: str) -> None:
+    done = subprocess.run(["git", "apply", "--check", "-"], cwd=ROOT, input=diff, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_change_touches_three_files_at_most() -> None:
+    assert len(DIFFS) == 4
+    for diff in DIFFS:
+        assert len(re.findall(r"^\+\+\+ b/", diff, re.MULTILINE)) <= 3
