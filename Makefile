@@ -48,7 +48,7 @@ test: install ## all tests, those on real clusters and with real parts included
 
 # All that is slow before a cluster of the tests is up: programs, and this checkout's images, built and unpacked.
 cluster: install ## what the tests on a cluster need: programs and images
-	$(BIN)/python -m tests.cluster prepare --images
+	$(BIN)/python -m tests.cluster prepare --images --tests
 
 # Also what takes long: a thousand short runs of the trainer, the whole matrix of faults on a cluster, the benchmarks' tables with real parts, and more repetitions.
 test-full: test ## test, and what takes hours: soak, the whole fault matrix, benchmarks, long simulations

@@ -36,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
     prepare = command("prepare", "Do the slow part of `up`: packages, binaries, the pause image.")
     prepare.add_argument("--images", action="store_true", help="also build and unpack the images of this checkout")
+    prepare.add_argument(
+        "--tests", action="store_true", help="also build what tests use beside a cluster: Argo CD's code"
+    )
     command("standing", "Print which clusters there are, for `check-clean --since`.")
     clean = command("check-clean", "Fail when anything of any cluster is left on this machine.")
     clean.add_argument(
@@ -126,6 +129,8 @@ def _prepare(options: argparse.Namespace) -> int:
         lifecycle.prepare(progress)
     else:
         binaries.find("kube", "helm", progress=progress)
+    if options.tests:
+        binaries.find(*binaries.OF_TESTS, progress=progress)
     images = build(IMAGES, say=progress) if options.images else {}
     if native:
         golden.add([image.archive for image in images.values()], progress)

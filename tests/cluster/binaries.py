@@ -115,6 +115,9 @@ TOOLS = {
     )
 }
 
+OF_TESTS = ("gitops",)
+"""Tools that no cluster needs. They are built before the tests: a cold build takes longer than a test may."""
+
 
 def find(*names: str, progress: Progress) -> dict[str, Path]:
     """Get the tools `names`, each from the first place that has it.

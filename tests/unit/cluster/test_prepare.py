@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import __main__ as command
+from tests.cluster import binaries
 from tests.cluster.images import IMAGES, BuiltImage
 from tests.cluster.native import golden, lifecycle
 
@@ -27,3 +28,18 @@ def test_images_are_built_and_unpacked_where_clusters_take_them_from(
     monkeypatch.setattr(golden, "add", lambda archives, _: added.extend(archives))
     assert command.main(["prepare", *options]) == 0
     assert added == expected
+
+
+def test_no_test_builds_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold build takes longer than a test may: each tool is of a cluster, of its images, or built by `make cluster`."""
+    assert set(binaries.TOOLS) == {*lifecycle.tools(2, True), "pause", *binaries.OF_TESTS}
+    found: list[str] = []
+    monkeypatch.setattr(command, "detect_provider", lambda _: "native")
+    monkeypatch.setattr(lifecycle, "prepare", lambda _: None)
+    monkeypatch.setattr(golden, "add", lambda *_: None)
+    monkeypatch.setattr(binaries, "find", lambda *names, **_: found.extend(names))
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    (words,) = [line.split("tests.cluster ")[1].split() for line in makefile.splitlines() if "prepare" in line]
+    monkeypatch.setattr(command, "build", lambda *_, **__: {})
+    assert command.main(words) == 0
+    assert found == list(binaries.OF_TESTS)
