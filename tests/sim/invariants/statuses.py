@@ -150,13 +150,15 @@ def training_is_of_this_attempt(world: World, old: Json, new: Json) -> str | Non
 
 
 def what_resumes_begins_an_attempt(world: World, old: Json, new: Json) -> str | None:
-    """The one that was suspended has no pods, which would be taken for a failure. It may wait for the next one as Restarting (a name is
-    taken, another key goes on record first): no pod is judged then, and nothing is counted."""
-    phase = derived(new)
-    judged = phase in ("Starting", "Running") or (phase == "Restarting" and new.get("restarts") != old.get("restarts"))
+    """The one that was suspended has no pods, which would be taken for a failure. It may wait for the next as Restarting, where a name is
+    taken, the claim is on its way out or another key goes on record first: no pod is judged then."""
+    over, goes_on = derived(old) == "Suspended", derived(new) in ("Starting", "Running", "Restarting")
     same = old.get("attempt", 0) == new.get("attempt", 0) > 0
-    told = f"Suspended became {phase} in attempt {new.get('attempt')}"
-    return told if derived(old) == "Suspended" and judged and same else None
+    another_key = derived(new) == "Restarting" and new.get("keyAttempt") not in (None, old.get("keyAttempt"))
+    restarting = next((c for c in new.get("conditions", ()) if c["type"] == reasons.RESTARTING), {})
+    waits = derived(new) == "Restarting" and restarting.get("reason") in (reasons.NAME_TAKEN, reasons.CLAIM_DELETED)
+    told = f"Suspended became {derived(new)} in attempt {new.get('attempt')}"
+    return told if over and goes_on and same and not (another_key or waits) else None
 
 
 def what_runs_has_a_number(world: World, old: Json, new: Json) -> str | None:
