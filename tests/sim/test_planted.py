@@ -48,6 +48,7 @@ FOUND_AT: dict[str, int] = {
     "a_webhook_that_is_away_is_told_to_nobody": 434,
     "what_was_refused_is_told_for_ever": 3,
     "a_rejection_outlives_the_edit_that_mends_it": 13,
+    "a_refused_resumption_is_taken_for_begun": 2513,
     "what_has_no_number_is_called_starting": 18,
     "what_was_kept_out_is_never_tried_again": 84,
     "another_release_renders_what_runs_again": 3,

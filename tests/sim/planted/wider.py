@@ -253,6 +253,7 @@ WIDER: tuple[Plant, ...] = (
     a_webhook_that_is_away_is_told_to_nobody,
     what_was_refused_is_told_for_ever,
     a_rejection_outlives_the_edit_that_mends_it,
+    a_refused_resumption_is_taken_for_begun,
     what_has_no_number_is_called_starting,
     what_was_kept_out_is_never_tried_again,
     another_release_renders_what_runs_again,
