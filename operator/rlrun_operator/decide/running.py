@@ -124,7 +124,8 @@ def finish(
     document, before = status_builder.document(new), case.observed.run.get("status") or {}
     return Decision(
         status=document,
-        urgency=status_builder.urgency(before, document),
+        # A pass that follows at once acts on what this one puts on record: held back, it would decide the same again and again.
+        urgency="now" if wake_in == 0.0 else status_builder.urgency(before, document),
         dry_run=tuple(dry_run),
         create=tuple(create),
         apply=tuple(apply),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlrun_operator.names import ROLE_LABEL, ROTATE_ANNOTATION, Ref
+from rlrun_operator.state import Decision
 from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import NAME, UID, Kube
@@ -231,6 +232,29 @@ def test_a_rotation_during_a_backoff_waits_for_its_end() -> None:
     ticks(kube)
     assert (kube.status["attempt"], kube.status["restarts"]) == (3, 2)
     assert keys_of(kube) == all_roles(f"{FIRST}-3")
+
+
+def test_a_key_that_a_restart_under_way_is_to_begin_with_goes_on_record_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next pass begins with it: while the status was held back, the operator decided the same without a pause."""
+    kube = Kube().start()
+    kube.lingering = {"orchestrator"}
+    kube.exit("trainer", 1)
+    ticks(kube)
+    assert (kube.status["phase"], kube.condition("Restarting")["reason"]) == ("Restarting", reasons.PODS_ENDING)
+    rotate(kube)
+    kube.lingering = set()
+    seen, decide = [], kube.decide
+
+    def watched() -> Decision:
+        seen.append((kube.status, decide()))
+        return seen[-1][1]
+
+    monkeypatch.setattr(kube, "decide", watched)
+    ticks(kube)
+    assert kube.status["keyAttempt"] == 2
+    assert [d.urgency for before, d in seen if d.status.get("keyAttempt") and "keyAttempt" not in before] == ["now"]
 
 
 def test_a_rotation_of_a_suspended_run_comes_with_its_resumption() -> None:
