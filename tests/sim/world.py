@@ -35,6 +35,8 @@ PAST = 40
 WAITS = 10
 """After so many times of waking up in vain only a comparison can help."""
 REQUESTS_OF_A_PASS = 60
+IDLE_PASSES = 20
+"""In a row, while no time passes: each is of one run, and has nothing new to see."""
 
 
 class ViolationError(AssertionError):
@@ -173,10 +175,15 @@ class World(Surroundings):
 
     def operate(self, requests: int | None = None) -> int:
         """The operator works until it has nothing to do, or for some requests; returns how many it made."""
-        made = 0
+        made = idle = 0
         limit = REQUESTS_OF_A_PASS * 4 if requests is None else requests
         while made < limit:
             asked = self.operator.asked
+            idle = idle + 1 if asked is None else 0
+            if idle > IDLE_PASSES:
+                raise ViolationError(
+                    f"the operator does not come to rest: {idle} passes at one moment that ask for nothing"
+                )
             if (
                 asked is not None and asked.looks_for_others
             ):  # no history is about what these find: they are not counted
