@@ -272,7 +272,8 @@ def test_an_attempt_that_was_made_unseen_goes_on_record_although_a_service_is_re
         ("refused", 1, 5),
         ("calm", 9, 4),
     ]
-    replay(steps, seed=18)
+    world = replay(steps, seed=18)
+    assert (world.status["phase"], world.status["attempt"]) == ("Running", 1)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

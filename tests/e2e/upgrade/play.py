@@ -85,7 +85,6 @@ class Play:
                     lambda run=run: _told_step(run) >= goals[run.name],
                     WAIT_SECONDS,
                 )
-            time.sleep(5) if not training else None
             events = between.events()
         after = snapshot(self._cluster, NAMESPACES)
         found = differences(before, after)
