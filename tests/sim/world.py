@@ -61,6 +61,8 @@ class World(Surroundings):
         """So many of the trainer's and the orchestrator's next workloads are made, and neither the answer nor the watch tells of it."""
         self.news: list[tuple[str, Json]] = []
         """What the watches have not brought yet."""
+        self.misses = False
+        """Whether the operator's picture may lack something until it lists everything."""
         self.lives = 0
         self.rival: Process | None = None
         """Another operator of the same runs, as where two releases of the chart watch one namespace."""
@@ -82,7 +84,7 @@ class World(Surroundings):
     def _create(self) -> None:
         document = {"apiVersion": RLRUN.api_version, "kind": RLRUN.kind, "metadata": {"name": NAME}, "spec": self._spec}
         self.api.add(document | (self._document or {}))
-        self.memory = invariants.Memory(failures_before=self.cluster.failures)
+        self.memory = invariants.Memory(failures_before=self.cluster.failures, made_late=self.memory.made_late)
         self.memory.refused_for_good = any(refusal.sort == FOR_GOOD for refusal in self.api.refusals)
 
     def recreate(self) -> None:
@@ -118,6 +120,7 @@ class World(Surroundings):
         self._rival_news += self.api.news if self.rival is not None else ()
         self.api.news.clear()  # a process begins with lists
         self.news.clear()
+        self.misses = False
         self.lives += 1
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
         return Process(self.api, self.clock, self._seed + self.lives, self._unexpected, release)
@@ -169,7 +172,9 @@ class World(Surroundings):
         """It arrives. Nothing that its sender would do after it is done: each write asks first whether the process leads."""
         late, self.late = self.late, None
         if late is not None and late.asked is not None:
+            before = {pod["metadata"]["uid"] for pod in self.api.all("Pod")}
             late.deliver()
+            self.memory.made_late |= {pod["metadata"]["uid"] for pod in self.api.all("Pod")} - before
             late.die()
             self.check()
 
@@ -234,6 +239,7 @@ class World(Surroundings):
     def miss(self, count: int) -> None:
         """The watches break off: some events are never told."""
         self._take()
+        self.misses = self.misses or bool(self.news[:count])
         del self.news[:count]
 
     def hear_again(self, count: int) -> None:
@@ -262,6 +268,7 @@ class World(Surroundings):
     def relist(self) -> None:
         """The operator compares its store with the cluster. Between two requests only: this is not what is tested here."""
         self.operator.relist()
+        self.misses = False
         self._relist_at = self.clock.steady() + PRUNE_SECONDS
 
     # ---- time

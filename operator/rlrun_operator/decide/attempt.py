@@ -20,7 +20,15 @@ from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus, SharedWit
 from rlrun_operator import render
 from rlrun_operator.decide import hindsight, keys, parts, status_builder
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
-from rlrun_operator.decide.running import TAKEN_SECONDS, configuration, finish, follow, of_inference, storage_status
+from rlrun_operator.decide.running import (
+    TAKEN_SECONDS,
+    configuration,
+    finish,
+    follow,
+    of_inference,
+    storage_at_rest,
+    storage_status,
+)
 from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending, rendering_of, replicas, uid_of
 from rlrun_operator.failures import detect, node_exclusion, node_loss, policy
 from rlrun_operator.failures.detect import Cause
@@ -401,6 +409,7 @@ def _not_begun(case: Case, say: Say, wake_in: float) -> Decision:
     """Why the first attempt does not begin yet."""
     said = {
         reasons.SCHEDULED: say,
+        **storage_at_rest(case),
         reasons.CONFIGURATION_VALID: configuration(case, pending=False),
         **not_failed(case.past.conditions),
     }

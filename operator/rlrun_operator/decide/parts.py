@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rlrun_operator import render
@@ -22,6 +22,7 @@ _INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
 """Kinds that are made the same of every specification that a run may have."""
 _NOW = "; it is being put right"
 _LATER = "; it is made again when the next attempt begins, of the specification that is there then"
+_BEHIND = "; it is put right when {} is out of the way"
 
 
 class Seen(NamedTuple):
@@ -45,7 +46,7 @@ def see(case: Case, attempt: int) -> Seen:
     A specification that was edited since, or is not allowed any more, is not that of the attempt: what is made of it waits for the next.
     So does a configuration file that this release renders otherwise than the one which began the attempt.
     """
-    if case.spec is None or case.past.launched_attempt != attempt or case.taken is not None:
+    if case.spec is None or case.past.launched_attempt != attempt:
         return Seen({})
     as_begun = _as_begun(case)
     context = case.context(case.spec, attempt)
@@ -66,10 +67,12 @@ def see(case: Case, attempt: int) -> Seen:
         for ref in damaged
         if ref.kind in _INDEPENDENT or (as_begun and (ref.kind != "ConfigMap" or _same_file(case)))
     ]
-    found = [f"{ref.kind} {ref.name} {what}" for ref, what in damaged.items()]
-    shown = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    if case.taken is not None:  # a repair would end at that object
+        return Seen(
+            {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, _shown(damaged) + _BEHIND.format(case.taken))}
+        )
     refused = _refused(case, damaged)
-    message = shown + (_NOW if now else _LATER) + (f", and refused: {refused}" if refused else "")
+    message = _shown(damaged) + (_NOW if now else _LATER) + (f", and refused: {refused}" if refused else "")
     said: dict[str, Say | None] = {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, message)}
     left = REPAIR_SECONDS - case.observed.repaired_ago
     if not now or (left > 0 and not refused):
@@ -121,6 +124,11 @@ def _damage(case: Case, part: Manifest) -> str | None:
     return f"was edited ({', '.join(lost[:SHOWN])})" if lost else None
 
 
+def _shown(damaged: Mapping[Ref, str]) -> str:
+    found = [f"{ref.kind} {ref.name} {what}" for ref, what in damaged.items()]
+    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+
+
 def _refused(case: Case, damaged: Iterable[Ref]) -> str:
     """Words of the admission that does not let a repair in."""
     about = {(ref.kind, ref.name) for ref in damaged}
@@ -132,7 +140,7 @@ def _refused(case: Case, damaged: Iterable[Ref]) -> str:
 
 
 def _happened(message: str) -> str:
-    for ending in (_NOW, _LATER):
+    for ending in (_NOW, _LATER, _BEHIND.partition("{")[0]):
         message = message.partition(ending)[0]
     return message
 

@@ -13,7 +13,7 @@ from rlrun_operator.failures import node_exclusion, policy
 from rlrun_operator.names import ACCESS_ANNOTATION
 from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Fact, Manifest, Scale
 from rlrun_operator.status import diagnose, progress, reasons
-from rlrun_operator.status.conditions import Say, is_true, not_failed, since
+from rlrun_operator.status.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.status.diagnose import Scene
 
 PATIENCE_SECONDS = 2.0
@@ -166,6 +166,13 @@ def of_inference(case: Case, attempt: int) -> dict[str, Say]:
     waits = _Waits(case)
     said = {reasons.STORAGE_READY: diagnose.storage(scene, waits.patient(reasons.STORAGE_READY))}
     return said | _of_engines(scene, waits)
+
+
+def storage_at_rest(case: Case) -> dict[str, Say]:
+    """Report of the volume while the run has no pod, where there was one before: why it once was waited for may be over."""
+    if find(case.past.conditions, reasons.STORAGE_READY) is None:
+        return {}
+    return {reasons.STORAGE_READY: diagnose.storage(_scene(case, case.attempt, None), patient=True)}
 
 
 def storage_status(case: Case) -> StorageStatus | None:

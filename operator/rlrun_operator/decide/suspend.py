@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from rlrun_operator.decide import status_builder
 from rlrun_operator.decide.attempt import begun, launch, next_attempt, overdue, removals, settles_in
-from rlrun_operator.decide.running import configuration, finish
+from rlrun_operator.decide.running import configuration, finish, storage_at_rest
 from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending
 from rlrun_operator.state import Decision, Delete, Fact, Scale
 from rlrun_operator.status import progress, reasons
@@ -144,11 +144,14 @@ def _written(
     engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
     said: dict[str, Say | None] = {
         **dict.fromkeys((reasons.PODS_READY, *engines, reasons.PROGRESSING), away),
+        **storage_at_rest(case),
         reasons.SUSPENDED: suspended,
         reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "the run is being suspended, or is"),
         reasons.CONFIGURATION_VALID: configuration(case, pending=True),
         reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
     }
+    if find(case.past.conditions, reasons.SCHEDULED) is not None:
+        said[reasons.SCHEDULED] = away
     if case.host_available is not None:
         said[reasons.HOST_AVAILABLE] = case.host_available
     said |= not_failed(case.past.conditions)

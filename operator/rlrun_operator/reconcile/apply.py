@@ -48,7 +48,15 @@ class KeptOutError(Exception):
 
 
 class NameTakenError(Exception):
-    """An object of somebody else has the name that a child needs; the message is that object."""
+    """An object of somebody else has the name that a child needs; the message is that object.
+
+    Attributes:
+        manifest: the child.
+    """
+
+    def __init__(self, message: str, manifest: Manifest) -> None:
+        super().__init__(message)
+        self.manifest = manifest
 
 
 class KeyLostError(Exception):
@@ -114,6 +122,14 @@ class Applier:
             except KeptOutError as error:
                 refused = refused or error
         return refused
+
+    async def is_taken(self, manifest: Manifest) -> bool:
+        """Whether an object of somebody else has a child's name."""
+        try:
+            await self._find_own(manifest)
+        except NameTakenError:
+            return True
+        return False
 
     async def grow(self, namespace: str, grow: Grow) -> str | None:
         """Raise what a claim asks for.
@@ -197,7 +213,7 @@ class Applier:
         if found is None:
             return None
         if not _is_own(found, manifest):
-            raise NameTakenError(f"{resource.kind} {name}")
+            raise NameTakenError(f"{resource.kind} {name}", manifest)
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
     async def _scale(self, namespace: str, scale: Scale) -> None:

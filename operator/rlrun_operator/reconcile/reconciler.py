@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun_operator.decide import growth
@@ -64,14 +64,27 @@ class Decide(Protocol):
     ) -> Decision: ...
 
 
+class _Taken(NamedTuple):
+    """An object of somebody else that has a child's name.
+
+    Attributes:
+        wanted: the state of the run that needs the name: another one may do without.
+        child: the child.
+        until: when it is looked at again (steady clock).
+    """
+
+    wanted: tuple[object, ...]
+    child: Manifest
+    until: float
+
+
 @dataclass
 class _Memory:
     """What the passes over one run leave for the next."""
 
     rejection: tuple[str, int, str] | None = None
     """UID, generation, message: what the API server refused."""
-    taken: tuple[str, str, float] | None = None
-    """UID of the run, the object that has a child's name, and until when that is believed (steady clock)."""
+    taken: _Taken | None = None
     written_at: float = float("-inf")
     """When the status was written last (steady clock)."""
     kept_out: list[Manifest] = field(default_factory=list)
@@ -155,6 +168,7 @@ class Reconciler:
 
     async def _pass(self, key: Key) -> None:
         memory = self._memories.setdefault(key, _Memory())
+        await self._look_at_taken(memory)
         for _ in range(ROUNDS):
             observed = self._observe(key, memory)
             if observed is None:
@@ -186,7 +200,7 @@ class Reconciler:
                 memory.lost_key = observed.run["metadata"]["uid"], str(error)
                 continue
             except NameTakenError as error:
-                memory.taken = observed.run["metadata"]["uid"], str(error), self._clock() + TAKEN_SECONDS
+                memory.taken = _Taken(_wanted(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
                 continue
             except KeptOutError as error:
                 if memory.kept_out != (refused := [_kept_out_event(error)]):
@@ -221,8 +235,9 @@ class Reconciler:
                 rejection = message
         taken = None
         if run is not None and memory.taken is not None:
-            uid, thing, until = memory.taken
-            taken = thing if uid == run["metadata"]["uid"] and self._clock() < until else None
+            wanted, child, until = memory.taken
+            here = wanted == _wanted(run) and self._clock() < until
+            taken = f"{child['kind']} {child['metadata']['name']}" if here else None
         ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
         found = observe(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
         if found is None:
@@ -232,6 +247,13 @@ class Reconciler:
             uid, secret = memory.lost_key
             lost = secret if uid == found.run["metadata"]["uid"] else None
         return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
+
+    async def _look_at_taken(self, memory: _Memory) -> None:
+        """One read in place of all the writes that come before the child whose name is taken."""
+        taken = memory.taken
+        if taken is not None and self._clock() >= taken.until:
+            still = await self._applier.is_taken(taken.child)
+            memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
 
     async def _grown(self, key: Key, grow: Grow, memory: _Memory) -> bool:
         """Enlarge the claim; False: that is refused."""
@@ -324,6 +346,12 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         else:
             patch[name] = value
     return patch
+
+
+def _wanted(run: Manifest) -> tuple[object, ...]:
+    """What decides which names a run needs."""
+    metadata, status = run["metadata"], run.get("status") or {}
+    return metadata["uid"], metadata.get("generation", 0), status.get("attempt")
 
 
 def _kept_out_event(error: KeptOutError) -> Manifest:

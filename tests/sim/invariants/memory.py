@@ -27,3 +27,5 @@ class Memory:
     """Somebody had edited the specification into one that cannot be run."""
     decided_on: Json = field(default_factory=dict)
     """The run as the sender of the last request knew it."""
+    made_late: set[str] = field(default_factory=set)
+    """UIDs of pods that the last request of a process made which led no more: no precondition keeps one from being created."""

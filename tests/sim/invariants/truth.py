@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rlrun_operator.names import attempt_of
 from rlrun_operator.status import reasons
 from tests.sim.invariants.common import TERMINAL, derived, is_of_the_run
+from tests.sim.surroundings import NAME
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -31,7 +32,8 @@ def unnamed(world: World) -> str | None:
     status, cluster = world.status, world.cluster
     if derived(status) not in ("Pending", "Starting") and not _is_restarting_for_long(world):
         return None
-    present = [refusal.mark for refusal in world.api.refusals] + ([] if cluster.binds else [cluster.pool])
+    unbound = not cluster.binds and world.api.get("PersistentVolumeClaim", f"{NAME}-data") is not None
+    present = [refusal.mark for refusal in world.api.refusals] + ([cluster.pool] if unbound else [])
     names = [name for _, name in world.foreign]
     quiet = (
         cluster.schedules
@@ -43,6 +45,7 @@ def unnamed(world: World) -> str | None:
             or cluster.uncollected
             or world.memory.damaged
             or world.late
+            or world.misses
         )
     )
     message = str(status.get("message"))

@@ -1,0 +1,75 @@
+"""Histories in which a run waited, and its status went on telling of what was over, or each look cost too much."""
+
+from __future__ import annotations
+
+from tests.sim.history import replay
+from tests.sim.world import World
+
+
+def _said(world: World, kind: str) -> tuple[str, str]:
+    found = next(c for c in world.status["conditions"] if c["type"] == kind)
+    return found["reason"], found["message"]
+
+
+def test_a_suspended_run_tells_of_no_wait_that_its_pods_once_had() -> None:
+    steps = [("volume late", 1, 8), ("calm", 3, 8), ("suspended", 6, 8), ("volume late", 0, 10), ("long wait", 4, 3)]
+    world = World(seed=201468)
+    world.unbind()
+    world.calm(4, 2)
+    assert "rule-001" in _said(world, "StorageReady")[1]
+    world.edit(suspend=True)
+    world.stand()
+    assert _said(world, "StorageReady") == ("ClaimWaiting", "claim run-data waits for its volume")
+    assert _said(world, "Scheduled")[0] == "Suspended", "it has no pod that could have a node"
+    replay(steps, seed=201468)
+
+
+def test_a_refused_repair_is_not_told_any_more_once_the_name_is_taken() -> None:
+    steps = [
+        ("calm", 0, 2),
+        ("name taken", 5, 3),
+        ("refused", 11, 5),
+        ("calm", 2, 3),
+        ("allowed", 11, 9),
+        ("long wait", 0, 3),
+    ]
+    world = replay(steps, seed=203623)
+    assert world.status["phase"] == "Running"
+
+
+def test_a_refused_claim_is_not_told_any_more_once_another_name_is_taken() -> None:
+    steps = [("refused", 3, 0), ("calm", 0, 6), ("name taken", 10, 10), ("allowed", 5, 2), ("long wait", 5, 11)]
+    replay(steps, seed=204189)
+
+
+def test_a_taken_name_costs_no_writes_while_it_stays_taken() -> None:
+    world = World(seed=1)
+    world.calm(9)
+    pod = world.cluster.pod("trainer", 0)
+    assert pod is not None
+    world.make_foreign("Pod", "run-orchestrator-2")
+    world.cluster.exit(pod, 1)
+    world.stand()
+    assert world.reason("Restarting") == "NameTaken"
+    before, asked = world.api.writes, world.operator.requests
+    world.stand()
+    assert world.api.writes == before
+    assert 5 <= world.operator.requests - asked <= 30, "it is looked at every ten seconds"
+    world.remove_foreign()
+    world.calm(20)
+    assert (world.status["phase"], world.status["attempt"]) == ("Running", 2)
+
+
+def test_a_name_that_is_not_needed_any_more_keeps_nothing_waiting() -> None:
+    """What is believed of a name belongs to one state of the run."""
+    world = World(seed=1)
+    world.calm(9)
+    pod = world.cluster.pod("trainer", 0)
+    assert pod is not None
+    world.make_foreign("Pod", "run-orchestrator-2")
+    world.cluster.exit(pod, 1)
+    world.stand()
+    world.remove_foreign()
+    world.edit(seed=5)
+    world.calm(2)
+    assert world.reason("Restarting") != "NameTaken", "an edit is looked at at once"
