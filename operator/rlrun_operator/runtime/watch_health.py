@@ -58,7 +58,7 @@ class Watches:
 
     Args:
         streams: what kopf is going to watch.
-        on_listed: called when a watch opens that follows a list: whatever was deleted before is not going to be told by it.
+        on_listed: called when a watch opens that follows a list: it tells of nothing that was there or had gone before.
         known: whether the operator has this state of an object already, from the answer to its own write; asked in the watches' thread.
         clock: steady seconds.
     """
@@ -97,7 +97,7 @@ class Watches:
         if stream is None or request.method != "GET":
             return await handler(request)
         watch = request.url.query.get("watch") == "true"
-        if stream.resource in PARTS:
+        if stream.resource in PARTS or not watch:
             request.headers["Accept"] = f"application/json;as={_METADATA_OF[watch]};g=meta.k8s.io;v=v1"
         async with asyncio.timeout(HEADER_SECONDS):
             response = await handler(request)
@@ -105,7 +105,7 @@ class Watches:
             return response
         state = self._states[stream]
         if not watch:
-            response._body = _page(await response.read(), stream.resource)
+            response._body = _beginning(await response.read())
             state.listed = True
             return response
         state.alive_at = self.clock()
@@ -182,16 +182,14 @@ class _Tap:
         return to_json({"type": kind, "object": slim}) + b"\n"
 
 
-def _page(raw: bytes, resource: Resource) -> bytes:
-    """One page of a list as kopf is to get it: each item thinned out; one that cannot be read is left out."""
+def _beginning(raw: bytes) -> bytes:
+    """A list as kopf is to get it: where its watch begins, and no item or further page.
+
+    kopf would make a task for each item. Whoever is told that a watch opens after a list asks for the items itself.
+    """
     page = parsed(raw)
-    items = []
-    for item in page.get("items") or ():
-        try:
-            items.append(identified(_slim(item, resource)))
-        except (LookupError, TypeError, AttributeError) as error:
-            log.error("one of the %s was left out: %s: %s", resource.plural, type(error).__name__, error)
-    return to_json({**page, "items": items})
+    begin = (page.get("metadata") or {}).get("resourceVersion")
+    return to_json({**page, "metadata": {"resourceVersion": begin}, "items": []})
 
 
 def _slim(found: Manifest, resource: Resource) -> Manifest:

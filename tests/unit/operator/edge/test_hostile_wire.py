@@ -133,7 +133,12 @@ async def watching(wire: Wire) -> AsyncIterator[Watched]:
     async with aiohttp.ClientSession() as session:
         client = Client(session, address)
         feed = Feed(store, client, lambda key, delay: None)
-        watches = Watches([Stream(resource, NAMESPACE) for resource in WATCHED])
+        home, comparing = asyncio.get_running_loop(), set[Any]()
+
+        def listed(stream: Stream) -> None:
+            comparing.add(asyncio.run_coroutine_threadsafe(feed.compare(stream), home))
+
+        watches = Watches([Stream(resource, NAMESPACE) for resource in WATCHED], on_listed=listed)
         watcher = watch.Watcher(
             [NAMESPACE],
             server=address,

@@ -199,6 +199,12 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
+LISTED = {
+    "metadata": {"resourceVersion": "5", "continue": "a-token"},
+    "items": [{"metadata": {"name": "p", "namespace": "team-a"}}],
+}
+
+
 class Kopf:
     """Sends requests through the middleware as kopf's session would."""
 
@@ -224,7 +230,7 @@ class Kopf:
                 self.status, self.content = status, Content()
 
             async def read(self) -> bytes:
-                return b'{"items": []}'
+                return json.dumps(LISTED).encode()
 
         class Request:
             method = "GET"
@@ -237,7 +243,9 @@ class Kopf:
             self.accepts.append(request.headers["Accept"])
             return Response()
 
-        response = await self.watches.middleware(Request(), handler)  # type: ignore[arg-type]
+        response: Any = await self.watches.middleware(Request(), handler)  # type: ignore[arg-type]
+        if not watch:
+            return bytes(response._body)
         received = b""
         if watch and status == 200:
             times = iter(at)
@@ -261,6 +269,11 @@ async def test_a_watch_that_opens_after_a_list_asks_for_a_comparison_and_one_tha
     await kopf.send(watch=False)
     await kopf.send(watch=True)
     assert len(kopf.listed) == 2, "after a 410 kopf lists anew: deletions in between were never told"
+
+
+async def test_of_a_list_kopf_gets_where_its_watch_begins_and_no_item_or_further_page() -> None:
+    found = json.loads(await Kopf().send(watch=False))
+    assert (found["metadata"], found["items"]) == ({"resourceVersion": "5"}, [])
 
 
 async def test_a_watch_is_fresh_while_anything_comes_and_stale_when_nothing_does() -> None:
