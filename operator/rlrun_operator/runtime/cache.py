@@ -86,6 +86,8 @@ class Store:
                 return set()
             keys |= self._keys(ident, known)
             self._disown(ident, known)
+            if ident[0] == POD.kind and known["metadata"]["uid"] != metadata["uid"]:
+                self._remember_gone(known)  # its deletion may be told after its successor
         owner = _label(slim)
         if owner is not None:
             self._of_run.setdefault(owner, set()).add(ident)

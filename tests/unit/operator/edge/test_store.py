@@ -102,6 +102,21 @@ def test_deleted_pods_of_the_newest_attempt_are_remembered_until_the_run_is_gone
     assert store.gone(("ns", "a")) == []
 
 
+@pytest.mark.parametrize("successor_first", [False, True])
+def test_a_deleted_pod_is_remembered_whichever_is_told_first_its_end_or_its_successor(successor_first: bool) -> None:
+    """The watch's events of two UIDs are handled side by side, and within a second their times are the same."""
+    store = Store()
+    store.put(make("RLRun", "a", 1), 0.0)
+    store.put(owned(make("StatefulSet", "a-trainer", 1, run="a", uid="group"), "uid-RLRun-a"), 0.0)
+    store.put(pod("trainer", 2, "group"), 0.0)
+    successor = pod("trainer", 2, "group")
+    successor["metadata"] |= {"uid": "another", "resourceVersion": "9"}
+    news = [lambda: store.remove("Pod", "ns", "a-trainer", "trainer-2"), lambda: store.put(successor, 0.0)]
+    for tell in reversed(news) if successor_first else news:
+        tell()
+    assert [found["metadata"]["uid"] for found in store.gone(("ns", "a"))] == ["trainer-2"]
+
+
 @pytest.mark.parametrize(("uid", "known"), [("uid-RLRun-a", 1), ("of-before", 0)])
 def test_a_pod_that_says_whose_it_is_needs_no_statefulset_to_be_remembered(uid: str, known: int) -> None:
     """The StatefulSet was deleted, and its pods with it: of both only the news of the end come."""
