@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlrun.api.life import BackoffSpec, FailurePolicySpec, FailureRule
 from rlrun.api.status import ProgressStatus, RLRunStatus
+from rlrun.backoff import backoff, jittered
 from rlrun_operator.failures.detect import Cause, told_of
 from rlrun_operator.status import reasons
 
@@ -75,10 +76,12 @@ def verdict(cause: Cause, *, budget: Budget, policy: FailurePolicySpec, random: 
         if budget.counted >= policy.max_restarts:
             said = f"{told_of(cause)}; failurePolicy.maxRestarts ({policy.max_restarts}) restarts are used up"
             return Verdict((reasons.MAX_RESTARTS_EXCEEDED, said), counted=True, rule=told)
-        return Verdict(None, counted=True, wait_seconds=backoff(budget.counted + 1, policy.backoff, random), rule=told)
+        return Verdict(
+            None, counted=True, wait_seconds=restart_backoff(budget.counted + 1, policy.backoff, random), rule=told
+        )
     free = FREE_DISRUPTIONS if rule is None and cause.reason != reasons.STORAGE_ERROR else 1
     in_a_row = budget.without_step + 1 - (free - 1)
-    return Verdict(None, counted=False, wait_seconds=backoff(in_a_row, policy.backoff, random), rule=told)
+    return Verdict(None, counted=False, wait_seconds=restart_backoff(in_a_row, policy.backoff, random), rule=told)
 
 
 def first_rule(cause: Cause, policy: FailurePolicySpec) -> FailureRule | None:
@@ -88,13 +91,11 @@ def first_rule(cause: Cause, policy: FailurePolicySpec) -> FailureRule | None:
     return next((rule for rule in policy.rules if _fits(rule, cause)), None)
 
 
-def backoff(restart: int, spec: BackoffSpec, random: float) -> float:
+def restart_backoff(restart: int, spec: BackoffSpec, random: float) -> float:
     """Seconds before restart number `restart` (from 1): none, then doubling up to a maximum, with jitter."""
     if restart <= 1:
         return 0.0
-    doublings = min(restart - 2, 40)  # beyond, every product is over the maximum anyway
-    seconds: float = min(spec.initial_seconds * 2**doublings, spec.max_seconds)
-    return seconds * (1 - JITTER + 2 * JITTER * random)
+    return jittered(backoff(restart - 1, first=spec.initial_seconds, longest=spec.max_seconds), JITTER, random)
 
 
 def longest_backoff(spec: BackoffSpec) -> float:

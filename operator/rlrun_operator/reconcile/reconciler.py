@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from rlrun.api.status import UNSERVED
+from rlrun.backoff import backoff
 from rlrun_operator.decide import growth
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.decide.snapshot import read_status
@@ -101,8 +102,8 @@ class _Memory:
     """The last growth of the claim, if it was refused."""
     ungrown_until: float = float("-inf")
     """Until when that is believed (steady clock)."""
-    grow_seconds: float = 0.0
-    """From that refusal to the next try."""
+    growths_refused: int = 0
+    """How often it was refused in a row."""
     sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
@@ -208,7 +209,8 @@ class Reconciler:
                     continue  # decide once more, to tell the user
                 decision = _waiting(decision, observed.run, rest_done=error.rest_done)
                 memory.tries = 0 if error.quota else memory.tries + 1
-                self._again(key, min(KEPT_OUT_SECONDS * 2.0 ** max(0, memory.tries - 1), LONGEST_KEPT_OUT_SECONDS))
+                wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
+                self._again(key, wait)
             except StaleViewError as error:
                 log.debug("run %s/%s: %s; deciding again", *key, error)
                 continue
@@ -263,9 +265,9 @@ class Reconciler:
             return True
         known = memory.ungrown
         same = known is not None and (known.grow.uid, known.grow.size) == (grow.uid, grow.size)
-        seconds = memory.grow_seconds * 2.0 if same else growth.RETRY_SECONDS
-        memory.grow_seconds = min(seconds, growth.LONGEST_RETRY_SECONDS)
-        memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + memory.grow_seconds
+        memory.growths_refused = memory.growths_refused + 1 if same else 1
+        wait = backoff(memory.growths_refused, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
+        memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + wait
         return False
 
     async def _decided(self, observed: Observed, memory: _Memory) -> Decision:

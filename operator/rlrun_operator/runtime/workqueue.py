@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from rlrun.backoff import backoff
+
 K = TypeVar("K", bound=Hashable)
 
 FIRST_BACKOFF_SECONDS = 1.0
@@ -87,9 +89,8 @@ class WorkQueue(Generic[K]):
 
     def failed(self, key: K, now: float) -> float:
         """Work on `key` failed; it comes out again after the returned number of seconds."""
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        pause = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16), LONGEST_BACKOFF_SECONDS)
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        pause = backoff(failures, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
         self._not_before[key] = now + pause
         self._again.discard(key)
         self._due.pop(key, None)  # wishes from before the failure

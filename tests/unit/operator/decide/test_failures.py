@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.api.life import BackoffSpec
 from rlrun_operator.failures.detect import next_number
-from rlrun_operator.failures.policy import backoff
+from rlrun_operator.failures.policy import restart_backoff
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Delete, Scale
 from tests.unit.operator.decide.kube import Kube, copied
@@ -272,7 +272,7 @@ def test_the_backoff_is_kept() -> None:
     [(1, 0.5, 0), (2, 0.5, 10), (3, 0.5, 20), (4, 0.0, 32), (4, 1.0, 48), (20, 0.5, 300), (5000, 0.0, 240)],
 )
 def test_backoff_doubles_up_to_its_maximum(restart: int, random: float, seconds: float) -> None:
-    assert backoff(restart, BackoffSpec(), random) == pytest.approx(seconds)
+    assert restart_backoff(restart, BackoffSpec(), random) == pytest.approx(seconds)
 
 
 def test_disruptions_never_count() -> None:
