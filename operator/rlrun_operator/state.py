@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -142,6 +142,25 @@ def progress_seconds(age: float, runs: int) -> float:
     """
     share = max(1.0, age / YOUNG_SECONDS, runs / FEW_RUNS)
     return min(PROGRESS_SECONDS * share, LONGEST_PROGRESS_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actions:
+    """Part of a decision beside status and events; each field as in `Decision`."""
+
+    dry_run: Sequence[Manifest] = ()
+    create: Sequence[Manifest] = ()
+    apply: Sequence[Apply] = ()
+    scale: Sequence[Scale] = ()
+    delete: Sequence[Delete] = ()
+    repair: Sequence[Apply] = ()
+    wake_in: float | None = None
+    look_up: frozenset[Fact] = frozenset()
+
+
+NO_ACTIONS = Actions()
+AT_ONCE = Actions(wake_in=0.0)
+"""Nothing but another pass: it acts on what this one puts on record."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ def sized(case: Case, storage: StorageStatus | None) -> StorageStatus | None:
     """`storage` with what the claim asks for."""
     if storage is None or case.claim is None:
         return storage
-    return storage.model_copy(update={"size": _asked(case.claim)})
+    return StorageStatus(
+        claim_name=storage.claim_name, path=storage.path, volume_name=storage.volume_name, size=_asked(case.claim)
+    )
 
 
 def _own_claim(case: Case) -> Manifest | None:

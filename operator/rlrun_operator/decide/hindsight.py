@@ -14,7 +14,6 @@ A pod that was told to end is never blamed for having ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlrun.api.status import FailureRecord
 from rlrun_operator.decide.snapshot import Case
@@ -23,6 +22,7 @@ from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import ROLES
 from rlrun_operator.pods import Pod
 from rlrun_operator.status import reasons
+from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.times import rfc3339, seconds_of
 
 AFTERMATH = frozenset({reasons.EXIT_CODE, reasons.NCCL_ERROR})
@@ -33,7 +33,7 @@ AFTERMATH_SECONDS = 10.0
 """A peer that ended so much later than the one on record may still have been the first: nodes' clocks differ, and so do time-outs."""
 
 
-def corrections(case: Case, silent: Sequence[Pod]) -> dict[str, Any]:
+def corrections(case: Case, silent: Sequence[Pod]) -> StatusChange:
     """Fields of the status that the record of the current attempt's end needs; none while it stands.
 
     Args:
@@ -42,14 +42,15 @@ def corrections(case: Case, silent: Sequence[Pod]) -> dict[str, Any]:
     """
     known = case.past.last_failure
     if known is None or known.attempt != case.past.attempt or known.reason not in AFTERMATH:
-        return {}
+        return NO_CHANGE
     lost = next((pod for pod in silent if pod.name != known.pod_name and pod.attempt == known.attempt), None)
     if lost is not None and known.counted:
         told = f"the node does not answer, so that {known.role} pod {known.pod_name} failed: {known.message}"
         found = _record(known, _of(lost, reasons.NODE_LOST, told), counted=False)
-        return {"restarts_counted_towards_max": case.past.restarts_counted_towards_max - 1, **_kept(case, found)}
+        uncounted = StatusChange(restarts_counted_towards_max=case.past.restarts_counted_towards_max - 1)
+        return uncounted | _kept(case, found)
     first = _first(case, known)
-    return {} if first is None else _kept(case, _record(known, first, counted=known.counted))
+    return NO_CHANGE if first is None else _kept(case, _record(known, first, counted=known.counted))
 
 
 def ends_for_good(case: Case) -> Cause | None:
@@ -91,19 +92,19 @@ def _of(pod: Pod, reason: str, message: str) -> Cause:
 
 
 def _record(known: FailureRecord, cause: Cause, *, counted: bool) -> FailureRecord:
-    return known.model_copy(
-        update={
-            "time": rfc3339(cause.at) if cause.at is not None else known.time,
-            "role": cause.role,
-            "pod_name": cause.pod,
-            "node_name": cause.node,
-            "exit_code": cause.exit_code,
-            "reason": cause.reason,
-            "message": cause.message,
-            "counted": counted,
-        }
+    return FailureRecord(
+        time=rfc3339(cause.at) if cause.at is not None else known.time,
+        attempt=known.attempt,
+        role=cause.role,
+        pod_name=cause.pod,
+        node_name=cause.node,
+        exit_code=cause.exit_code,
+        reason=cause.reason,
+        message=cause.message,
+        counted=counted,
+        step=known.step,
     )
 
 
-def _kept(case: Case, found: FailureRecord) -> dict[str, Any]:
-    return {"last_failure": found, "failures": [*case.past.failures[:-1], found]}
+def _kept(case: Case, found: FailureRecord) -> StatusChange:
+    return StatusChange(last_failure=found, failures=[*case.past.failures[:-1], found])

@@ -7,8 +7,7 @@ Another key has another name, which no process of an earlier attempt has heard o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator import render
@@ -19,6 +18,7 @@ from rlrun_operator.names import ROTATE_ANNOTATION
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
+from rlrun_operator.status.change import StatusChange
 from rlrun_operator.times import seconds_of
 
 
@@ -27,8 +27,8 @@ class Renewal(NamedTuple):
 
     message: str
     reason: str
-    updates: Mapping[str, Any]
-    """Fields of the status."""
+    change: StatusChange
+    """Of the status."""
 
 
 def secret(case: Case, spec: RLRunSpec) -> Manifest:
@@ -51,12 +51,12 @@ def renewal(case: Case, attempt: int) -> Renewal | None:
     if not case.attempt or case.attempt >= attempt or is_made_now(case):
         return None
     request, made = rotation_request(case), f"attempt {attempt} begins with another API key"
-    updates = {"key_attempt": attempt}
     if seconds_of(request) is not None:
         message = f"{made}, as the annotation {ROTATE_ANNOTATION} asks ({request})"
-        return Renewal(message, reasons.PODS_ENDING, {**updates, "key_rotation_requested_at": request})
+        change = StatusChange(key_attempt=attempt, key_rotation_requested_at=request)
+        return Renewal(message, reasons.PODS_ENDING, change)
     if case.observed.lost_key == name(case):
-        return Renewal(f"Secret {name(case)} was deleted: {made}", reasons.KEY_LOST, updates)
+        return Renewal(f"Secret {name(case)} was deleted: {made}", reasons.KEY_LOST, StatusChange(key_attempt=attempt))
     return None
 
 

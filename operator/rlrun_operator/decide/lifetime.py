@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from rlrun.api.life import CleanupPolicySpec
 from rlrun.api.status import Condition, RLRunStatus
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.status import reasons
+from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import is_true
 from rlrun_operator.times import rfc3339, seconds_of
 
 Cleanup = Literal["GPU", "All", "None"]
 
 
-def active(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now: float) -> dict[str, Any]:
+def active(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now: float) -> StatusChange:
     """`activeSince` and `activeSeconds`: the clock runs from the first attempt on, except while the run is suspended or over."""
     stopped = any(is_true(conditions, kind) for kind in (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED))
     since = seconds_of(past.active_since)
     if stopped or not attempt:
         spent = max(0, int(now - since)) if since is not None else 0
-        return {"active_since": None, "active_seconds": past.active_seconds + spent}
-    return {"active_since": past.active_since or rfc3339(now)}
+        return StatusChange(active_since=None, active_seconds=past.active_seconds + spent)
+    return StatusChange(active_since=past.active_since or rfc3339(now))
 
 
 def seconds_left(case: Case) -> float | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from rlrun_operator.decide.attempt import restarting
+from rlrun_operator.decide.attempt_end import restarting
 from rlrun_operator.decide.lifetime import has_more_steps, restart_request, rotation_request
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
-from rlrun_operator.state import Decision, EventRecord
+from rlrun_operator.state import AT_ONCE, Decision, EventRecord
 from rlrun_operator.status import reasons
+from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import is_true
 from rlrun_operator.times import seconds_of
 
@@ -28,22 +28,24 @@ def revived(case: Case) -> Decision | None:
         case,
         f"the run had failed and begins again, as the annotation {RESTART_ANNOTATION} asks ({request})",
         reasons.PODS_ENDING,
-        wake_in=0.0,
-        restarts=case.past.restarts + 1,
-        restarts_counted_towards_max=0,
-        restarts_without_step=0,
-        counted_at_step=None,
-        next_retry_time=None,
-        restart_requested_at=request,
-        launched_attempt=case.past.attempt,
-        active_seconds=0,
+        StatusChange(
+            restarts=case.past.restarts + 1,
+            restarts_counted_towards_max=0,
+            restarts_without_step=0,
+            counted_at_step=None,
+            next_retry_time=None,
+            restart_requested_at=request,
+            launched_attempt=case.past.attempt,
+            active_seconds=0,
+        ),
+        AT_ONCE,
     )
 
 
 def more_steps(case: Case) -> Decision:
     """The attempt has trained all the steps that it was made for, and `maxSteps` has grown since."""
     message = f"maxSteps has grown from {case.past.max_steps} to {case.total_steps}: the next attempt trains the rest"
-    return restarting(case, message, reasons.PODS_ENDING, wake_in=0.0, next_retry_time=None)
+    return restarting(case, message, reasons.PODS_ENDING, StatusChange(next_retry_time=None), AT_ONCE)
 
 
 def asked(case: Case, *, is_restarting: bool) -> Decision | None:
@@ -60,20 +62,18 @@ def asked(case: Case, *, is_restarting: bool) -> Decision | None:
     if is_restarting and case.past.next_retry_time is None:
         return None
     asks = f"{ROTATE_ANNOTATION} asks ({rotation})" if rotates else f"{RESTART_ANNOTATION} asks ({request})"
-    updates: dict[str, Any] = {"restart_requested_at": request} if restarts else {}
-    if rotates:
-        updates |= {"key_rotation_requested_at": rotation, "key_attempt": case.attempt + 1}
-    return restarting(
-        case,
-        f"attempt {case.attempt} ends, as the annotation {asks}",
-        reasons.PODS_ENDING,
-        wake_in=0.0,
+    change = StatusChange(
         attempt=case.attempt,
         launched_attempt=case.attempt,
         restarts=case.past.restarts + (not is_restarting),
         next_retry_time=None,
-        **updates,
     )
+    if restarts:
+        change |= StatusChange(restart_requested_at=request)
+    if rotates:
+        change |= StatusChange(key_rotation_requested_at=rotation, key_attempt=case.attempt + 1)
+    message = f"attempt {case.attempt} ends, as the annotation {asks}"
+    return restarting(case, message, reasons.PODS_ENDING, change, AT_ONCE)
 
 
 def told_of_nonsense(case: Case, decision: Decision) -> Decision:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from rlrun.api.status import RLRunStatus, StorageStatus
+from rlrun.api.status import StorageStatus
 from rlrun_operator import render
 from rlrun_operator.decide import host_run, parts, stall, status_builder, volumes
 from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
+from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.failures import node_exclusion, policy
 from rlrun_operator.names import ACCESS_ANNOTATION
-from rlrun_operator.state import SOON_SECONDS, Apply, Decision, Delete, Fact, Manifest, Scale
+from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.status import diagnose, progress, reasons
+from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.status.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.status.diagnose import Scene
 
@@ -26,116 +27,93 @@ OVERDUE_INTERVALS = 3
 """A newest complete checkpoint older than this many intervals is overdue."""
 
 
-def follow(
-    case: Case,
-    attempt: int,
-    *,
-    updates: Mapping[str, Any] | None = None,
-    create: Sequence[Manifest] = (),
-    apply: Sequence[Apply] = (),
-    dry_run: Sequence[Manifest] = (),
-    wake_in: float | None = None,
-) -> Decision:
+def follow(case: Case, attempt: int, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS) -> Decision:
     """Report the state of `attempt`, and keep the number of engines at the specified one.
 
     Args:
         case: what is decided about.
         attempt: the current one, or the one that begins now.
-        updates: more fields of the status.
-        create, apply, dry_run, wake_in: what beginning the attempt takes.
+        change: more fields of the status.
+        actions: what beginning the attempt takes.
     """
     begins = case.past.attempt != attempt
     heard = stall.hear(case, attempt)
-    training = progress.is_training(heard)
-    scene = _scene(case, attempt, heard)
-    waits = _Waits(case)
+    scene, waits = _scene(case, attempt, heard), _Waits(case)
+    said = _conditions(case, scene, heard, waits, begins=begins)
+    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
+    again = _look_again(case, scene, heard, waits, said)
+    wakes = [actions.wake_in, again.wake_in, beside.wake_in]
+    todo = Actions(
+        create=(*actions.create, *_lost_children(case, attempt)),
+        apply=(*actions.apply, *_corrected(case, attempt, begins, bool(actions.apply))),
+        dry_run=actions.dry_run,
+        scale=() if begins else _scales(case),
+        delete=_zombies(case, attempt),
+        repair=beside.repair,
+        wake_in=min((w for w in wakes if w is not None), default=None),
+        look_up=again.look_up,
+    )
+    fields = _reached(case, attempt, heard) | change
+    return finish(case, {**said, **beside.said}, fields, todo, training=progress.is_training(heard))
+
+
+def _conditions(
+    case: Case, scene: Scene, heard: progress.Report | None, waits: _Waits, *, begins: bool
+) -> dict[str, Say]:
+    """Conditions of an attempt that exists; `begins`: in this very pass."""
     said = _of_pods(scene, waits)
     said[reasons.SCHEDULED] = node_exclusion.noted(said[reasons.SCHEDULED], case.past, case.now)
-    said[reasons.CONFIGURATION_VALID] = configuration(case, pending=not begins)
     said[reasons.PROGRESSING] = _unmade(case) or stall.say(case, heard) or _progressing(case, heard, waits)
-    said |= _checkpoints(case, heard)
     said[reasons.RESTARTING] = Say("False", reasons.NOT_RESTARTING, "no restart is under way")
-    if case.host_available is not None:
-        said[reasons.HOST_AVAILABLE] = case.host_available
-    said |= not_failed(case.past.conditions)
-    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.see(case, attempt)
-    fields: dict[str, Any] = {
-        **status_builder.roles(case, attempt, heard),
-        "progress": progress.progressed(case.past, heard, case.total_steps, case.now),
-        "checkpoint": progress.checkpointed(case.past, heard, case.now),
-        "storage": storage_status(case),
-        **_budget(case, heard),
-        "excluded_nodes": node_exclusion.active(case.past, case.now) or None,
-        **(updates or {}),
-    }
-    new = status_builder.status(case, {**said, **beside.said}, fields, training=training)
+    return said | _checkpoints(case, heard) | standing(case, pending=not begins)
+
+
+def _reached(case: Case, attempt: int, heard: progress.Report | None) -> StatusChange:
+    """How far the attempt is, and on what."""
+    measured = progress.measured(case.past, heard, case.total_steps, case.now)
+    beside = StatusChange(
+        storage=storage_status(case), excluded_nodes=node_exclusion.active(case.past, case.now) or None
+    )
+    return status_builder.roles(case, attempt, heard) | measured | beside | _budget(case, heard)
+
+
+def _look_again(
+    case: Case, scene: Scene, heard: progress.Report | None, waits: _Waits, said: Mapping[str, Say]
+) -> Actions:
+    """When to look again at an attempt, and which facts would explain what it waits for."""
     patient = [kind for kind in waits.kinds(said) if waits.patient(kind)]
     unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
-    explain = max((waits.explain_in(kind) for kind in unexplained), default=None) if helps else None
     nodes = diagnose.nodes_would_help(scene, said)
     wakes = [
-        wake_in,
         PATIENCE_SECONDS if patient else None,
-        explain,
+        max(waits.explain_in(kind) for kind in unexplained) if helps else None,
         _until_silent(case, heard),
         _until_on_record(case, said[reasons.PODS_READY]),
         stall.wake_in(case, heard),
         TAKEN_SECONDS if case.taken is not None else None,
-        beside.wake_in,
     ]
-    return finish(
-        case,
-        new,
-        create=(*create, *_lost_children(case, attempt)),
-        apply=(*apply, *_corrected(case, attempt, begins, bool(apply))),
-        dry_run=dry_run,
-        scale=() if begins else _scales(case),
-        delete=_zombies(case, attempt),
-        repair=beside.repair,
+    return Actions(
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=frozenset(("events", "nodes") if nodes else ("events",)) if helps else frozenset(),
     )
 
 
-def _budget(case: Case, heard: progress.Report | None) -> dict[str, Any]:
+def _budget(case: Case, heard: progress.Report | None) -> StatusChange:
     """The failure policy's counters, which new steps set back."""
     if case.spec is None:
-        return {}
+        return NO_CHANGE
     reached = progress.progressed(case.past, heard, case.total_steps, case.now)
     budget = policy.budget_of(case.past, reached, case.spec.failure_policy)
-    return {"restarts_counted_towards_max": budget.counted, "restarts_without_step": budget.without_step}
+    return StatusChange(restarts_counted_towards_max=budget.counted, restarts_without_step=budget.without_step)
 
 
-def finish(
-    case: Case,
-    new: RLRunStatus,
-    *,
-    create: Sequence[Manifest] = (),
-    apply: Sequence[Apply] = (),
-    dry_run: Sequence[Manifest] = (),
-    scale: Sequence[Scale] = (),
-    delete: Sequence[Delete] = (),
-    repair: Sequence[Apply] = (),
-    wake_in: float | None = None,
-    look_up: frozenset[Fact] = frozenset(),
-) -> Decision:
-    """The decision with its status, urgency and events."""
-    document, before = status_builder.document(new), case.observed.run.get("status") or {}
-    return Decision(
-        status=document,
-        # A pass that follows at once acts on what this one puts on record: held back, it would decide the same again and again.
-        urgency="now" if wake_in == 0.0 else status_builder.urgency(before, document),
-        dry_run=tuple(dry_run),
-        create=tuple(create),
-        apply=tuple(apply),
-        scale=tuple(scale),
-        delete=tuple(delete),
-        repair=tuple(repair),
-        events=status_builder.events(case.past, new, trains=case.trains) if document != before else (),
-        wake_in=wake_in,
-        look_up=look_up,
-    )
+def standing(case: Case, *, pending: bool) -> dict[str, Say]:
+    """Conditions of a run that goes on, whatever its attempt does; `pending`: see `configuration`."""
+    said = {reasons.CONFIGURATION_VALID: configuration(case, pending=pending)}
+    if case.host_available is not None:
+        said[reasons.HOST_AVAILABLE] = case.host_available
+    return said | not_failed(case.past.conditions)
 
 
 def configuration(case: Case, *, pending: bool) -> Say:

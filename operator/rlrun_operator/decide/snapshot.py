@@ -33,6 +33,7 @@ from rlrun_operator.restrictions import refusals, refused_claim
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.sharing import holds_slot, host_name
 from rlrun_operator.state import Manifest, Observed
+from rlrun_operator.status.change import StatusChange
 from rlrun_operator.status.conditions import Say
 from rlrun_operator.status.diagnose import Wanted
 from rlrun_operator.times import seconds_of
@@ -71,7 +72,7 @@ class Case:
     def past(self) -> RLRunStatus:
         """The status as it was written last, with this release's mark of the specification where an earlier one gave it another."""
         status = read_status(self.observed.run.get("status") or {})
-        return status.model_copy(update={"spec_hash": self._present(status.spec_hash)})
+        return StatusChange(spec_hash=self._present(status.spec_hash)).applied_to(status)
 
     def hash_of(self, child: Manifest) -> str | None:
         """Mark of the specification that a workload was rendered from."""

@@ -1,39 +1,65 @@
-"""From a decision to its report: the whole status, the urgency of its writing, and the events that a change is worth."""
+"""From what a decision says to the decision: the whole status, and the urgency of its writing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlrun.api.status import RLRunStatus, RoleStatus, SharedWithStatus
+from rlrun.api.status import Condition, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.protocol.printable import printable
 from rlrun_operator.decide import growth, lifetime
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import attempt_number
-from rlrun_operator.state import EventRecord, Urgency
+from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Urgency
 from rlrun_operator.status import reasons
+from rlrun_operator.status.change import UNSET, StatusChange
 from rlrun_operator.status.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
+from rlrun_operator.status.events import events
 from rlrun_operator.status.progress import Report, read_lease
-from rlrun_operator.times import seconds_of
-from rlrun_operator.validate_spec import counted, shorten
 
 TEXT_MAX = 4000
 """Characters of any text in the status."""
-EVENT_MAX = 1000
-"""Characters of an event's message; the API's limit is 1024."""
 _AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "observedGeneration", "nextRetryTime")
 _MERE_PROGRESS = ("progress", "checkpoint", "steps", "results")
 
 
-def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any], *, training: bool) -> RLRunStatus:
-    """The new status.
+def finish(
+    case: Case,
+    said: Mapping[str, Say | None],
+    change: StatusChange,
+    actions: Actions = NO_ACTIONS,
+    *,
+    training: bool = False,
+) -> Decision:
+    """The decision with its status, urgency and events.
 
     Args:
         case: what was decided about.
         said: conditions that are spoken of; the others stay as they were.
-        updates: fields of the status that change.
+        change: fields of the status that change.
+        actions: what is done beside.
         training: whether the current attempt has trained a step.
     """
+    new = status(case, said, change, training=training)
+    written, before = document(new), case.observed.run.get("status") or {}
+    return Decision(
+        status=written,
+        # A pass that follows at once acts on what this one puts on record: held back, it would decide the same again and again.
+        urgency="now" if actions.wake_in == 0.0 else urgency(before, written),
+        dry_run=tuple(actions.dry_run),
+        create=tuple(actions.create),
+        apply=tuple(actions.apply),
+        scale=tuple(actions.scale),
+        delete=tuple(actions.delete),
+        repair=tuple(actions.repair),
+        events=events(case.past, new, trains=case.trains) if written != before else (),
+        wake_in=actions.wake_in,
+        look_up=actions.look_up,
+    )
+
+
+def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, training: bool) -> RLRunStatus:
+    """The new status; arguments as of `finish`."""
     past = case.past
     if reasons.SUSPENDED not in said and find(past.conditions, reasons.SUSPENDED) is not None:
         said = {**said, reasons.SUSPENDED: Say("False", reasons.NOT_SUSPENDED, "the run is not suspended")}
@@ -43,27 +69,24 @@ def status(case: Case, said: Mapping[str, Say | None], updates: Mapping[str, Any
     kstatus = _kstatus(conditions, training)
     conditions = write(conditions, kstatus, generation=case.generation, now=case.now, born=born)
     first = foremost(conditions)
-    new = past.model_copy(
-        update={
-            "observed_generation": case.generation,
-            "conditions": conditions,
-            "phase": phase(conditions, updates.get("attempt", past.attempt)),
-            "reason": first.reason if first else None,
-            "message": first.message if first else None,
-            "guests": case.joined_guests or None,
-            "results": _results(case, updates.get("attempt", past.attempt)),
-            **lifetime.active(past, conditions, updates.get("attempt", past.attempt), case.now),
-            **updates,
-            "storage": growth.sized(case, updates.get("storage", past.storage)),
-        }
+    attempt = past.attempt if change.attempt is UNSET else change.attempt
+    follows = StatusChange(
+        observed_generation=case.generation,
+        conditions=conditions,
+        phase=phase(conditions, attempt),
+        reason=first.reason if first else None,
+        message=first.message if first else None,
+        guests=case.joined_guests or None,
+        results=_results(case, attempt),
     )
-    return new.model_copy(
-        update={
-            "steps": f"{new.progress.step}/{new.progress.total_steps}",
-            "trainer_ready": f"{new.trainer.ready}/{new.trainer.desired}",
-            "inference_ready": f"{new.inference.ready}/{new.inference.desired}",
-        }
+    new = (follows | lifetime.active(past, conditions, attempt, case.now) | change).applied_to(past)
+    columns = StatusChange(
+        storage=growth.sized(case, new.storage),
+        steps=f"{new.progress.step}/{new.progress.total_steps}",
+        trainer_ready=f"{new.trainer.ready}/{new.trainer.desired}",
+        inference_ready=f"{new.inference.ready}/{new.inference.desired}",
     )
+    return columns.applied_to(new)
 
 
 def _results(case: Case, attempt: int) -> list[str] | None:
@@ -72,7 +95,7 @@ def _results(case: Case, attempt: int) -> list[str] | None:
     return (list(heard.results) if heard is not None else None) or case.past.results
 
 
-def _kstatus(conditions: list[Any], training: bool) -> dict[str, Say]:
+def _kstatus(conditions: Sequence[Condition], training: bool) -> dict[str, Say]:
     failed, valid = find(conditions, reasons.FAILED), find(conditions, reasons.CONFIGURATION_VALID)
     host = find(conditions, reasons.HOST_AVAILABLE)
     stuck = (
@@ -111,7 +134,7 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False) -> dict[str, Any]:
+def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False) -> StatusChange:
     """Desired and ready pods of each role, a guest's trainer and engines being its host's; `over`: none is desired any more."""
     wanted, pods = case.wanted, case.pods_of_attempt(attempt)
     ready = {
@@ -121,19 +144,18 @@ def roles(case: Case, attempt: int, report: Report | None, *, over: bool = False
     orchestrator = RoleStatus(desired=0 if over else 1, ready=ready["orchestrator"])
     if case.host_name is not None:
         hosts = read_status((case.observed.host or {}).get("status") or {})
-        return {
-            "trainer": RoleStatus() if over else hosts.trainer,
-            "inference": (RoleStatus() if over else hosts.inference).model_copy(update={"weight_version": version}),
-            "orchestrator": orchestrator,
-            "shared_with": shared_with(case),
-        }
-    return {
-        "trainer": RoleStatus(desired=0 if over else wanted.trainers, ready=ready["trainer"]),
-        "inference": RoleStatus(
-            desired=0 if over else wanted.engines, ready=ready["inference"], weight_version=version
-        ),
-        "orchestrator": orchestrator,
-    }
+        engines = RoleStatus() if over else hosts.inference
+        return StatusChange(
+            trainer=RoleStatus() if over else hosts.trainer,
+            inference=RoleStatus(desired=engines.desired, ready=engines.ready, weight_version=version),
+            orchestrator=orchestrator,
+            shared_with=shared_with(case),
+        )
+    return StatusChange(
+        trainer=RoleStatus(desired=0 if over else wanted.trainers, ready=ready["trainer"]),
+        inference=RoleStatus(desired=0 if over else wanted.engines, ready=ready["inference"], weight_version=version),
+        orchestrator=orchestrator,
+    )
 
 
 def shared_with(case: Case) -> SharedWithStatus | None:
@@ -170,126 +192,3 @@ def _truth(document: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {
         c["type"]: (c.get("status"), c.get("reason")) for c in raw_conditions(document) if c.get("type") in acted_on
     }
-
-
-def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
-    """Events between two statuses. At most three from creation to the first step of a healthy run.
-
-    Args:
-        old: the status before.
-        new: the status that is written.
-        trains: whether the run trains; else its steps are answers.
-    """
-    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _events(old, new, trains))
-
-
-def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
-    yield from _of_failure(old, new)
-    if new.attempt > old.attempt:
-        engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
-        what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
-        if not trains:
-            what = f"{engines.removeprefix(', ')} and the orchestrator"
-        if new.shared_with is not None:
-            what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
-        yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
-    yield from _of_nodes(old, new)
-    yield from _of_configuration(old, new)
-    yield from _of_inference(old, new)
-    resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
-    if resumed and before is None:
-        lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
-        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {counted(lost, 'step')} to train again"
-        if not trains:
-            message = f"attempt {new.attempt} has found {counted(resumed, 'answer')}, and asks the rest"
-        yield EventRecord("Normal", reasons.RESUMED, message)
-    if new.phase == "Running" and old.phase != "Running":
-        message = f"attempt {new.attempt} trains: step {new.progress.step} is done"
-        if not trains:
-            message = f"attempt {new.attempt} asks: {new.steps} answers are there"
-        yield EventRecord("Normal", reasons.TRAINING if trains else reasons.ANSWERING, message)
-    yield from _of_problems(old, new)
-    if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
-        yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
-    if new.restart_requested_at != old.restart_requested_at and old.attempt and seconds_of(new.restart_requested_at):
-        yield EventRecord(
-            "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"
-        )
-    rotation = new.key_rotation_requested_at
-    if rotation != old.key_rotation_requested_at and old.attempt and seconds_of(rotation):
-        told = f"asked for at {rotation}; the next attempt begins with another API key, and does not count"
-        yield EventRecord("Normal", reasons.KEY_ROTATION_REQUESTED, told)
-    if new.phase == "Complete" and old.phase != "Complete":
-        steps = f"all {new.progress.total_steps} steps are trained"
-        measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
-        yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
-
-
-def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    failure, failed = new.last_failure, new.phase == "Failed" and old.phase != "Failed"
-    if failed:
-        reason, message = _said(new, reasons.FAILED)
-        yield EventRecord("Warning", reason, message)
-    elif failure is not None and failure != old.last_failure:
-        told = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
-        when = f"; next attempt not before {new.next_retry_time}" if new.next_retry_time else "; restarting at once"
-        if failure.reason == reasons.NUMBER_TAKEN:
-            yield EventRecord("Normal", reasons.ATTEMPT_TAKEN, told)
-        elif failure.counted:
-            count = f"; restart {new.restarts_counted_towards_max} that counts"
-            yield EventRecord("Warning", reasons.ATTEMPT_FAILED, told + count + when)
-        else:
-            yield EventRecord("Warning", reasons.DISRUPTED, f"{told}; the restart does not count{when}")
-
-
-def _of_nodes(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    known = {node.name for node in old.excluded_nodes or ()}
-    for node in new.excluded_nodes or ():
-        if node.name not in known:
-            message = f"node {node.name} is left out until {node.until}: {node.reason}"
-            yield EventRecord("Warning", reasons.NODE_EXCLUDED, message)
-
-
-def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    was, _ = _said(old, reasons.CONFIGURATION_VALID)
-    reason, message = _said(new, reasons.CONFIGURATION_VALID)
-    if reason == was:
-        return
-    if reason == reasons.CHANGE_PENDING:
-        yield EventRecord("Normal", reason, message)
-    elif reason in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN) and new.phase != "Failed":
-        yield EventRecord("Warning", reason, message)
-
-
-def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    if new.phase in ("Completing", "Complete", "Failed"):
-        return
-    was, now = (
-        is_true(old.conditions, reasons.INFERENCE_AVAILABLE),
-        is_true(new.conditions, reasons.INFERENCE_AVAILABLE),
-    )
-    if now and not was:
-        yield EventRecord("Normal", reasons.ENGINES_AVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
-    elif was and not now:
-        yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
-    before, after = old.inference.desired, new.inference.desired
-    if before and after != before and new.shared_with is None:
-        yield EventRecord("Normal", reasons.INFERENCE_SCALED, f"inference.replicas: {before} to {after} engines")
-
-
-def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    """The problem that matters most, once it appears; of what a running run may have beside it, each."""
-    if new.reason in reasons.PROBLEMS and new.reason != old.reason:
-        yield EventRecord("Warning", str(new.reason), new.message or "")
-    beside = (reasons.STORAGE_READY,) if is_true(new.conditions, reasons.STORAGE_READY) else ()
-    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY, reasons.CHILDREN_INTACT, *beside):
-        was, (reason, message) = _said(old, kind)[0], _said(new, kind)
-        if reason in reasons.PROBLEMS and reason not in (was, new.reason):
-            yield EventRecord("Warning", reason, message)
-    if _said(old, reasons.PROGRESSING)[0] == reasons.HEARTBEAT_LOST and is_true(new.conditions, reasons.PROGRESSING):
-        yield EventRecord("Normal", reasons.HEARTBEAT_RESUMED, "the orchestrator renews its Lease again")
-
-
-def _said(status: RLRunStatus, kind: str) -> tuple[str, str]:
-    found = find(status.conditions, kind)
-    return (found.reason, found.message) if found is not None else ("", "")

@@ -9,24 +9,20 @@ checkpoint of the last finished step; the engines go when they are gone. The vol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from dataclasses import replace
 
 from rlrun_operator.decide import status_builder
-from rlrun_operator.decide.attempt import begun, launch, next_attempt, overdue, removals, settles_in
-from rlrun_operator.decide.running import configuration, finish, storage_at_rest
-from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending
-from rlrun_operator.state import Decision, Delete, Fact, Scale
+from rlrun_operator.decide.attempt import launch, next_attempt
+from rlrun_operator.decide.attempt_end import begun
+from rlrun_operator.decide.restart import listed, overdue, removals, settles_in
+from rlrun_operator.decide.running import standing, storage_at_rest
+from rlrun_operator.decide.snapshot import Case, has_let_go, is_ending, uid_of
+from rlrun_operator.decide.status_builder import finish
+from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Decision, Delete
 from rlrun_operator.status import progress, reasons
-from rlrun_operator.status.conditions import Say, find, is_true, not_failed
+from rlrun_operator.status.change import StatusChange
+from rlrun_operator.status.conditions import Say, find, is_true
 from rlrun_operator.validate_spec import counted
-
-
-class _Ends(TypedDict):
-    """When and with which facts to look again at pods that do not end."""
-
-    wake_in: float | None
-    look_up: frozenset[Fact]
 
 
 def is_wanted(case: Case) -> bool:
@@ -47,7 +43,7 @@ def suspension(case: Case) -> Decision | None:
 
 def _begin(case: Case) -> Decision:
     """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
-    return _say(case, "the run is about to be stopped", wake_in=0.0)
+    return _say(case, "the run is about to be stopped", AT_ONCE)
 
 
 def _stop(case: Case) -> Decision:
@@ -55,21 +51,18 @@ def _stop(case: Case) -> Decision:
     scale, delete = removals(case)
     names = sorted(pod.name for pod in case.group)
     stuck = overdue(case, suspending=True)
-    ends: _Ends = {
-        "wake_in": stuck.look_in,
-        "look_up": frozenset(("nodes",)) if stuck.nodes_would_help else frozenset(),
-    }
+    ends = Actions(wake_in=stuck.look_in, look_up=frozenset(("nodes",)) if stuck.nodes_would_help else frozenset())
     if names or not has_let_go(case.statefulset):
-        what = f"{_both(case)} save and end{f': {stuck.told}' if stuck.told else _listed(names)}"
-        return _say(case, what, scale=scale, delete=[*delete, *stuck.force], **ends)
+        what = f"{_both(case)} save and end{f': {stuck.told}' if stuck.told else listed(names)}"
+        return _say(case, what, replace(ends, scale=scale, delete=[*delete, *stuck.force]))
     if case.deployment is not None and not is_ending(case.deployment):
-        gone = Delete(case.inference_ref, str(case.deployment["metadata"]["uid"]))
-        return _say(case, f"{_both(case)} are gone; the engines are removed", delete=(gone,))
+        gone = Delete(case.inference_ref, uid_of(case.deployment))
+        return _say(case, f"{_both(case)} are gone; the engines are removed", Actions(delete=(gone,)))
     if case.pods or case.deployment is not None:
-        left = f": {stuck.told}" if stuck.told else _listed(sorted(pod.name for pod in case.pods))
-        return _say(case, f"the engines end{left}", delete=stuck.force, **ends)
+        left = f": {stuck.told}" if stuck.told else listed(sorted(pod.name for pod in case.pods))
+        return _say(case, f"the engines end{left}", replace(ends, delete=stuck.force))
     if (settles := settles_in(case, reasons.SUSPENDED)) > 0:
-        return _say(case, "no pod is seen any more", wake_in=settles)
+        return _say(case, "no pod is seen any more", Actions(wake_in=settles))
     return _rest(case)
 
 
@@ -82,8 +75,8 @@ def _rest(case: Case, waits_for: str = "") -> Decision:
     if waits_for:
         return _written(case, Say("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True)
     message = f"no pod is left; {where_it_goes_on(case)}, when spec.suspend is false"
-    wake = None if is_wanted(case) else 0.0
-    return _written(case, Say("True", reasons.SUSPENDED, message), over=True, wake_in=wake)
+    actions = NO_ACTIONS if is_wanted(case) else AT_ONCE
+    return _written(case, Say("True", reasons.SUSPENDED, message), actions, over=True)
 
 
 def _resume(case: Case) -> Decision:
@@ -116,29 +109,11 @@ def where_it_goes_on(case: Case) -> str:
     return f"it goes on from the checkpoint of step {saved}{lost}"
 
 
-def _say(
-    case: Case,
-    message: str,
-    *,
-    scale: Sequence[Scale] = (),
-    delete: Sequence[Delete] = (),
-    wake_in: float | None = None,
-    look_up: frozenset[Fact] = frozenset(),
-) -> Decision:
-    suspending = Say("False", reasons.SUSPENDING, message)
-    return _written(case, suspending, over=False, scale=scale, delete=delete, wake_in=wake_in, look_up=look_up)
+def _say(case: Case, message: str, actions: Actions) -> Decision:
+    return _written(case, Say("False", reasons.SUSPENDING, message), actions, over=False)
 
 
-def _written(
-    case: Case,
-    suspended: Say,
-    *,
-    over: bool,
-    scale: Sequence[Scale] = (),
-    delete: Sequence[Delete] = (),
-    wake_in: float | None = None,
-    look_up: frozenset[Fact] = frozenset(),
-) -> Decision:
+def _written(case: Case, suspended: Say, actions: Actions = NO_ACTIONS, *, over: bool) -> Decision:
     heard = progress.read_lease(case.observed.lease, case.attempt)
     away = Say("False", suspended.reason, suspended.message)
     engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
@@ -147,28 +122,22 @@ def _written(
         **storage_at_rest(case),
         reasons.SUSPENDED: suspended,
         reasons.RESTARTING: Say("False", reasons.NOT_RESTARTING, "the run is being suspended, or is"),
-        reasons.CONFIGURATION_VALID: configuration(case, pending=True),
         reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
+        **standing(case, pending=True),
     }
     if find(case.past.conditions, reasons.SCHEDULED) is not None:
         said[reasons.SCHEDULED] = away
-    if case.host_available is not None:
-        said[reasons.HOST_AVAILABLE] = case.host_available
-    said |= not_failed(case.past.conditions)
-    updates = {
-        **status_builder.roles(case, case.attempt, heard, over=over),
-        "attempt": case.attempt,
-        "launched_attempt": case.attempt,
-        "next_retry_time": None,
-        "completion_time": None,
-        "progress": progress.progressed(case.past, heard, case.total_steps, case.now).model_copy(
-            update={"waiting_on": None, "estimated_completion_time": None, "tokens_per_second": None}
+    change = StatusChange(
+        attempt=case.attempt,
+        launched_attempt=case.attempt,
+        next_retry_time=None,
+        completion_time=None,
+        progress=progress.changed(
+            progress.progressed(case.past, heard, case.total_steps, case.now),
+            waiting_on=None,
+            estimated_completion_time=None,
+            tokens_per_second=None,
         ),
-        "checkpoint": progress.checkpointed(begun(case), heard, case.now),
-    }
-    new = status_builder.status(case, said, updates, training=False)
-    return finish(case, new, scale=scale, delete=delete, wake_in=wake_in, look_up=look_up)
-
-
-def _listed(names: list[str]) -> str:
-    return f" ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})" if names else ""
+        checkpoint=progress.checkpointed(begun(case), heard, case.now),
+    )
+    return finish(case, said, status_builder.roles(case, case.attempt, heard, over=over) | change, actions)

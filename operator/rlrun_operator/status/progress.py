@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from rlrun.api.status import COUNT_MAX, CheckpointStatus, ProgressStatus, RLRunStatus
 from rlrun.protocol import annotations as keys
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
+from rlrun_operator.status.change import StatusChange
 from rlrun_operator.times import rfc3339
 
 HEARTBEAT_SECONDS = 60.0
@@ -76,14 +78,40 @@ def is_training(report: Report | None) -> bool:
     return report is not None and report.step is not None and report.step > (report.resumed_from_step or 0)
 
 
+class _Change(TypedDict, total=False):
+    """Fields of ProgressStatus."""
+
+    total_steps: int
+    waiting_on: str | None
+    estimated_completion_time: str | None
+    tokens_per_second: float | None
+
+
+def changed(progress: ProgressStatus, **change: Unpack[_Change]) -> ProgressStatus:
+    """`progress` with other values of some fields."""
+    return progress.model_copy(update=change)
+
+
+def unresumed(checkpoint: CheckpointStatus) -> CheckpointStatus:
+    """`checkpoint` at the beginning of an attempt: nobody knows yet where that begins."""
+    return CheckpointStatus(
+        latest_complete_step=checkpoint.latest_complete_step,
+        latest_complete_time=checkpoint.latest_complete_time,
+        steps_lost_total=checkpoint.steps_lost_total,
+    )
+
+
+def measured(past: RLRunStatus, report: Report | None, total: int, now: float) -> StatusChange:
+    """`progressed` and `checkpointed`, together."""
+    return StatusChange(progress=progressed(past, report, total, now), checkpoint=checkpointed(past, report, now))
+
+
 def progressed(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
     """Progress in the status after `report`; without one what is known stays. `total` 0: as many steps as the report has."""
     if report is None or report.step is None:
         waiting = report.waiting_on if report is not None else None
         total = total or past.progress.total_steps
-        return past.progress.model_copy(
-            update={"total_steps": total, "waiting_on": waiting or past.progress.waiting_on}
-        )
+        return changed(past.progress, total_steps=total, waiting_on=waiting or past.progress.waiting_on)
     total = min(total or COUNT_MAX, report.total_steps or total)
     last, estimate = past.progress.last_step_time, past.progress.estimated_completion_time
     if report.step != past.progress.step or last is None:

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from rlrun_operator import pods
-from rlrun_operator.decide import attempt, hindsight, running, snapshot, state_machine
+from rlrun_operator.decide import (
+    attempt,
+    attempt_end,
+    completion,
+    hindsight,
+    restart,
+    running,
+    snapshot,
+    state_machine,
+    status_builder,
+)
 from rlrun_operator.deletion import asked_at
 from rlrun_operator.failures import policy
 from rlrun_operator.kube.client import Client
@@ -16,7 +26,8 @@ from rlrun_operator.reconcile.apply import Applier, KeptOutError, StaleViewError
 from rlrun_operator.reconcile.reconciler import Reconciler
 from rlrun_operator.runtime import cache
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.state import Apply, Decision
+from rlrun_operator.state import NO_ACTIONS, Actions, Apply, Decision
+from rlrun_operator.status.change import NO_CHANGE, UNSET, StatusChange
 from tests.sim.planted.plant import Plant, put
 
 
@@ -27,7 +38,7 @@ def ending_pods_are_taken_for_gone(stack: contextlib.ExitStack) -> None:
 
 
 def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
-    put(stack, attempt, "has_let_go", lambda statefulset: True)
+    put(stack, restart, "has_let_go", lambda statefulset: True)
 
 
 def disruptions_count(stack: contextlib.ExitStack) -> None:
@@ -129,21 +140,30 @@ def a_comparison_forgets_nothing(stack: contextlib.ExitStack) -> None:
 
 
 def a_backoff_wakes_nobody(stack: contextlib.ExitStack) -> None:
-    for module in (attempt, running, state_machine):
-        real = module.finish
-        put(stack, module, "finish", lambda *a, real=real, **how: real(*a, **how | {"wake_in": None}))
+    real = status_builder.finish
+
+    def finish(
+        found: snapshot.Case, said: Any, change: StatusChange, actions: Actions = NO_ACTIONS, **how: Any
+    ) -> Decision:
+        return real(found, said, change, replace(actions, wake_in=None), **how)
+
+    for module in (attempt, attempt_end, completion, running):
+        put(stack, module, "finish", finish)
 
 
 def a_step_is_taken_for_every_failure(stack: contextlib.ExitStack) -> None:
     """Counted where the attempt restarts, and once more where its pods are found gone."""
-    real = attempt.restarting
+    real = attempt_end.restarting
 
-    def restarting(found: snapshot.Case, message: str, reason: str, **more: Any) -> Decision:
-        if "restarts" not in more and found.past.restarts and not found.group:
-            more["restarts"] = found.past.restarts + 1
-        return real(found, message, reason, **more)
+    def restarting(
+        found: snapshot.Case, message: str, reason: str, change: StatusChange = NO_CHANGE, *more: Any, **how: Any
+    ) -> Decision:
+        if change.restarts is UNSET and found.past.restarts and not found.group:
+            change |= StatusChange(restarts=found.past.restarts + 1)
+        return real(found, message, reason, change, *more, **how)
 
-    put(stack, attempt, "restarting", restarting)
+    for module in (attempt, attempt_end, restart):
+        put(stack, module, "restarting", restarting)
 
 
 def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from rlrun_operator import render
 from rlrun_operator.decide import (
-    attempt,
     keys,
     parts,
+    restart,
     running,
     snapshot,
     state_machine,
@@ -45,7 +45,7 @@ def the_observed_generation_is_ignored(stack: contextlib.ExitStack) -> None:
     def let_go(found: Manifest | None) -> bool:
         return found is None or not (is_ending(found) or replicas(found) or (found.get("status") or {}).get("replicas"))
 
-    for module in (attempt, suspend):
+    for module in (restart, suspend):
         put(stack, module, "has_let_go", let_go)
 
 

@@ -1,0 +1,92 @@
+"""Change of a run's status: which fields a decision sets, each with its type."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+from rlrun.api.status import (
+    CheckpointStatus,
+    Condition,
+    ExcludedNode,
+    FailureRecord,
+    Phase,
+    ProgressStatus,
+    RLRunStatus,
+    RoleStatus,
+    SharedWithStatus,
+    StorageStatus,
+)
+
+
+class Unset(enum.Enum):
+    """Type of `UNSET`."""
+
+    UNSET = "UNSET"
+
+
+UNSET: Final[Literal[Unset.UNSET]] = Unset.UNSET
+"""Value of a field that a change leaves as it was. None is a value: it removes what the status has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """New values of fields of `RLRunStatus`, under the same names and of the same types."""
+
+    observed_generation: int | Unset | None = UNSET
+    phase: Phase | Unset | None = UNSET
+    conditions: list[Condition] | Unset = UNSET
+    reason: str | Unset | None = UNSET
+    message: str | Unset | None = UNSET
+    attempt: int | Unset = UNSET
+    launched_attempt: int | Unset = UNSET
+    restarts: int | Unset = UNSET
+    restarts_counted_towards_max: int | Unset = UNSET
+    counted_at_step: int | Unset | None = UNSET
+    restarts_without_step: int | Unset = UNSET
+    next_retry_time: str | Unset | None = UNSET
+    start_time: str | Unset | None = UNSET
+    completion_time: str | Unset | None = UNSET
+    active_since: str | Unset | None = UNSET
+    active_seconds: int | Unset = UNSET
+    max_steps: int | Unset | None = UNSET
+    restart_requested_at: str | Unset | None = UNSET
+    key_attempt: int | Unset | None = UNSET
+    key_rotation_requested_at: str | Unset | None = UNSET
+    config_hash: str | Unset | None = UNSET
+    spec_hash: str | Unset | None = UNSET
+    steps: str | Unset | None = UNSET
+    results: list[str] | Unset | None = UNSET
+    trainer: RoleStatus | Unset = UNSET
+    inference: RoleStatus | Unset = UNSET
+    orchestrator: RoleStatus | Unset = UNSET
+    trainer_ready: str | Unset | None = UNSET
+    inference_ready: str | Unset | None = UNSET
+    progress: ProgressStatus | Unset = UNSET
+    checkpoint: CheckpointStatus | Unset = UNSET
+    last_failure: FailureRecord | Unset | None = UNSET
+    failures: list[FailureRecord] | Unset = UNSET
+    excluded_nodes: list[ExcludedNode] | Unset | None = UNSET
+    storage: StorageStatus | Unset | None = UNSET
+    shared_with: SharedWithStatus | Unset | None = UNSET
+    guests: list[str] | Unset | None = UNSET
+
+    def __or__(self, later: StatusChange) -> StatusChange:
+        """Both changes; where both set a field, `later` counts."""
+        return StatusChange(**{**self.values(), **later.values()})
+
+    def values(self) -> Mapping[str, Any]:
+        """Fields that are set, by name."""
+        return {name: value for name, value in zip(_NAMES, _all_of(self), strict=True) if value is not UNSET}
+
+    def applied_to(self, past: RLRunStatus) -> RLRunStatus:
+        """Status after the change. Nothing is validated again."""
+        return past.model_copy(update=self.values())
+
+
+_NAMES = tuple(field.name for field in fields(StatusChange))
+_all_of = attrgetter(*_NAMES)
+NO_CHANGE = StatusChange()

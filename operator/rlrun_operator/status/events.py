@@ -1,0 +1,138 @@
+"""Events that the change of a status is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlrun.api.status import RLRunStatus
+from rlrun_operator.state import EventRecord
+from rlrun_operator.status import reasons
+from rlrun_operator.status.conditions import find, is_true
+from rlrun_operator.times import seconds_of
+from rlrun_operator.validate_spec import counted, shorten
+
+EVENT_MAX = 1000
+"""Characters of an event's message; the API's limit is 1024."""
+
+
+def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
+    """Events between two statuses. At most three from creation to the first step of a healthy run.
+
+    Args:
+        old: the status before.
+        new: the status that is written.
+        trains: whether the run trains; else its steps are answers.
+    """
+    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _events(old, new, trains))
+
+
+def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+    yield from _of_failure(old, new)
+    if new.attempt > old.attempt:
+        engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
+        what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
+        if not trains:
+            what = f"{engines.removeprefix(', ')} and the orchestrator"
+        if new.shared_with is not None:
+            what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
+        yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
+    yield from _of_nodes(old, new)
+    yield from _of_configuration(old, new)
+    yield from _of_inference(old, new)
+    resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
+    if resumed and before is None:
+        lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
+        message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {counted(lost, 'step')} to train again"
+        if not trains:
+            message = f"attempt {new.attempt} has found {counted(resumed, 'answer')}, and asks the rest"
+        yield EventRecord("Normal", reasons.RESUMED, message)
+    if new.phase == "Running" and old.phase != "Running":
+        message = f"attempt {new.attempt} trains: step {new.progress.step} is done"
+        if not trains:
+            message = f"attempt {new.attempt} asks: {new.steps} answers are there"
+        yield EventRecord("Normal", reasons.TRAINING if trains else reasons.ANSWERING, message)
+    yield from _of_problems(old, new)
+    if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
+        yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
+    if new.restart_requested_at != old.restart_requested_at and old.attempt and seconds_of(new.restart_requested_at):
+        yield EventRecord(
+            "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"
+        )
+    rotation = new.key_rotation_requested_at
+    if rotation != old.key_rotation_requested_at and old.attempt and seconds_of(rotation):
+        told = f"asked for at {rotation}; the next attempt begins with another API key, and does not count"
+        yield EventRecord("Normal", reasons.KEY_ROTATION_REQUESTED, told)
+    if new.phase == "Complete" and old.phase != "Complete":
+        steps = f"all {new.progress.total_steps} steps are trained"
+        measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
+        yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
+
+
+def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    failure, failed = new.last_failure, new.phase == "Failed" and old.phase != "Failed"
+    if failed:
+        reason, message = _said(new, reasons.FAILED)
+        yield EventRecord("Warning", reason, message)
+    elif failure is not None and failure != old.last_failure:
+        told = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
+        when = f"; next attempt not before {new.next_retry_time}" if new.next_retry_time else "; restarting at once"
+        if failure.reason == reasons.NUMBER_TAKEN:
+            yield EventRecord("Normal", reasons.ATTEMPT_TAKEN, told)
+        elif failure.counted:
+            count = f"; restart {new.restarts_counted_towards_max} that counts"
+            yield EventRecord("Warning", reasons.ATTEMPT_FAILED, told + count + when)
+        else:
+            yield EventRecord("Warning", reasons.DISRUPTED, f"{told}; the restart does not count{when}")
+
+
+def _of_nodes(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    known = {node.name for node in old.excluded_nodes or ()}
+    for node in new.excluded_nodes or ():
+        if node.name not in known:
+            message = f"node {node.name} is left out until {node.until}: {node.reason}"
+            yield EventRecord("Warning", reasons.NODE_EXCLUDED, message)
+
+
+def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    was, _ = _said(old, reasons.CONFIGURATION_VALID)
+    reason, message = _said(new, reasons.CONFIGURATION_VALID)
+    if reason == was:
+        return
+    if reason == reasons.CHANGE_PENDING:
+        yield EventRecord("Normal", reason, message)
+    elif reason in (reasons.INVALID_CONFIGURATION, reasons.FORBIDDEN) and new.phase != "Failed":
+        yield EventRecord("Warning", reason, message)
+
+
+def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    if new.phase in ("Completing", "Complete", "Failed"):
+        return
+    was, now = (
+        is_true(old.conditions, reasons.INFERENCE_AVAILABLE),
+        is_true(new.conditions, reasons.INFERENCE_AVAILABLE),
+    )
+    if now and not was:
+        yield EventRecord("Normal", reasons.ENGINES_AVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+    elif was and not now:
+        yield EventRecord("Warning", reasons.ENGINES_UNAVAILABLE, _said(new, reasons.INFERENCE_AVAILABLE)[1])
+    before, after = old.inference.desired, new.inference.desired
+    if before and after != before and new.shared_with is None:
+        yield EventRecord("Normal", reasons.INFERENCE_SCALED, f"inference.replicas: {before} to {after} engines")
+
+
+def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    """The problem that matters most, once it appears; of what a running run may have beside it, each."""
+    if new.reason in reasons.PROBLEMS and new.reason != old.reason:
+        yield EventRecord("Warning", str(new.reason), new.message or "")
+    beside = (reasons.STORAGE_READY,) if is_true(new.conditions, reasons.STORAGE_READY) else ()
+    for kind in (reasons.PROGRESSING, reasons.CHECKPOINT_HEALTHY, reasons.CHILDREN_INTACT, *beside):
+        was, (reason, message) = _said(old, kind)[0], _said(new, kind)
+        if reason in reasons.PROBLEMS and reason not in (was, new.reason):
+            yield EventRecord("Warning", reason, message)
+    if _said(old, reasons.PROGRESSING)[0] == reasons.HEARTBEAT_LOST and is_true(new.conditions, reasons.PROGRESSING):
+        yield EventRecord("Normal", reasons.HEARTBEAT_RESUMED, "the orchestrator renews its Lease again")
+
+
+def _said(status: RLRunStatus, kind: str) -> tuple[str, str]:
+    found = find(status.conditions, kind)
+    return (found.reason, found.message) if found is not None else ("", "")
