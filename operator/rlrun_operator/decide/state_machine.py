@@ -10,7 +10,9 @@ what is observed, never from what an earlier pass meant to do: a crash between a
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rlrun_operator.decide import (
     completion,
@@ -52,39 +54,134 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 
 
+@dataclass(frozen=True)
+class Situation:
+    """A run and the facts about it that more than one rule asks for."""
+
+    case: Case
+
+    @cached_property
+    def mended(self) -> bool:
+        """The run had failed, and what it failed by is put right."""
+        return _mended(self.case)
+
+    @cached_property
+    def restarting(self) -> bool:
+        """An attempt has ended, and the next one has not begun."""
+        return is_true(self.case.past.conditions, reasons.RESTARTING)
+
+    @cached_property
+    def launched(self) -> bool:
+        """All workloads of the newest attempt were seen."""
+        past = self.case.past
+        return past.attempt > 0 and past.launched_attempt >= past.attempt == self.case.attempt
+
+    @cached_property
+    def done(self) -> bool:
+        """The attempt has done all that it was made for, and no other one is to begin at once."""
+        return completion.is_complete(self.case) and not (
+            self.restarting and (self.case.joined_guests or lifetime.has_more_steps(self.case))
+        )
+
+    @cached_property
+    def suspension(self) -> Decision | None:
+        """Next thing to do on the way into suspension, in it, or out of it."""
+        return suspend.suspension(self.case)
+
+
+Rule = Callable[[Situation], Decision | None]
+"""One rule: what is done; None where it does not apply."""
+
+
+def _stay_over(it: Situation) -> Decision | None:
+    """Complete and Failed absorb, but for what is asked to begin again."""
+    past = it.case.past.conditions
+    if it.mended or not (is_true(past, reasons.COMPLETE) or is_true(past, reasons.FAILED)):
+        return None
+    # One that shall be suspended too: what it begins again for is on record first.
+    return manual_restart.revived(it.case) or completion.ended(it.case)
+
+
+def _train_more_steps(it: Situation) -> Decision | None:
+    if not it.done or not lifetime.has_more_steps(it.case):
+        return None
+    return it.suspension or manual_restart.more_steps(it.case)
+
+
+def _complete(it: Situation) -> Decision | None:
+    """A run that would stay for its guests alone can be suspended."""
+    if not it.done or (it.case.joined_guests and it.suspension is not None):
+        return None
+    return completion.complete(it.case)
+
+
+def _suspend(it: Situation) -> Decision | None:
+    return it.suspension
+
+
+def _end_late(it: Situation) -> Decision | None:
+    left = lifetime.seconds_left(it.case)
+    if left is None or left > 0:
+        return None
+    return fail(it.case, reasons.DEADLINE_EXCEEDED, lifetime.deadline_message(it.case))
+
+
+def _end_invalid(it: Situation) -> Decision | None:
+    """An attempt that runs goes on with the specification that it began with."""
+    if it.case.spec is not None or it.launched:
+        return None
+    return fail(it.case, reasons.INVALID_CONFIGURATION, it.case.problems)
+
+
+def _restart_as_asked(it: Situation) -> Decision | None:
+    return manual_restart.asked(it.case, is_restarting=it.restarting)
+
+
+def _restart(it: Situation) -> Decision | None:
+    between = (it.restarting or it.mended) and it.case.attempt == it.case.past.attempt > 0
+    return restart(it.case) if between else None
+
+
+def _launch(it: Situation) -> Decision | None:
+    """Begin the first attempt, or make one whole whose children are not all there."""
+    case = it.case
+    return launch(case, case.spec, max(case.attempt, 1)) if case.spec is not None and not it.launched else None
+
+
+def _end_attempt(it: Situation) -> Decision | None:
+    cause = cause_of(it.case, settled_at(it.case))
+    return None if cause is None else record(it.case, cause)
+
+
+def _end_hanging(it: Situation) -> Decision | None:
+    if (hangs := stall.cause(it.case)) is None:
+        return None
+    return give_up(it.case, hangs) if stall.ends_run(it.case) else record(it.case, hangs)
+
+
+RULES: tuple[Rule, ...] = (
+    _stay_over,
+    _train_more_steps,
+    _complete,
+    _suspend,
+    _end_late,
+    _end_invalid,
+    _restart_as_asked,
+    _restart,
+    _launch,
+    _end_attempt,
+    _end_hanging,
+)
+"""In the order of their precedence."""
+
+
 def _decide(case: Case) -> Decision:
-    past = case.past
-    mended = _mended(case)
-    if (is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED)) and not mended:
-        return manual_restart.revived(case) or completion.ended(
-            case
-        )  # one that shall be suspended too: what it begins again for is on record first
-    launched = past.attempt > 0 and past.launched_attempt >= past.attempt == case.attempt
-    restarting = is_true(past.conditions, reasons.RESTARTING)
-    more = lifetime.has_more_steps(case)
-    suspended = suspend.suspension(case)
-    if completion.is_complete(case) and not (restarting and (case.joined_guests or more)):
-        if more:
-            return suspended or manual_restart.more_steps(case)
-        if suspended is None or not case.joined_guests:
-            return completion.complete(case)
-    if suspended is not None:
-        return suspended
-    left = lifetime.seconds_left(case)
-    if left is not None and left <= 0:
-        return fail(case, reasons.DEADLINE_EXCEEDED, lifetime.deadline_message(case))
-    if case.spec is None and not launched:
-        return fail(case, reasons.INVALID_CONFIGURATION, case.problems)
-    if (asked := manual_restart.asked(case, is_restarting=restarting)) is not None:
-        return asked
-    if (restarting or mended) and case.attempt == past.attempt > 0:
-        return restart(case)
-    if case.spec is not None and not launched:
-        return launch(case, case.spec, max(case.attempt, 1))
-    cause = cause_of(case, settled_at(case))
-    if cause is None and (hangs := stall.cause(case)) is not None:
-        return give_up(case, hangs) if stall.ends_run(case) else record(case, hangs)
-    return record(case, cause) if cause is not None else follow(case, past.attempt)
+    """The first rule that applies; where none does, the attempt goes on."""
+    situation = Situation(case)
+    for rule in RULES:
+        if (decision := rule(situation)) is not None:
+            return decision
+    return follow(case, case.past.attempt)
 
 
 def _mended(case: Case) -> bool:
