@@ -14,9 +14,10 @@ from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ProgressStatus, SharedWithStatus
 from rlrun_operator import render
-from rlrun_operator.decide import keys, parts, status_builder
+from rlrun_operator.decide import status_builder
 from rlrun_operator.decide.attempt_end import begun, fail, restarting
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
+from rlrun_operator.decide.objects import keys, parts
 from rlrun_operator.decide.running import TAKEN_SECONDS, configuration, follow, storage_at_rest, storage_status
 from rlrun_operator.decide.snapshot import Case, is_ending, rendering_of, uid_of
 from rlrun_operator.decide.status_builder import finish

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rlrun_operator.decide import host_run, keys, parts, volumes
+from rlrun_operator.decide import host_run
+from rlrun_operator.decide.objects import keys, parts, volumes
 from rlrun_operator.decide.snapshot import Case, is_ending, replicas
 from rlrun_operator.failures import detect, node_exclusion
 from rlrun_operator.failures.detect import Cause

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlrun_operator.decide import lifetime, parts, status_builder
+from rlrun_operator.decide import lifetime, status_builder
 from rlrun_operator.decide.attempt_end import begun, ends_run, record, run_over
 from rlrun_operator.decide.cause import cause_of
+from rlrun_operator.decide.objects import parts
 from rlrun_operator.decide.restart import hurried
 from rlrun_operator.decide.running import configuration, engines_as_specified, of_inference
 from rlrun_operator.decide.snapshot import Case, is_ending, uid_of

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from rlrun.api.status import StorageStatus
 from rlrun_operator import render
-from rlrun_operator.decide import host_run, parts, stall, status_builder, volumes
+from rlrun_operator.decide import host_run, stall, status_builder
+from rlrun_operator.decide.objects import parts, volumes
 from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.failures import node_exclusion, policy

@@ -14,18 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlrun_operator.decide import (
-    completion,
-    growth,
-    keys,
-    lifetime,
-    manual_restart,
-    stall,
-    suspend,
-)
+from rlrun_operator.decide import completion, lifetime, manual_restart, stall, suspend
 from rlrun_operator.decide.attempt import launch
 from rlrun_operator.decide.attempt_end import fail, give_up, record
 from rlrun_operator.decide.cause import cause_of, settled_at
+from rlrun_operator.decide.objects import growth, keys
 from rlrun_operator.decide.restart import restart
 from rlrun_operator.decide.running import follow
 from rlrun_operator.decide.snapshot import Case

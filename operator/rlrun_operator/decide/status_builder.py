@@ -7,7 +7,8 @@ from typing import Any
 
 from rlrun.api.status import Condition, RLRunStatus, RoleStatus, SharedWithStatus
 from rlrun.protocol.printable import printable
-from rlrun_operator.decide import growth, lifetime
+from rlrun_operator.decide import lifetime
+from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import attempt_number
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Urgency

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
-from rlrun_operator.decide import growth
+from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.decide.snapshot import read_status
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError

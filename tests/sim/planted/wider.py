@@ -8,17 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun_operator import render
-from rlrun_operator.decide import (
-    keys,
-    parts,
-    restart,
-    running,
-    snapshot,
-    state_machine,
-    status_builder,
-    suspend,
-    volumes,
-)
+from rlrun_operator.decide import restart, running, snapshot, state_machine, status_builder, suspend
+from rlrun_operator.decide.objects import keys, parts, volumes
 from rlrun_operator.decide.snapshot import is_ending, replicas
 from rlrun_operator.failures import policy
 from rlrun_operator.kube import client

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rlrun_operator.decide.parts import REPAIR_SECONDS
+from rlrun_operator.decide.objects.parts import REPAIR_SECONDS
 from rlrun_operator.names import CONFIG_ANNOTATION, Ref
 from rlrun_operator.render.context import RunContext
 from tests.unit.operator.decide.kube import Kube

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.decide.growth import LONGEST_RETRY_SECONDS, RETRY_SECONDS
+from rlrun_operator.decide.objects.growth import LONGEST_RETRY_SECONDS, RETRY_SECONDS
 from rlrun_operator.state import Apply, Decision, Grow, Observed
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import STS, Bench, child
