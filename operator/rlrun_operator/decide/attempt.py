@@ -56,7 +56,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
         return _begin_again(case, attempt, broken)
     applies = _missing(case, start)
     launched = StatusChange(launched_attempt=attempt) if start.whole else NO_CHANGE
-    case = replace(case, beginning=True)
+    case = case.begins()
     if start.recorded:
         # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nor has anybody asked yet what
         # has become of what is there, and its event has come already.

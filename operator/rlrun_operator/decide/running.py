@@ -14,7 +14,7 @@ from rlrun_operator.failures import node_exclusion, policy
 from rlrun_operator.names import ACCESS_ANNOTATION
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.status import diagnose, progress, reasons
-from rlrun_operator.status.change import NO_CHANGE, StatusChange
+from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
 from rlrun_operator.status.conditions import Say, find, is_true, not_failed, since
 from rlrun_operator.status.diagnose import Scene
 
@@ -75,7 +75,7 @@ def _reached(case: Case, attempt: int, heard: progress.Report | None) -> StatusC
     beside = StatusChange(
         storage=storage_status(case), excluded_nodes=node_exclusion.active(case.past, case.now) or None
     )
-    return status_builder.roles(case, attempt, heard) | measured | beside | _budget(case, heard)
+    return combined(status_builder.roles(case, attempt, heard), measured, beside, _budget(case, heard))
 
 
 def _look_again(

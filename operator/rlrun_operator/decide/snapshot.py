@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,6 +52,12 @@ class Case:
     random: float
     beginning: bool = False
     """An attempt of the present specification begins in this pass."""
+
+    def begins(self) -> Case:
+        """The case of a pass in which an attempt of the present specification begins; what is read already is not read again."""
+        case = replace(self, beginning=True)
+        case.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})
+        return case
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
@@ -328,6 +334,10 @@ class Case:
     def _is_own(self, child: Manifest) -> bool:
         owners = child["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == self.metadata["uid"] for owner in owners)
+
+
+_OF_ANY_PASS = frozenset(("past", "judgement", "metadata", "names", "_pods", "group", "host", "host_available"))
+"""Properties that take long and do not depend on whether an attempt begins; `wanted` and what is made of it do."""
 
 
 def rendering_of(child: Manifest) -> str | None:

@@ -13,7 +13,7 @@ from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import attempt_number
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Urgency
 from rlrun_operator.status import reasons
-from rlrun_operator.status.change import UNSET, StatusChange
+from rlrun_operator.status.change import UNSET, StatusChange, combined
 from rlrun_operator.status.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
 from rlrun_operator.status.events import events
 from rlrun_operator.status.progress import Report, read_lease
@@ -80,7 +80,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
         guests=case.joined_guests or None,
         results=_results(case, attempt),
     )
-    new = (follows | lifetime.active(past, conditions, attempt, case.now) | change).applied_to(past)
+    new = combined(follows, lifetime.active(past, conditions, attempt, case.now), change).applied_to(past)
     columns = StatusChange(
         storage=growth.sized(case, new.storage),
         steps=f"{new.progress.step}/{new.progress.total_steps}",

@@ -197,10 +197,15 @@ def _unset(block: B, path: list[str]) -> B:
     """`block` with the default in the field at `path`; unchanged where a block on the way is not set."""
     name, *rest = path
     if not rest:
-        default = type(block).model_fields[name].get_default(call_default_factory=True, validated_data={})
-        return block.model_copy(update={name: default})
+        return block.model_copy(update={name: _default(type(block), name)})
     inner = getattr(block, name)
     return block if inner is None else block.model_copy(update={name: _unset(inner, rest)})
+
+
+@cache
+def _default(block: type[BaseModel], name: str) -> object:
+    """Default of a field. It is shared, and only dumped."""
+    return block.model_fields[name].get_default(call_default_factory=True, validated_data={})
 
 
 def mark(document: Any) -> str:

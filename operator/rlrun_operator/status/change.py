@@ -76,7 +76,7 @@ class StatusChange:
 
     def __or__(self, later: StatusChange) -> StatusChange:
         """Both changes; where both set a field, `later` counts."""
-        return StatusChange(**{**self.values(), **later.values()})
+        return combined(self, later)
 
     def values(self) -> Mapping[str, Any]:
         """Fields that are set, by name."""
@@ -85,6 +85,14 @@ class StatusChange:
     def applied_to(self, past: RLRunStatus) -> RLRunStatus:
         """Status after the change. Nothing is validated again."""
         return past.model_copy(update=self.values())
+
+
+def combined(*changes: StatusChange) -> StatusChange:
+    """All changes in one: the last one that sets a field counts."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        values.update(change.values())
+    return StatusChange(**values)
 
 
 _NAMES = tuple(field.name for field in fields(StatusChange))
