@@ -28,17 +28,35 @@ def events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[
 
 def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
     yield from _of_failure(old, new)
-    if new.attempt > old.attempt:
-        engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
-        what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
-        if not trains:
-            what = f"{engines.removeprefix(', ')} and the orchestrator"
-        if new.shared_with is not None:
-            what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
-        yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
+    yield from _of_beginning(old, new, trains)
     yield from _of_nodes(old, new)
     yield from _of_configuration(old, new)
     yield from _of_inference(old, new)
+    yield from _of_resumption(old, new, trains)
+    yield from _of_problems(old, new)
+    if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
+        yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
+    yield from _of_requests(old, new)
+    if new.phase == "Complete" and old.phase != "Complete":
+        steps = f"all {new.progress.total_steps} steps are trained"
+        measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
+        yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
+
+
+def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+    if new.attempt <= old.attempt:
+        return
+    engines = f", {counted(new.inference.desired, 'engine')}" if new.inference.desired else ""
+    what = f"{counted(new.trainer.desired, 'trainer pod')}{engines} and the orchestrator"
+    if not trains:
+        what = f"{engines.removeprefix(', ')} and the orchestrator"
+    if new.shared_with is not None:
+        what = f"the orchestrator, with trainer and engines of run {new.shared_with.run}"
+    yield EventRecord("Normal", reasons.ATTEMPT_STARTED, f"attempt {new.attempt}: {what}")
+
+
+def _of_resumption(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
+    """Where the attempt goes on from, and that it does."""
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
@@ -51,9 +69,10 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
         if not trains:
             message = f"attempt {new.attempt} asks: {new.steps} answers are there"
         yield EventRecord("Normal", reasons.TRAINING if trains else reasons.ANSWERING, message)
-    yield from _of_problems(old, new)
-    if new.phase in ("Suspending", "Suspended") and new.phase != old.phase:
-        yield EventRecord("Normal", new.phase, _said(new, reasons.SUSPENDED)[1])
+
+
+def _of_requests(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
+    """What a person has asked for by an annotation."""
     if new.restart_requested_at != old.restart_requested_at and old.attempt and seconds_of(new.restart_requested_at):
         yield EventRecord(
             "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"
@@ -62,10 +81,6 @@ def _events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventR
     if rotation != old.key_rotation_requested_at and old.attempt and seconds_of(rotation):
         told = f"asked for at {rotation}; the next attempt begins with another API key, and does not count"
         yield EventRecord("Normal", reasons.KEY_ROTATION_REQUESTED, told)
-    if new.phase == "Complete" and old.phase != "Complete":
-        steps = f"all {new.progress.total_steps} steps are trained"
-        measured = f"{new.steps} answers: {'; '.join(new.results or ())}"
-        yield EventRecord("Normal", reasons.COMPLETED, steps if trains else measured)
 
 
 def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:

@@ -48,37 +48,50 @@ def see(case: Case, attempt: int) -> Seen:
     """
     if case.spec is None or case.past.launched_attempt != attempt:
         return Seen({})
-    as_begun = _as_begun(case)
     context = case.context(case.spec, attempt)
-    damaged = {
-        _ref(part): what
-        for part in render.parts(context)
-        if (as_begun or part["kind"] in (*_INDEPENDENT, "ConfigMap")) and (what := _damage(case, part)) is not None
-    }
-    before = find(case.past.conditions, reasons.CHILDREN_INTACT)
+    damaged = _damaged(case, context)
     if not damaged:
-        if before is None or before.status == "True":
-            return Seen({})
-        return Seen(
-            {reasons.CHILDREN_INTACT: Say("True", reasons.REPAIRED, f"{_happened(before.message)}; it is put right")}
-        )
-    now = [
-        ref
-        for ref in damaged
-        if ref.kind in _INDEPENDENT or (as_begun and (ref.kind != "ConfigMap" or _same_file(case)))
-    ]
+        return Seen(_healed(case))
     if case.taken is not None:  # a repair would end at that object
-        return Seen(
-            {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, _shown(damaged) + _BEHIND.format(case.taken))}
-        )
+        return Seen(_drifted(damaged, _BEHIND.format(case.taken)))
+    now = [ref for ref in damaged if _can_be_made(case, ref)]
     refused = _refused(case, damaged)
-    message = _shown(damaged) + (_NOW if now else _LATER) + (f", and refused: {refused}" if refused else "")
-    said: dict[str, Say | None] = {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, message)}
+    said = _drifted(damaged, _NOW if now else _LATER, refused)
     left = REPAIR_SECONDS - case.observed.repaired_ago
     if not now or (left > 0 and not refused):
         return Seen(said, wake_in=left if now else None)
     made = [part for part in render.prerequisites(context).apply if _ref(part) in now]
     return Seen(said, tuple(applies(case, made)))
+
+
+def _damaged(case: Case, context: render.RunContext) -> dict[Ref, str]:
+    """Parts that are not as they were made, and what has happened to each."""
+    as_begun = _as_begun(case)
+    return {
+        _ref(part): what
+        for part in render.parts(context)
+        if (as_begun or part["kind"] in (*_INDEPENDENT, "ConfigMap")) and (what := _damage(case, part)) is not None
+    }
+
+
+def _can_be_made(case: Case, ref: Ref) -> bool:
+    """Whether a part can be made now as the attempt began with it."""
+    return ref.kind in _INDEPENDENT or (_as_begun(case) and (ref.kind != "ConfigMap" or _same_file(case)))
+
+
+def _healed(case: Case) -> dict[str, Say | None]:
+    """ChildrenIntact of parts that are all as they were made; nothing where none was damaged before."""
+    before = find(case.past.conditions, reasons.CHILDREN_INTACT)
+    if before is None or before.status == "True":
+        return {}
+    message = f"{_happened(before.message)}; it is put right"
+    return {reasons.CHILDREN_INTACT: Say("True", reasons.REPAIRED, message)}
+
+
+def _drifted(damaged: Mapping[Ref, str], then: str, refused: str = "") -> dict[str, Say | None]:
+    """ChildrenIntact of damaged parts. `then`: when they are put right; `refused`: words of the admission."""
+    message = _shown(damaged) + then + (f", and refused: {refused}" if refused else "")
+    return {reasons.CHILDREN_INTACT: Say("False", reasons.DRIFTED, message)}
 
 
 def withheld(case: Case) -> Cause | None:
