@@ -135,36 +135,42 @@ def _action(case: Case) -> str:
 
 def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
     """None: there is none, because the attempt has not begun, waits for nodes, is silent, or nobody watches it."""
-    past, watching = case.past, case.observed.watching_since
+    past = case.past
     begun = since(past.conditions, reasons.RESTARTING, true=False)
-    if case.spec is None or begun is None or watching is None:
+    if case.spec is None or begun is None or case.observed.watching_since is None:
         return None
     storage = find(past.conditions, reasons.STORAGE_READY)
     if (heard is not None and heard.storage is not None) or (storage is not None and storage.reason in reasons.VOLUME):
         return None  # the run waits for its volume, or has just stopped to: it goes on by itself, and no restart would help
     usable = since(past.conditions, reasons.STORAGE_READY, true=True) or 0.0
-    limits, margin = case.spec.progress, GUEST_MARGIN_SECONDS if case.host_name is not None else 0.0
-    if not progress.is_training(heard):
-        scheduled = since(past.conditions, reasons.SCHEDULED, true=True)
-        if scheduled is None:
-            return None
-        limit = limits.startup_deadline_seconds + margin
-        if case.observed.lease is None:
-            return None
-        what = f"the attempt's {case.words.first} {case.words.lacks}"
-        made = (
-            (case.observed.lease_changed_at or 0.0) if heard is None else 0.0
-        )  # one that was deleted is made again empty
-        began = max(scheduled, begun, watching, usable, made, _unready_since(case, heard))
-        return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(case, heard))
+    least = max(case.observed.watching_since, usable)
+    margin = GUEST_MARGIN_SECONDS if case.host_name is not None else 0.0
+    limits = case.spec.progress
+    if progress.is_training(heard):
+        return _next_step_clock(case, heard, least, limits.deadline_seconds + margin)
+    return _first_step_clock(case, heard, max(least, begun), limits.startup_deadline_seconds + margin)
+
+
+def _first_step_clock(case: Case, heard: progress.Report | None, least: float, limit: float) -> _Clock | None:
+    """Clock of an attempt without a step of its own; it has not begun before `least`."""
+    scheduled = since(case.past.conditions, reasons.SCHEDULED, true=True)
+    if scheduled is None or case.observed.lease is None:
+        return None
+    what = f"the attempt's {case.words.first} {case.words.lacks}"
+    made = (case.observed.lease_changed_at or 0.0) if heard is None else 0.0  # one that was deleted is made again empty
+    began = max(scheduled, least, made, _unready_since(case, heard))
+    return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(case, heard))
+
+
+def _next_step_clock(case: Case, heard: progress.Report | None, least: float, limit: float) -> _Clock | None:
+    """Clock of an attempt that trains; it has not begun before `least`."""
     moved, renewed = case.observed.lease_moved_at, case.observed.lease_changed_at
     silent, hangs = progress.silent_for(renewed, case.now), orchestrator_hangs(case, heard)
     if moved is None or (silent >= progress.HEARTBEAT_SECONDS and not hangs):
         return None
     judged = case.now if renewed is None or hangs or silent < progress.LATE_SECONDS else renewed
     what = f"no {case.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
-    limit = limits.deadline_seconds + margin
-    began = max(moved, watching, usable, _unready_since(case, heard) if hangs else 0.0)
+    began = max(moved, least, _unready_since(case, heard) if hangs else 0.0)
     return _Clock(began, limit, "progress.deadlineSeconds", what, judged)
 
 
