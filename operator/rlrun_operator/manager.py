@@ -19,7 +19,7 @@ from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Decide, Reconciler
+from rlrun_operator.reconcile.reconciler import Decide, Outside, Reconciler
 from rlrun_operator.runtime import health, preflight
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
@@ -80,11 +80,13 @@ class Operator:
         self._feed = Feed(self._store, self._client, self._workers.add)
         self._reconciler = Reconciler(
             decide=decide,
-            client=self._client,
-            store=self._store,
-            look_ups=LookUps(self._client, read_nodes=settings.read_nodes),
-            poster=self._poster,
-            metrics=self._metrics,
+            outside=Outside(
+                client=self._client,
+                store=self._store,
+                look_ups=LookUps(self._client, read_nodes=settings.read_nodes),
+                poster=self._poster,
+                metrics=self._metrics,
+            ),
             settings=settings.render,
             name=settings.name,
             again=self._workers.add,

@@ -108,6 +108,17 @@ class _Memory:
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
 
+@dataclass(frozen=True)
+class Outside:
+    """What a pass reads and writes."""
+
+    client: Client
+    store: Store
+    look_ups: LookUps
+    poster: Poster
+    metrics: Metrics
+
+
 class Reconciler:
     """Passes over runs; one instance for all of them.
 
@@ -122,11 +133,7 @@ class Reconciler:
         self,
         *,
         decide: Decide,
-        client: Client,
-        store: Store,
-        look_ups: LookUps,
-        poster: Poster,
-        metrics: Metrics,
+        outside: Outside,
         settings: RenderSettings,
         name: str = "",
         again: Callable[[Key, float], None],
@@ -135,18 +142,18 @@ class Reconciler:
         random: Random | None = None,
     ) -> None:
         self._decide = decide
-        self._client = client
-        self._store = store
-        self._look_ups = look_ups
-        self._poster = poster
-        self._metrics = metrics
+        self._client = outside.client
+        self._store = outside.store
+        self._look_ups = outside.look_ups
+        self._poster = outside.poster
+        self._metrics = outside.metrics
         self._settings = settings
         self._name = name
         self._again = again
         self._now = now
         self._clock = clock
         self._random = random or Random()
-        self._applier = Applier(client, store, now)
+        self._applier = Applier(outside.client, outside.store, now)
         self._memories: dict[Key, _Memory] = {}
 
     def settle_network(self, network: NetworkSettings) -> None:

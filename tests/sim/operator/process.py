@@ -20,7 +20,7 @@ from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, WATCHED
 from rlrun_operator.names import ROLES
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Reconciler
+from rlrun_operator.reconcile.reconciler import Outside, Reconciler
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -102,11 +102,13 @@ class Process:
         self._feed = Feed(self.store, self._client, self._add, now=clock.wall)
         self._reconciler = Reconciler(
             decide=self._decide,
-            client=self._client,
-            store=self.store,
-            look_ups=LookUps(self._client, read_nodes=False, clock=clock.steady),
-            poster=Poster(self._client, "operator-0", clock=clock.steady),
-            metrics=_metrics(self.store),
+            outside=Outside(
+                client=self._client,
+                store=self.store,
+                look_ups=LookUps(self._client, read_nodes=False, clock=clock.steady),
+                poster=Poster(self._client, "operator-0", clock=clock.steady),
+                metrics=_metrics(self.store),
+            ),
             settings=RELEASES[release],
             again=self._add,
             now=clock.wall,

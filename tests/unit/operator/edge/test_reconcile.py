@@ -14,7 +14,7 @@ from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.names import Ref
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.reconciler import Reconciler, merge_patch
+from rlrun_operator.reconcile.reconciler import Outside, Reconciler, merge_patch
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -64,11 +64,13 @@ class Bench:
         clock = lambda: self.time  # noqa: E731
         self.reconciler = Reconciler(
             decide=decide,
-            client=client,
-            store=self.store,
-            look_ups=LookUps(client, read_nodes=True, clock=clock),
-            poster=Poster(client, "operator-0", clock=clock),
-            metrics=self.metrics,
+            outside=Outside(
+                client=client,
+                store=self.store,
+                look_ups=LookUps(client, read_nodes=True, clock=clock),
+                poster=Poster(client, "operator-0", clock=clock),
+                metrics=self.metrics,
+            ),
             settings=RenderSettings(),
             name="team-a",
             again=self._again,
