@@ -153,7 +153,7 @@ def _read(manifest: Manifest) -> Pod | None:
     )
 
 
-def _is_original(metadata: Mapping[str, Any], role: Role) -> bool:
+def _is_original(metadata: Manifest, role: Role) -> bool:
     """Whether a pod has the name that its role's pods have: a copy that somebody made of one carries its labels, and has another name."""
     name, labels = str(metadata.get("name", "")), metadata.get("labels") or {}
     names, attempt = Names(str(labels.get(RUN_LABEL, ""))), attempt_of(metadata)
@@ -165,7 +165,7 @@ def _is_original(metadata: Mapping[str, Any], role: Role) -> bool:
     return number.isdecimal() and start == (names.trainer if role == "trainer" else f"{names.run}-orchestrator")
 
 
-def _container(status: Mapping[str, Any], init: bool, images: Mapping[str, str]) -> Container:
+def _container(status: Manifest, init: bool, images: Mapping[str, str]) -> Container:
     state, last = status.get("state") or {}, status.get("lastState") or {}
     waiting = state.get("waiting") or {}
     ends = [end for part in (state, last) if (end := part.get("terminated"))]

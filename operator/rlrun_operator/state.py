@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rlrun_operator.names import Ref
 
 Manifest = Mapping[str, Any]
-"""A Kubernetes object as JSON."""
+"""A Kubernetes object as JSON, or a part of one."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
@@ -173,7 +172,7 @@ def _frees(host: Manifest) -> bool:
     return (_status(host).get("phase"), _status(host).get("reason")) == ("Completing", reasons.COMPLETING)
 
 
-def _status(run: Manifest | None) -> Mapping[str, Any]:
+def _status(run: Manifest | None) -> Manifest:
     return (run or {}).get("status") or {}
 
 

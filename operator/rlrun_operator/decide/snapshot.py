@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -60,9 +60,9 @@ class Case:
         return case
 
     @cached_property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> Manifest:
         """Of the RLRun."""
-        found: Mapping[str, Any] = self.observed.run["metadata"]
+        found: Manifest = self.observed.run["metadata"]
         return found
 
     @cached_property
@@ -286,7 +286,7 @@ class Case:
         )
 
     @property
-    def _task(self) -> Any:
+    def _task(self) -> object:
         """As it stands there: the rest of the specification may be invalid. It never changes."""
         return (self.observed.run.get("spec") or {}).get("task", "RL")
 
@@ -371,7 +371,7 @@ def has_let_go(statefulset: Manifest | None) -> bool:
     return not is_ending(statefulset) and replicas(statefulset) == 0 and seen and not status.get("replicas")
 
 
-def read_status(raw: Mapping[str, Any]) -> RLRunStatus:
+def read_status(raw: Manifest) -> RLRunStatus:
     """A written status; what this release does not know or cannot read is left out of it."""
     document: Any = raw
     for _ in range(100):

@@ -11,7 +11,7 @@ from rlrun_operator.decide import lifetime
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import attempt_number
-from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Urgency
+from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Manifest, Urgency
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import UNSET, StatusChange, combined
 from rlrun_operator.status.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
@@ -171,7 +171,7 @@ def shared_with(case: Case) -> SharedWithStatus | None:
     )
 
 
-def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
+def urgency(old: Manifest, new: Manifest) -> Urgency:
     """Longest delay before the change is written."""
     changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
     if not old or changed & set(_AT_ONCE) or _truth(old) != _truth(new):
@@ -179,7 +179,7 @@ def urgency(old: Mapping[str, Any], new: Mapping[str, Any]) -> Urgency:
     return "progress" if changed <= set(_MERE_PROGRESS) else "soon"
 
 
-def _truth(document: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _truth(document: Manifest) -> dict[str, tuple[Any, Any]]:
     """The conditions that ask for action, or tell of one that is over at once; readiness of pods is not among them and may wait."""
     acted_on = (
         reasons.CONFIGURATION_VALID,

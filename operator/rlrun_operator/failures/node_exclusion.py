@@ -7,12 +7,12 @@ for long: where no other node takes a pod, the node is used again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.pods import Pod
+from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, since
 from rlrun_operator.times import rfc3339, seconds_of
@@ -65,7 +65,7 @@ def after(
     return [*held, ExcludedNode(name=name, until=rfc3339(now + EXCLUDED_SECONDS), reason=f"failed here: {why}")]
 
 
-def avoided(pod: Mapping[str, Any]) -> set[str]:
+def avoided(pod: Manifest) -> set[str]:
     """Nodes that a pod without a node keeps away from by name."""
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}

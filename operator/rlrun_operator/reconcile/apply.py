@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from rlrun_operator.kube.client import ABSENT, ApiError, Client, address
 from rlrun_operator.kube.resources import BY_KIND, CLAIM, POD, SECRET, WATCHED
@@ -246,23 +245,22 @@ class Applier:
         else:
             self._store.remove(delete.ref.kind, namespace, delete.ref.name, delete.uid)
 
-    async def _judged(self, manifest: Manifest, call: Any) -> Mapping[str, Any] | None:
+    async def _judged(self, manifest: Manifest, call: Awaitable[Manifest | None]) -> Manifest | None:
         try:
-            answer: Mapping[str, Any] | None = await call
+            return await call
         except ApiError as error:
             if error.kept_out:
                 raise KeptOutError(error.message, manifest, quota=error.over_quota) from error
             if error.refused:
                 raise RejectedError(error.message, manifest, causes(error.message, error.details)) from error
             raise
-        return answer
 
-    def _learn(self, manifest: Mapping[str, Any] | None, *, applied: bool = False) -> None:
+    def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
             self._store.put(manifest, self._now(), applied=applied)
 
 
-def _is_own(found: Mapping[str, Any], manifest: Manifest) -> bool:
+def _is_own(found: Manifest, manifest: Manifest) -> bool:
     """Whether what exists was made for a run of the name that `manifest` is made for. Anybody may copy a label."""
     metadata = found["metadata"]
     made_for, run = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))

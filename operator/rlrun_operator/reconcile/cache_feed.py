@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from rlrun.protocol import annotations as lease_keys
 from rlrun_operator.kube.client import Client
@@ -16,7 +15,7 @@ from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.cache_fields import identified
 from rlrun_operator.runtime.log_setup import where
 from rlrun_operator.runtime.watch_health import Stream
-from rlrun_operator.state import progress_seconds
+from rlrun_operator.state import Manifest, progress_seconds
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import raw_conditions
 from rlrun_operator.times import seconds_of
@@ -46,14 +45,14 @@ class Feed:
         self._add = add
         self._now = now
 
-    def on_object(self, event: str | None, found: Mapping[str, Any]) -> None:
+    def on_object(self, event: str | None, found: Manifest) -> None:
         """One event of a watch; type None: from a list."""
         try:
             self._take(event, found)
         except Exception as error:  # one object that cannot be taken in is nobody else's matter
             log.error("%s was not taken in: %s", _called(found), where(error))
 
-    def _take(self, event: str | None, found: Mapping[str, Any]) -> None:
+    def _take(self, event: str | None, found: Manifest) -> None:
         kind, metadata = str(found["kind"]), found["metadata"]
         if kind == LEASE.kind and event != "DELETED":
             self._take_lease(found)
@@ -63,7 +62,7 @@ class Feed:
         else:
             self._queue(kind, self._store.put(found, self._now()))
 
-    def _take_lease(self, found: Mapping[str, Any]) -> None:
+    def _take_lease(self, found: Manifest) -> None:
         metadata = found["metadata"]
         before = self._store.get(LEASE.kind, metadata.get("namespace", ""), metadata["name"])
         for key in self._store.put(found, self._now()):
@@ -75,7 +74,7 @@ class Feed:
             else:
                 self._add(key, PROGRESS_SETTLE_SECONDS)
 
-    def _pace(self, run: Mapping[str, Any]) -> float:
+    def _pace(self, run: Manifest) -> float:
         """Seconds between two statuses of a run that tell of progress alone: a look in between would change nothing."""
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
@@ -102,10 +101,10 @@ class Feed:
             self._add(key, 0.0 if kind == RLRUN.kind else SETTLE_SECONDS)
 
 
-def _is_mere_renewal(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
     """Whether a Lease tells of nothing but progress: the same attempt, and nothing else about its volume."""
 
-    def said(lease: Mapping[str, Any]) -> object:
+    def said(lease: Manifest) -> object:
         found = lease["metadata"].get("annotations") or {}
         return tuple(
             found.get(key)
@@ -115,13 +114,13 @@ def _is_mere_renewal(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return said(before) == said(now)
 
 
-def _goes_on(run: Mapping[str, Any]) -> bool:
+def _goes_on(run: Manifest) -> bool:
     """Whether the status has nothing to take back: neither a lost heartbeat nor a hang."""
     conditions = raw_conditions(run.get("status") or {})
     return any(c.get("type") == reasons.PROGRESSING and c.get("status") == "True" for c in conditions)
 
 
-def _called(found: Mapping[str, Any]) -> str:
+def _called(found: Manifest) -> str:
     metadata = found.get("metadata")
     known = metadata if isinstance(metadata, Mapping) else {}
     return f"{found.get('kind')} {known.get('namespace')}/{known.get('name')}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import CLAIM, DEPLOYMENT, EVENT, LEASE, NODE, PART_KINDS, POD, RLRUN, STATEFUL_SET
@@ -158,7 +158,7 @@ class _Shared(Generic[T]):
             return self._kept[0]
 
 
-def _slim_node(node: Mapping[str, Any]) -> Manifest:
+def _slim_node(node: Manifest) -> Manifest:
     """Without images and managed fields, which are most of a node."""
     metadata = {k: v for k, v in node["metadata"].items() if k != "managedFields"}
     status = {k: v for k, v in (node.get("status") or {}).items() if k in ("capacity", "allocatable", "conditions")}

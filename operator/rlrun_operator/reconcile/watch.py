@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
@@ -20,6 +20,7 @@ from rlrun_operator.kube.resources import CLAIM, RLRUN, WATCHED, Resource
 from rlrun_operator.names import MANAGER
 from rlrun_operator.reconcile.cache_feed import SELECTOR
 from rlrun_operator.runtime.log_setup import where
+from rlrun_operator.state import Manifest
 
 LIST_PAGE = 250
 SERVER_TIMEOUT_SECONDS = 290
@@ -27,7 +28,7 @@ SERVER_TIMEOUT_SECONDS = 290
 INACTIVITY_SECONDS = 70.0
 """A watch without even a bookmark for so long is opened anew (bookmarks come every 60 s)."""
 RESTART_SECONDS = 2.0
-OnObject = Callable[[str | None, Mapping[str, Any]], None]
+OnObject = Callable[[str | None, Manifest], None]
 """(type, object) of one watch event; type None: from a list."""
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Watcher:
         """Begin to watch."""
         home = asyncio.get_running_loop()
 
-        def hand_over(event: str | None, found: Mapping[str, Any]) -> None:
+        def hand_over(event: str | None, found: Manifest) -> None:
             with contextlib.suppress(RuntimeError):  # the home loop is closed: the process ends
                 home.call_soon_threadsafe(self._on_object, event, found)
 
@@ -116,7 +117,7 @@ class Watcher:
 
 def _spy(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
-    async def _seen(event: Mapping[str, Any], **_: Any) -> None:
+    async def _seen(event: Manifest, **_: Any) -> None:
         found = event["object"]
         on_object(event["type"], {**found, "apiVersion": resource.api_version, "kind": resource.kind})
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rlrun.api.status import Condition, Phase
+from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339, seconds_of
 from rlrun_operator.validate_spec import shorten
@@ -29,7 +30,7 @@ def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
     return None
 
 
-def raw_conditions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def raw_conditions(document: Manifest) -> list[Manifest]:
     """Conditions of a status that was not read yet: any client may have filled it with anything."""
     found = document.get("conditions")
     return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun_operator.names import MODEL_CONTAINER, ROLES, Names, Role
 from rlrun_operator.pods import Container, Pod
@@ -363,7 +362,7 @@ def _newest(
 
 
 def _about(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
-    target: Mapping[str, Any] = event.get("involvedObject") or event.get("regarding") or {}
+    target: Manifest = event.get("involvedObject") or event.get("regarding") or {}
     known = str(target.get("name", ""))
     if target.get("kind") != kind or not (known.startswith(name) if name.endswith("-") else known == name):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
 from rlrun_operator.pods import Pod
@@ -69,7 +69,7 @@ def why_unscheduled(
 
 def _lacking(
     role: Role,
-    spec: Mapping[str, Any],
+    spec: Manifest,
     wanted: Mapping[str, set[str]],
     demands: Mapping[str, float],
     nodes: Sequence[Manifest],
@@ -109,7 +109,7 @@ def scheduler_text(pod: Pod) -> str:
     return shorten(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
 
 
-def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str, *, one_node: bool) -> str | None:
+def obstacle_in_words(role: Role, spec: Manifest, said: str, claim: str, *, one_node: bool) -> str | None:
     """Obstacle between a pod and nodes that have all it asks for, with the fix; None: only that they are full.
 
     Args:
@@ -144,7 +144,7 @@ def obstacle_in_words(role: Role, spec: Mapping[str, Any], said: str, claim: str
     return None
 
 
-def _topology_keys(spec: Mapping[str, Any], kind: str) -> list[str]:
+def _topology_keys(spec: Manifest, kind: str) -> list[str]:
     """Labels by which a pod must be with others, or away from them."""
     rules = ((spec.get("affinity") or {}).get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or ()
     return sorted({str(rule["topologyKey"]) for rule in rules})
@@ -157,7 +157,7 @@ def demands_in_words(demands: Mapping[str, float]) -> str:
     return " and ".join(f"{_show(name, amount)} {name}" for name, amount in shown.items()) or "no particular resources"
 
 
-def _labels_wanted(spec: Mapping[str, Any]) -> dict[str, set[str]]:
+def _labels_wanted(spec: Manifest) -> dict[str, set[str]]:
     """Labels that a node must have: the node selector, and required node affinity of one term of In."""
     wanted = {key: {str(value)} for key, value in (spec.get("nodeSelector") or {}).items()}
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
@@ -170,7 +170,7 @@ def _labels_wanted(spec: Mapping[str, Any]) -> dict[str, set[str]]:
     return wanted
 
 
-def _demands(spec: Mapping[str, Any]) -> dict[str, float]:
+def _demands(spec: Manifest) -> dict[str, float]:
     """What the pod's containers ask for together, devices first."""
     total: Counter[str] = Counter()
     for container in spec.get("containers") or ():
@@ -180,9 +180,7 @@ def _demands(spec: Mapping[str, Any]) -> dict[str, float]:
     return dict(sorted(((n, a) for n, a in total.items() if a), key=lambda item: ("/" not in item[0], item[0])))
 
 
-def _takes(
-    node: Manifest, spec: Mapping[str, Any], wanted: Mapping[str, set[str]], demands: Mapping[str, float]
-) -> bool:
+def _takes(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
     """Whether an empty node of this kind would take the pod."""
     labelled = all(_label(node, key) in values for key, values in wanted.items())
     open_to_it = not (node.get("spec") or {}).get("unschedulable") and not _untolerated(node, spec)
@@ -211,7 +209,7 @@ def _field(role: Role, what: str) -> str:
     return f"{role}.gpusPerReplica" if what.endswith("/gpu") else f"{role}.nodeSelector"
 
 
-def _untolerated(node: Manifest, spec: Mapping[str, Any]) -> list[str]:
+def _untolerated(node: Manifest, spec: Manifest) -> list[str]:
     if "tolerations" not in spec:  # the API server adds some to every pod: without any, this is not the whole pod
         return []
     result = []
@@ -223,7 +221,7 @@ def _untolerated(node: Manifest, spec: Mapping[str, Any]) -> list[str]:
     return result
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     if toleration.get("operator") == "Exists":

@@ -7,7 +7,6 @@ it refuses (a StorageClass that does not let volumes grow, a quota) is told, tri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlrun.api.kubernetes import amount
 from rlrun.api.status import StorageStatus
@@ -116,7 +115,7 @@ def _asked(claim: Manifest) -> str | None:
     return _amount(((claim.get("spec") or {}).get("resources") or {}).get("requests"))
 
 
-def _amount(of: Mapping[str, Any] | None) -> str | None:
+def _amount(of: Manifest | None) -> str | None:
     found = (of or {}).get("storage")
     return str(found) if found is not None else None
 
