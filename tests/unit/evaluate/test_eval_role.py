@@ -28,6 +28,7 @@ from rlrun.evaluate import role
 from rlrun.evaluate.answers import AnswerFile
 from rlrun.evaluate.ready import begin_attempt, make_plan
 from rlrun.inference.client import Completion
+from rlrun.orchestrator import attempt as attempt_module
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.progress.lease import progress_annotations
 from rlrun.orchestrator.progress.server import Progress
@@ -166,7 +167,7 @@ async def test_on_a_full_volume_it_says_so_and_goes_on_when_there_is_space(
         real(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", flush)
-    monkeypatch.setattr(role, "lease_from_environment", lambda **known: looks.append(known["look"]))
+    monkeypatch.setattr(attempt_module, "lease_from_environment", lambda **known: looks.append(known["look"]))
     work = asyncio.create_task(attempt(config, 1, Gated()))
     assert await asyncio.to_thread(refused.acquire, timeout=60)
     await eventually(lambda: looks[0]().storage is not None)
@@ -200,7 +201,7 @@ async def test_it_tells_how_far_it_is_and_what_it_has_measured(tmp_path: Path, m
         list[Callable[[], Progress]](),
     )
     half = Gated(most=TASKS * SAMPLES + 2)
-    monkeypatch.setattr(role, "lease_from_environment", lambda **known: seen.append(known["look"]))
+    monkeypatch.setattr(attempt_module, "lease_from_environment", lambda **known: seen.append(known["look"]))
     await attempt(config, 1, half, kill=True, ready=lambda: seen[0]().step == TASKS * SAMPLES + 2)
     told = seen[0]()
     assert (told.step, told.max_steps, told.resumed_from_step) == (TASKS * SAMPLES + 2, 2 * TASKS * SAMPLES, None)

@@ -6,10 +6,11 @@ Every answer is on the volume before it counts. So an attempt that was killed co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
@@ -20,9 +21,8 @@ from rlrun.evaluate.answers import keep
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Asking, Part, parts_of, staging_of
 from rlrun.evaluate.ready import begin_attempt, make_plan
-from rlrun.orchestrator.aio.background import background_tasks
-from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread, insist
+from rlrun.orchestrator.attempt import RunningAttempt, open_attempt
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Pace
@@ -30,17 +30,13 @@ from rlrun.orchestrator.engines.pool import Engine
 from rlrun.orchestrator.evaluation.evaluator import Evaluator
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.main import OpenEnvironments, load_chat, process
-from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.orchestrator.trainer.waiting import Since
+from rlrun.orchestrator.trainer.waiting import Since, Waiting
 from rlrun.protocol import exit_codes, heap
 from rlrun.protocol.durable import write_json
 from rlrun.protocol.failures import FULL_BYTES, RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume, watched
 
 
 async def run(
@@ -63,65 +59,59 @@ async def run(
     Raises:
         RoleError: why the run cannot go on; possibly inside an exception group.
     """
-    since, account = Since(), None
-    paths = RunPaths(Path(config.output_dir))
-    volume = Volume(paths.root, say=logger.warning)
-    volume.least = FULL_BYTES
-
-    def look() -> Progress:
-        if account is not None:
-            return account.progress()
-        return starting(since.waiting("orchestrator", "starting", "policies and environments are loaded"), 0, volume)
-
-    lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
-        stack.enter_context(watched(volume))
-        served = ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look, stall=stall_of(lease))
-        await stack.enter_async_context(served)
-        background = await stack.enter_async_context(background_tasks())
-        if lease is not None:
-            background(lease.run())
-        staged = await in_thread(partial(begin_attempt, paths, config, attempt))
+        opened = open_attempt(
+            config, attempt, api_key, waits=_starting, total_steps=0, least_bytes=FULL_BYTES, stop=stop
+        )
+        running = await stack.enter_async_context(opened)
+        background, volume = running.background, running.volume
+        staged = await in_thread(partial(begin_attempt, running.paths, config, attempt))
         plan = await in_thread(partial(make_plan, config, attempt))
-        logs = paths.logs(attempt, "orchestrator")
-        arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
+        arenas = await stack.enter_async_context(open_environments(config.environments, running.logs, background))
         chat = await in_thread(partial(load_chat, config))
-        signals = Signal()
-        engines = open_engines(config, api_key, signals, background, connect=connect, look_up=look_up)
+        engines = open_engines(config, api_key, running.signal, background, connect=connect, look_up=look_up)
         pool = await stack.enter_async_context(engines)
         parts = await in_thread(partial(parts_of, plan, arenas))
-        account = Account(plan, parts, pool, since, volume)
+        account = Account(plan, parts, pool, running.since, volume)
+        running.report_with(account.progress)
         evaluator = Evaluator(plan.orchestrator, arenas, Player(config, pool, chat), pool, chat)
         kept = GroupCommit(keep, volume, doing="keep answers")
         stack.push_async_callback(kept.close)
-        asking = Asking(config, evaluator, pool, signals, kept)
+        asking = Asking(config, evaluator, pool, running.signal, kept)
         background(asking.sync.run())
         background(asking.monitor(pace).run())
         loaded()
-        work = asyncio.ensure_future(_ask(plan, parts, asking, staged, account))
-        stopped = False
-
-        def end() -> None:
-            nonlocal stopped
-            stopped = True
-            work.cancel()
-
-        if stop is not None:
-            stop.act = end
-        try:
-            await work
-        except asyncio.CancelledError:
-            if not stopped:
-                raise
+        if not await _until_stopped(running, _ask(plan, parts, asking, staged, account)):
             logger.info(f"stopped by a signal; the next attempt asks what is missing: {account.total - account.done}")
-            if lease is not None:
-                await lease.farewell()
+            await running.farewell()
             return TERMINATED
         await insist(volume, "write the results", lambda: _write(plan, parts))
         _complain(parts)
-        if lease is not None:
-            await lease.farewell()  # whoever sees the end knows of the results
+        await running.farewell()  # whoever sees the end knows of the results
     return exit_codes.OK
+
+
+def _starting(since: Since) -> Waiting:
+    return since.waiting("orchestrator", "starting", "policies and environments are loaded")
+
+
+async def _until_stopped(running: RunningAttempt, work: Coroutine[Any, Any, None]) -> bool:
+    """Work to the end, or until a signal; whether it was the end."""
+    task, stopped = asyncio.ensure_future(work), False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    running.stop_with(stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        return False
+    return True
 
 
 async def _ask(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, account: Account) -> None:

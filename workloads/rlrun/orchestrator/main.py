@@ -19,32 +19,27 @@ from rlrun.config.loader import load_file
 from rlrun.config.problems import ConfigError
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.config.rollout import EnvironmentConfig
-from rlrun.orchestrator.aio.background import background_tasks
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.attempt import feed, open_attempt
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.engines.pool import Engine
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
 from rlrun.orchestrator.rl_pipeline import Pipeline
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
-from rlrun.orchestrator.rollouts.environment_pool import Arena, Background, open_arenas
+from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol import exit_codes, heap, role_log, stacks
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.failures import FULL_BYTES, RoleError, write_error
+from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.privacy import refuse_inspection
 from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
-from rlrun.protocol.storage import Volume, watched
 
 OpenEnvironments = Callable[
     [Sequence[EnvironmentConfig], Path, Background], AbstractAsyncContextManager[Sequence[Arena]]
@@ -95,37 +90,28 @@ async def run(
     Raises:
         RoleError: why the run cannot go on; possibly inside an exception group.
     """
-    since = Since()
-    signals, pipeline = Signal(), None
-
     connection = Connection(config, api_key, attempt=attempt)
-    volume = Volume(Path(config.output_dir), say=logger.warning)
-    volume.least = MIN_FREE_BYTES  # with less the trainer does not begin
-
-    def look() -> Progress:
-        if pipeline is not None:
-            return pipeline.progress()
-        return starting(connection.waits(since), config.max_steps, volume)
-
-    lease = lease_from_environment(attempt=attempt, look=look)
     async with AsyncExitStack() as stack:
-        stack.enter_context(watched(volume))
-        served = ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look, stall=stall_of(lease))
-        await stack.enter_async_context(served)
-        background = await stack.enter_async_context(background_tasks())
-        if lease is not None:
-            background(lease.run())
+        opened = open_attempt(
+            config,
+            attempt,
+            api_key,
+            waits=connection.waits,
+            total_steps=config.max_steps,
+            least_bytes=MIN_FREE_BYTES,  # with less the trainer does not begin
+            stop=stop,
+        )
+        running = await stack.enter_async_context(opened)
+        background, signals = running.background, running.signal
         preloaded = asyncio.ensure_future(asyncio.to_thread(preload))
-        logs = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
-        arenas = await stack.enter_async_context(open_environments(config.environments, logs, background))
+        arenas = await stack.enter_async_context(open_environments(config.environments, running.logs, background))
         trainer = await stack.enter_async_context(connection)
         await preloaded
         chat = await in_thread(partial(load_chat, config))
         engines = open_engines(config, connection.api_key, signals, background, connect=connect, look_up=look_up)
         pool = await stack.enter_async_context(engines)
         background(Monitor(pool, signals, pace).run())
-        volume.least = FULL_BYTES
-        begun = await in_thread(partial(read_attempt, RunPaths(Path(config.output_dir)).attempt_file(attempt)))
+        begun = await running.read_file()
         pipeline = await in_thread(
             partial(
                 Pipeline,
@@ -136,26 +122,10 @@ async def run(
                 pool=pool,
                 trainer=trainer,
                 signal=signals,
-                volume=volume,
+                volume=running.volume,
             )
         )
-        if stop is not None:
-            stop.act = partial(_stop, pipeline, connection)
-        loaded()
-        if not await pipeline.run():
-            logger.info("stopped by a signal")
-            if lease is not None:
-                await lease.farewell()  # whoever sees this end knows of the checkpoint that it was completed for
-            return TERMINATED
-        if lease is not None:
-            await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
-        await trainer.shutdown()
-    return exit_codes.OK
-
-
-def _stop(pipeline: Pipeline, connection: Connection) -> None:
-    pipeline.stop()
-    connection.leave()
+        return await feed(running, pipeline, connection, trainer, loaded=loaded)
 
 
 def configure_log() -> None:

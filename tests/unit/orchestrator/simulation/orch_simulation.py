@@ -20,8 +20,10 @@ from rlrun.environments.stage import InProcessStage
 from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
 from rlrun.inference.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.main import OpenEnvironments, Stop, run
-from rlrun.orchestrator.rollouts.environment_pool import Arena, Background, arenas_of
+from rlrun.orchestrator.aio.background import Background
+from rlrun.orchestrator.main import OpenEnvironments, run
+from rlrun.orchestrator.rollouts.environment_pool import Arena, arenas_of
+from rlrun.orchestrator.stop import Stop
 from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.batch import Batch, read_batch
 from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+Background = Callable[[Coroutine[Any, Any, None]], object]
+"""Runs what has no end of its own."""
+
 
 @asynccontextmanager
-async def background_tasks() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], object]]:
-    """Runs what has no end of its own, until the block ends; an error in it ends the block."""
+async def background_tasks() -> AsyncIterator[Background]:
+    """Run what has no end of its own, until the block ends; an error in it ends the block."""
     async with asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.inference.client import EngineClient
+from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.discovery import Discovery, Resolve
 from rlrun.orchestrator.engines.pool import Engine, EnginePool, Replica
-from rlrun.orchestrator.rollouts.environment_pool import Background
 
 
 @asynccontextmanager

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
@@ -19,14 +18,13 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Stage, TaskRef
+from rlrun.orchestrator.aio.background import Background
 from rlrun.protocol import exit_codes
 from rlrun.protocol.bootstrap import SOCKETS_VARIABLE, socket_of
 from rlrun.protocol.failures import RoleError
 
 MAX_HANG_SECONDS = 60.0
 """For which an environment's event loop may stand still; never longer than an episode may take."""
-
-Background = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -11,29 +10,26 @@ from loguru import logger
 from rlrun.config.data import DataConfig
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.rows import Rows
-from rlrun.orchestrator.aio.background import background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
+from rlrun.orchestrator.attempt import feed, open_attempt
 from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.orchestrator.sft.pipeline import DataPipeline
 from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
 from rlrun.orchestrator.sft.state import base_position
-from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.stop import Stop
 from rlrun.orchestrator.trainer.client import TrainerClient
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, read_attempt
+from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Sample
-from rlrun.protocol.failures import FULL_BYTES, RoleError
+from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
-from rlrun.protocol.storage import Volume, watched
+from rlrun.protocol.storage import Volume
 
 
 def load_chat(config: OrchestratorConfig) -> ChatEncoder:
@@ -121,11 +117,6 @@ def make_pipeline(
     )
 
 
-def _stop(pipeline: DataPipeline, connection: Connection) -> None:
-    pipeline.stop()
-    connection.leave()
-
-
 async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:
     """Feed one attempt to its end.
 
@@ -143,52 +134,32 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
     """
     data = config.data
     assert data is not None
-    since, pipeline = Since(), None
-
     connection = Connection(config, api_key, attempt=attempt)
-    volume = Volume(Path(config.output_dir), say=logger.warning)
-    volume.least = MIN_FREE_BYTES  # with less the trainer does not begin
-
-    def look() -> Progress:
-        if pipeline is not None:
-            return pipeline.progress()
-        return starting(connection.waits(since), config.max_steps, volume)
-
-    lease = lease_from_environment(attempt=attempt, look=look)
-    async with AsyncExitStack() as stack:
-        stack.enter_context(watched(volume))
-        served = ProgressServer(config.host, config.metrics_port, api_key=api_key, look=look, stall=stall_of(lease))
-        await stack.enter_async_context(served)
-        background = await stack.enter_async_context(background_tasks())
-        if lease is not None:
-            background(lease.run())
+    async with open_attempt(
+        config,
+        attempt,
+        api_key,
+        waits=connection.waits,
+        total_steps=config.max_steps,
+        least_bytes=MIN_FREE_BYTES,  # with less the trainer does not begin
+        stop=stop,
+    ) as running:
         sources = await in_thread(partial(open_sources, data))
         validation = None
         if data.validation is not None:
             validation = await in_thread(partial(Rows, data.validation, "data.validation"))
-        trainer = await stack.enter_async_context(connection)
-        volume.least = FULL_BYTES
-        begun = await in_thread(partial(read_attempt, RunPaths(Path(config.output_dir)).attempt_file(attempt)))
-        pipeline = await in_thread(
-            partial(
-                make_pipeline,
-                config,
-                begun,
-                sources=sources,
-                validation=validation,
-                trainer=trainer,
-                signal=Signal(),
-                volume=volume,
+        async with connection as trainer:
+            begun = await running.read_file()
+            pipeline = await in_thread(
+                partial(
+                    make_pipeline,
+                    config,
+                    begun,
+                    sources=sources,
+                    validation=validation,
+                    trainer=trainer,
+                    signal=running.signal,
+                    volume=running.volume,
+                )
             )
-        )
-        if stop is not None:
-            stop.act = partial(_stop, pipeline, connection)
-        if not await pipeline.run():
-            logger.info("stopped by a signal")
-            if lease is not None:
-                await lease.farewell()  # whoever sees this end knows of the checkpoint that it was completed for
-            return TERMINATED
-        if lease is not None:
-            await lease.farewell()  # before the trainer ends: whoever sees that end knows of the last step
-        await trainer.shutdown()
-    return exit_codes.OK
+            return await feed(running, pipeline, connection, trainer)

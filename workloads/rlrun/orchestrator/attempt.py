@@ -1,0 +1,186 @@
+"""One attempt from its first moment to its last: what the tasks RL, SFT and Eval have in common.
+
+Parts start in the order volume, progress server, background tasks, Lease, then those of the task, and end in the reverse order. The last
+renewal of the Lease comes before the end of everything that others see end: a trainer, or this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.aio.background import Background, background_tasks
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.volume import in_thread
+from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
+from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
+from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.trainer.client import TrainerClient
+from rlrun.orchestrator.trainer.shared_trainer import Connection
+from rlrun.orchestrator.trainer.waiting import Since, Waiting
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import Attempt, read_attempt
+from rlrun.protocol.failures import FULL_BYTES
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.storage import Volume, watched
+
+
+class RunningAttempt:
+    """What an attempt has while it runs, whatever its task; see `open_attempt`.
+
+    Args:
+        config: the role's configuration.
+        number: the attempt's.
+        waits: what the start waits for, until the work reports its own progress.
+        total_steps: steps of the run, for the same time.
+        stop: how a signal ends the role; None: by cancelling it.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        number: int,
+        *,
+        waits: Callable[[Since], Waiting],
+        total_steps: int,
+        stop: Stop | None,
+    ) -> None:
+        self.paths = RunPaths(Path(config.output_dir))
+        self.logs = self.paths.logs(number, "orchestrator")
+        self.volume = Volume(self.paths.root, say=logger.warning)
+        self.signal, self.since = Signal(), Since()
+        self.background: Background
+        """Runs what has no end of its own, until the attempt ends."""
+        self._number, self._waits, self._total_steps, self._stop = number, waits, total_steps, stop
+        self._progress: Callable[[], Progress] | None = None
+        self._lease = lease_from_environment(attempt=number, look=self.progress)
+        self.stall = stall_of(self._lease)
+
+    def progress(self) -> Progress:
+        """Current progress: of the start, and of the work once there is one."""
+        if self._progress is not None:
+            return self._progress()
+        return starting(self._waits(self.since), self._total_steps, self.volume)
+
+    def report_with(self, progress: Callable[[], Progress]) -> None:
+        """From now on the progress is that of the work."""
+        self._progress = progress
+
+    def stop_with(self, act: Callable[[], None]) -> None:
+        """From now on the first signal calls `act`, which lets the work end; before, it cancels everything."""
+        if self._stop is not None:
+            self._stop.act = act
+
+    async def read_file(self) -> Attempt:
+        """The attempt's file, which the trainer writes when it begins; from then on the volume may be fuller."""
+        self.volume.least = FULL_BYTES
+        return await in_thread(partial(read_attempt, self.paths.attempt_file(self._number)))
+
+    def begin(self, background: Background) -> None:
+        """Begin to renew the Lease, in the group of tasks that ends with the attempt."""
+        self.background = background
+        if self._lease is not None:
+            background(self._lease.run())
+
+    async def farewell(self) -> None:
+        """Renew the Lease for the last time, with the last step."""
+        if self._lease is not None:
+            await self._lease.farewell()
+
+
+@asynccontextmanager
+async def open_attempt(
+    config: OrchestratorConfig,
+    number: int,
+    api_key: str,
+    *,
+    waits: Callable[[Since], Waiting],
+    total_steps: int,
+    least_bytes: int,
+    stop: Stop | None,
+) -> AsyncIterator[RunningAttempt]:
+    """Begin an attempt, and end what it has begun with the block; an error in a background task ends the block.
+
+    Args:
+        config: the role's configuration.
+        number: the attempt's.
+        api_key: the run's key, for its progress.
+        waits: what the start waits for.
+        total_steps: steps of the run; 0: not known yet.
+        least_bytes: space below which the volume counts as full, at the start.
+        stop: how a signal ends the role.
+
+    Raises:
+        RoleError: the port of the progress is in use.
+    """
+    attempt = RunningAttempt(config, number, waits=waits, total_steps=total_steps, stop=stop)
+    attempt.volume.least = least_bytes
+    served = ProgressServer(
+        config.host, config.metrics_port, api_key=api_key, look=attempt.progress, stall=attempt.stall
+    )
+    with watched(attempt.volume):
+        async with served, background_tasks() as background:
+            attempt.begin(background)
+            yield attempt
+
+
+class DataFlow(Protocol):
+    """Flow of data to a trainer."""
+
+    async def run(self) -> bool:
+        """Run to the end, or until `stop`; whether all is done."""
+        ...
+
+    def stop(self) -> None:
+        """Make no more data; only help the trainer to complete its last checkpoint."""
+        ...
+
+    def progress(self) -> Progress:
+        """Current progress of the run."""
+        ...
+
+
+async def feed(
+    attempt: RunningAttempt,
+    flow: DataFlow,
+    connection: Connection,
+    trainer: TrainerClient,
+    *,
+    loaded: Callable[[], None] = lambda: None,
+) -> int:
+    """Feed the trainer to the end: the tasks RL and SFT.
+
+    Args:
+        attempt: the attempt.
+        flow: its data.
+        connection: the way to the trainer; a slot in another run's trainer is given up once the attempt is stopped.
+        trainer: the trainer, which is up.
+        loaded: called before the flow begins.
+
+    Returns:
+        0 when every step is trained and saved; 143 when the attempt was stopped before.
+
+    Raises:
+        RoleError: why the run cannot go on; possibly inside an exception group.
+    """
+
+    def stop() -> None:
+        flow.stop()
+        connection.leave()
+
+    attempt.report_with(flow.progress)
+    attempt.stop_with(stop)
+    loaded()
+    if not await flow.run():
+        logger.info("stopped by a signal")
+        await attempt.farewell()  # whoever sees this end knows of the checkpoint that it was completed for
+        return TERMINATED
+    await attempt.farewell()  # before the trainer ends: whoever sees that end knows of the last step
+    await trainer.shutdown()
+    return exit_codes.OK
