@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from loguru import logger
 
@@ -155,19 +156,9 @@ def readmit(
         finish: gets each group that is whole.
         drop: gets each group that was given up.
     """
-    newest: dict[Member, RolloutEntry] = {}
-    given_up: dict[int, DroppedEntry] = {}
-    refused = dict(found.refused)
-    for entry in found.entries:
-        if isinstance(entry, DroppedEntry):
-            given_up[entry.group] = entry
-            continue
-        given_up.pop(entry.group, None)  # it was played again: the attempt that gave it up was not that one's past
-        member = entry.group, entry.member
-        if too_old(entry.dispatch_version, step=step, max_off_policy_steps=max_off_policy_steps):
-            refused[member] = "age"
-        else:
-            newest[member] = entry
+    is_old = partial(too_old, step=step, max_off_policy_steps=max_off_policy_steps)
+    newest, given_up, old = _latest(found.entries, is_old)
+    refused = found.refused | dict.fromkeys(old, "age")
     made, used = Readmitted(), set[Member]()
     waiting: dict[int, dict[int, RolloutEntry]] = {}
     for entry in found.entries:
@@ -199,11 +190,39 @@ def readmit(
             made.groups += 1
             ledger.claim(entry.group)
             finish(_finished(waiting.pop(entry.group)))
-    for group, members in waiting.items():
-        version = min(entry.dispatch_version for entry in members.values())
-        made.unfinished[group] = Unfinished(version, {m: entry.rollout for m, entry in members.items()})
+    made.unfinished.update((group, _unfinished(members)) for group, members in waiting.items())
     made.refused.update(refused[member] for member in refused.keys() - used if member in found.uncounted)
     return made
+
+
+def _latest(
+    entries: Sequence[Entry], is_old: Callable[[int], bool]
+) -> tuple[dict[Member, RolloutEntry], dict[int, DroppedEntry], set[Member]]:
+    """The last fresh record of each rollout, that of each group that was given up in the end, and rollouts with a record that is too old.
+
+    Args:
+        entries: in the order in which they were written.
+        is_old: whether a dispatch version is.
+    """
+    newest: dict[Member, RolloutEntry] = {}
+    given_up: dict[int, DroppedEntry] = {}
+    old: set[Member] = set()
+    for entry in entries:
+        if isinstance(entry, DroppedEntry):
+            given_up[entry.group] = entry
+            continue
+        given_up.pop(entry.group, None)  # it was played again: the attempt that gave it up was not that one's past
+        member = entry.group, entry.member
+        if is_old(entry.dispatch_version):
+            old.add(member)
+        else:
+            newest[member] = entry
+    return newest, given_up, old
+
+
+def _unfinished(members: Mapping[int, RolloutEntry]) -> Unfinished:
+    version = min(entry.dispatch_version for entry in members.values())
+    return Unfinished(version, {member: entry.rollout for member, entry in members.items()})
 
 
 def _finished(members: Mapping[int, RolloutEntry]) -> FinishedGroup:
