@@ -7,7 +7,7 @@ renewal of the Lease comes before the end of everything that others see end: a t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.failures import FULL_BYTES
 from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.storage import Volume, watched
 
 
@@ -130,6 +131,21 @@ async def open_attempt(
             yield attempt
 
 
+def open_training(
+    connection: Connection, config: OrchestratorConfig, number: int, api_key: str, stop: Stop | None
+) -> AbstractAsyncContextManager[RunningAttempt]:
+    """`open_attempt` of an attempt that feeds a trainer, for which the start waits: the tasks RL and SFT."""
+    return open_attempt(
+        config,
+        number,
+        api_key,
+        waits=connection.waits,
+        total_steps=config.max_steps,
+        least_bytes=MIN_FREE_BYTES,  # with less the trainer does not begin
+        stop=stop,
+    )
+
+
 class DataFlow(Protocol):
     """Flow of data to a trainer."""
 
@@ -179,8 +195,8 @@ async def feed(
     loaded()
     if not await flow.run():
         logger.info("stopped by a signal")
-        await attempt.farewell()  # whoever sees this end knows of the checkpoint that it was completed for
+        await attempt.farewell()  # the end of this process is seen with the checkpoint that it was completed for
         return TERMINATED
-    await attempt.farewell()  # before the trainer ends: whoever sees that end knows of the last step
+    await attempt.farewell()  # the end of the trainer is seen with the last step
     await trainer.shutdown()
     return exit_codes.OK

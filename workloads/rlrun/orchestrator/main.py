@@ -22,7 +22,7 @@ from rlrun.config.rollout import EnvironmentConfig
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.attempt import feed, open_attempt
+from rlrun.orchestrator.attempt import feed, open_training
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
@@ -38,7 +38,6 @@ from rlrun.protocol import exit_codes, heap, role_log, stacks
 from rlrun.protocol.failures import RoleError, write_error
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.privacy import refuse_inspection
-from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
 
 OpenEnvironments = Callable[
@@ -92,16 +91,7 @@ async def run(
     """
     connection = Connection(config, api_key, attempt=attempt)
     async with AsyncExitStack() as stack:
-        opened = open_attempt(
-            config,
-            attempt,
-            api_key,
-            waits=connection.waits,
-            total_steps=config.max_steps,
-            least_bytes=MIN_FREE_BYTES,  # with less the trainer does not begin
-            stop=stop,
-        )
-        running = await stack.enter_async_context(opened)
+        running = await stack.enter_async_context(open_training(connection, config, attempt, api_key, stop))
         background, signals = running.background, running.signal
         preloaded = asyncio.ensure_future(asyncio.to_thread(preload))
         arenas = await stack.enter_async_context(open_environments(config.environments, running.logs, background))

@@ -12,7 +12,7 @@ from rlrun.config.roles import OrchestratorConfig
 from rlrun.environments.rows import Rows
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.attempt import feed, open_attempt
+from rlrun.orchestrator.attempt import feed, open_training
 from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
@@ -27,7 +27,6 @@ from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.batch import Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.shared import model_folder
 from rlrun.protocol.storage import Volume
 
@@ -135,15 +134,7 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
     data = config.data
     assert data is not None
     connection = Connection(config, api_key, attempt=attempt)
-    async with open_attempt(
-        config,
-        attempt,
-        api_key,
-        waits=connection.waits,
-        total_steps=config.max_steps,
-        least_bytes=MIN_FREE_BYTES,  # with less the trainer does not begin
-        stop=stop,
-    ) as running:
+    async with open_training(connection, config, attempt, api_key, stop) as running:
         sources = await in_thread(partial(open_sources, data))
         validation = None
         if data.validation is not None:
