@@ -16,7 +16,7 @@ from rlrun.orchestrator.attempt import feed, open_training
 from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
-from rlrun.orchestrator.sft.pipeline import DataPipeline
+from rlrun.orchestrator.sft.pipeline import DataPipeline, TrainingData
 from rlrun.orchestrator.sft.samples import Encoder, Reader, held_out
 from rlrun.orchestrator.sft.state import base_position
 from rlrun.orchestrator.stop import Stop
@@ -103,17 +103,9 @@ def make_pipeline(
     if validation is not None and data.validation is not None:
         held = held_out(validation, encoder, limit=data.validation.max_samples)
     position = base_position(RunPaths(Path(config.output_dir)), attempt, fingerprints)
-    return DataPipeline(
-        config,
-        attempt,
-        reader=Reader(data, sources, mixture, encoder.encode, position),
-        fingerprints=fingerprints,
-        expected_steps=expected,
-        validation=held,
-        trainer=trainer,
-        signal=signal,
-        volume=volume,
-    )
+    reader = Reader(data, sources, mixture, encoder.encode, position)
+    content = TrainingData(reader, fingerprints, expected, held)
+    return DataPipeline(config, attempt, content, trainer=trainer, signal=signal, volume=volume)
 
 
 async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:

@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,16 +42,27 @@ _OF_SAMPLING = ("mismatch_kl", "mismatch_kl_max")
 """Metrics of the trainer that compare with log-probabilities as sampled, of which there are none here."""
 
 
+@dataclass(frozen=True)
+class TrainingData:
+    """What an attempt trains on."""
+
+    reader: Reader
+    """The rows, at the attempt's position."""
+    fingerprints: tuple[str, ...]
+    """Of the sources."""
+    expected_steps: int | None
+    """Steps that the data is enough for, when that is known."""
+    validation: tuple[Sample, ...]
+    """The held-out samples; none when nothing is held out."""
+
+
 class DataPipeline:
     """One attempt of one run, from the trainer's first event to the end.
 
     Args:
         config: the role's configuration, with `data`.
         attempt: the attempt's file.
-        reader: the data, at the attempt's position.
-        fingerprints: of the sources.
-        expected_steps: steps that the data is enough for, when that is known.
-        validation: the held-out samples; none when nothing is held out.
+        data: what is trained on.
         trainer: the channel to the trainer, which is up.
         signal: notified of every change.
         volume: that the run's folder is on. What the run cannot go on without waits while it refuses.
@@ -60,11 +72,8 @@ class DataPipeline:
         self,
         config: OrchestratorConfig,
         attempt: Attempt,
+        data: TrainingData,
         *,
-        reader: Reader,
-        fingerprints: tuple[str, ...],
-        expected_steps: int | None,
-        validation: tuple[Sample, ...],
         trainer: TrainerClient,
         signal: Signal,
         volume: Volume,
@@ -74,9 +83,10 @@ class DataPipeline:
         self._paths = RunPaths(Path(config.output_dir))
         self._volume, self._courtesy = volume, Courtesy()
         self._parts = PartWriter(volume, trainer.checkpoint_saved)
-        self._reader, self._fingerprints, self._signal = reader, fingerprints, signal
-        self._expected_steps = None if expected_steps is None else min(expected_steps, config.max_steps)
-        self._validation = validation
+        self._reader, self._fingerprints, self._signal = data.reader, data.fingerprints, signal
+        expected = data.expected_steps
+        self._expected_steps = None if expected is None else min(expected, config.max_steps)
+        self._validation = data.validation
         self._made = self._trained = attempt.base_step
         self._last_step: int | None = config.max_steps if attempt.base_step >= config.max_steps else None
         """Known once its batch is made."""
@@ -86,7 +96,7 @@ class DataPipeline:
             attempt=attempt.attempt,
             base_step=attempt.base_step,
             unwritten=(),
-            evaluated=lambda version: version == 0 and bool(validation),
+            evaluated=lambda version: version == 0 and bool(data.validation),
             courtesy=self._courtesy,
         )
         self._finished = False
