@@ -11,8 +11,8 @@ import pytest
 from orch_simulation import FakeEngine, Outcome, make_config, simulate
 
 from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator import groups
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.rollouts import dispatcher
 from rlrun.protocol import exit_codes
 from rlrun.protocol.failures import RoleError
 
@@ -83,7 +83,7 @@ async def test_batches_that_a_killed_run_had_made_tell_the_pools_of_their_tasks(
 async def test_a_run_in_which_everything_is_filtered_ends_and_says_why(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "MAX_FILTERED_BATCHES", 3)
+    monkeypatch.setattr(groups, "MAX_FILTERED_BATCHES", 3)
     environments = [
         {
             "id": "orch_environments:constant",

@@ -14,15 +14,17 @@ from orch_simulation import eventually, make_config, simulate
 
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.batches.assemble import choose
+from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.evaluation import schedule
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
+from rlrun.orchestrator.groups import Flight, Groups
 from rlrun.orchestrator.journal import recovery
 from rlrun.orchestrator.journal.format import Entry, RolloutEntry
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.orchestrator.rollouts.conversation import Recorded
-from rlrun.orchestrator.rollouts.dispatcher import Dispatcher, _Flight
+from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import Rollout
 from rlrun.protocol import exit_codes
@@ -75,21 +77,10 @@ async def test_questions_begin_one_after_the_other(monkeypatch: pytest.MonkeyPat
 async def test_groups_are_cancelled_one_after_the_other(tmp_path: Path, tokenizer_folder: Path, surplus: bool) -> None:
     config, turns = make_config(tmp_path, tokenizer_folder, oversampling_factor=2.0, max_steps=200), Turns()
     signal = Signal()
-    dispatcher = Dispatcher(
-        config,
-        [],
-        None,  # type: ignore[arg-type]
-        EnginePool([], signal),
-        None,  # type: ignore[arg-type]
-        sampler=Sampler(0, []),
-        ledger=Ledger(),
-        rules={},
-        accepted=lambda: 0,
-        finished=lambda group: None,
-        next_step=lambda: 100,
-        signal=signal,
-        journal=None,
-    )
+    groups = Groups(config, made=99, ledger=Ledger(), sampler=Sampler(0, []), rules={}, journal=None, signal=signal)
+    nothing: Any = None
+    context = RunContext(config, nothing, [], nothing, EnginePool([], signal), nothing, signal, nothing)
+    dispatcher = Dispatcher(context, groups, nothing)
 
     async def fly() -> None:
         try:
@@ -98,13 +89,13 @@ async def test_groups_are_cancelled_one_after_the_other(tmp_path: Path, tokenize
             turns()
 
     running = asyncio.create_task(dispatcher.run())
-    flights = [_Flight(number, 0, 1, 0.0, task=asyncio.create_task(fly())) for number in range(MANY)]
-    dispatcher._flights |= {flight.number: flight for flight in flights}
+    flights = [Flight(number, 0, 1, 0.0, task=asyncio.create_task(fly())) for number in range(MANY)]
+    groups.in_flight |= {flight.number: flight for flight in flights}
     await asyncio.sleep(0)
     if surplus:
-        dispatcher.cancel_surplus()
+        groups.cancel_surplus()
     else:
-        dispatcher.cancel_too_old(100)
+        groups.cancel_too_old(100)
     assert all(flight.surplus if surplus else flight.expired for flight in flights), "in one step"
     await eventually(lambda: turns.total == MANY)
     assert turns.most <= A_TURN

@@ -23,6 +23,7 @@ from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.attempt import feed, open_training
+from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.engines.discovery import Resolve, resolve
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
@@ -102,19 +103,17 @@ async def run(
         pool = await stack.enter_async_context(engines)
         background(Monitor(pool, signals, pace).run())
         begun = await running.read_file()
-        pipeline = await in_thread(
-            partial(
-                Pipeline,
-                config,
-                begun,
-                arenas=arenas,
-                chat=chat,
-                pool=pool,
-                trainer=trainer,
-                signal=signals,
-                volume=running.volume,
-            )
+        context = RunContext(
+            config,
+            begun,
+            arenas=arenas,
+            chat=chat,
+            pool=pool,
+            trainer=trainer,
+            signal=signals,
+            volume=running.volume,
         )
+        pipeline = await in_thread(partial(Pipeline, context))
         return await feed(running, pipeline, connection, trainer, loaded=loaded)
 
 

@@ -2,10 +2,13 @@
 
     trainer --events--> Pipeline --publish--> WeightSync --update--> engines
                                                                        ^ tokens, log-probs, versions
-    Sampler -> Dispatcher -> run_episode(environment, Conversation) ---+
-                   |
-                   v  finished groups, durable in journal/
-    BatchMaker: buffer -> choose -> assemble -> rollouts/step_N (durable) --batch_ready--> trainer
+    Dispatcher -> run_episode(environment, Conversation) --------------+
+       ^    |
+       |    v  finished rollouts, durable in journal/
+    Groups: waiting -> in flight -> finished -> in a batch
+                                        |
+                                        v
+    BatchProducer: choose -> assemble -> rollouts/step_N (durable) --batch_ready--> trainer
                    |
                    +-> Evaluations, metrics.jsonl, traces/, checkpoints/.../orchestrator/
 
@@ -15,7 +18,6 @@ Everything runs in one event loop, so state changes between two `await`s are ato
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,63 +27,45 @@ from loguru import logger
 
 from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
-from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.batches.producer import BatchMaker
+from rlrun.orchestrator.batches.producer import BatchProducer, readmit_rollouts
+from rlrun.orchestrator.batches.replay import Recording
 from rlrun.orchestrator.checkpoint import state
 from rlrun.orchestrator.checkpoint.writer import PartWriter
+from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
-from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Evaluator, due
 from rlrun.orchestrator.evaluation.schedule import Evaluations
+from rlrun.orchestrator.groups import Groups
+from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.progress.snapshot import Standing
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.rollouts.player import Player
-from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
+from rlrun.orchestrator.trainer.client import TrainerGoneError
 from rlrun.protocol.attempts import Attempt
 from rlrun.protocol.channel import Event
 from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
 
 
 class Pipeline:
     """One attempt of one run, from the trainer's first event to the end.
 
     Args:
-        config: the role's configuration.
-        attempt: the attempt's file.
-        arenas: the environments.
-        chat: tokenizer and template.
-        pool: the engines.
-        trainer: the channel to the trainer, which is up.
-        signal: the one that `pool` notifies.
-        volume: that the run's folder is on. What the run cannot go on without waits while it refuses.
+        context: of the attempt.
 
     Raises:
         RoleError: the base checkpoint or the recording cannot be read.
     """
 
-    def __init__(
-        self,
-        config: OrchestratorConfig,
-        attempt: Attempt,
-        *,
-        arenas: Sequence[Arena],
-        chat: ChatTokens,
-        pool: EnginePool,
-        trainer: TrainerClient,
-        signal: Signal,
-        volume: Volume,
-    ) -> None:
-        self.config, self.attempt, self.trainer = config, attempt, trainer
-        self._signal, self._courtesy = signal, Courtesy()
-        self._parts = PartWriter(volume, trainer.checkpoint_saved)
-        self._paths = RunPaths(Path(config.output_dir))
+    def __init__(self, context: RunContext) -> None:
+        config, attempt, pool = context.config, context.attempt, context.pool
+        self.config, self.attempt, self.trainer = config, attempt, context.trainer
+        self._context, self._pool, self._signal, self._paths = context, pool, context.signal, context.paths
+        self._courtesy = Courtesy()
+        self._parts = PartWriter(context.volume, self.trainer.checkpoint_saved)
         base = state.base_snapshot(self._paths, attempt)
         self._metrics = MetricsFile(
             self._paths.metrics,
@@ -93,55 +77,39 @@ class Pipeline:
         )
         self._sync = WeightSync(
             pool,
-            signal,
+            self._signal,
             timeout_seconds=config.weight_sync.timeout_seconds,
             sender=config.trainer_url if config.weight_sync.transport == "NCCL" else None,
         )
-        player = Player(config, pool, chat)
+        player = Player(config, pool, context.chat)
+        evaluator = Evaluator(config, context.arenas, player, pool, context.chat)
         self._evaluations = Evaluations(
-            Evaluator(config, arenas, player, pool, chat),
-            paths=self._paths,
-            pool=pool,
+            context, evaluator, sync=self._sync, metrics=self._metrics, courtesy=self._courtesy
+        )
+        self._recording = _recording(config, attempt)
+        self._journal = _journal(context) if self._recording is None else None
+        self._groups = Groups.restore(context, base, self._journal)
+        self._dispatcher = Dispatcher(context, self._groups, player)
+        self._turns = self._gpu_turns()
+        self._producer = BatchProducer(
+            context,
+            self._groups,
             sync=self._sync,
             metrics=self._metrics,
             courtesy=self._courtesy,
-            signal=signal,
+            turns=self._turns,
         )
-        self._maker = BatchMaker(
-            config,
-            attempt,
-            base,
-            arenas=arenas,
-            player=player,
-            chat=chat,
-            pool=pool,
-            sync=self._sync,
-            trainer=trainer,
-            metrics=self._metrics,
-            courtesy=self._courtesy,
-            signal=signal,
-            volume=volume,
-        )
-        self._pool = pool
-        self._turns = (
-            GPUTurns(pool, self._sync, signal, timeout_seconds=config.weight_sync.timeout_seconds, quiet=self._quiet)
-            if config.colocated
-            else None
-        )
-        self._maker.turns = self._turns
         self._standing = Standing(
-            config,
-            attempt,
-            maker=self._maker,
-            evaluations=self._evaluations,
-            pool=pool,
-            sync=self._sync,
-            trainer=trainer,
-            metrics=self._metrics,
-            volume=volume,
+            context, self._groups, evaluations=self._evaluations, sync=self._sync, metrics=self._metrics
         )
         self._finished = False
         self._complete = attempt.base_step >= config.max_steps or not config.checkpoint.enabled
+
+    def _gpu_turns(self) -> GPUTurns | None:
+        if not self.config.colocated:
+            return None
+        timeout = self.config.weight_sync.timeout_seconds
+        return GPUTurns(self._pool, self._sync, self._signal, timeout_seconds=timeout, quiet=self._quiet)
 
     async def run(self) -> bool:
         """Everything up to the last checkpoint and the last evaluation, or until `stop`.
@@ -155,7 +123,8 @@ class Pipeline:
         try:
             await self._run()
         finally:
-            await self._maker.close()
+            if self._journal is not None:
+                await self._journal.close()
             await in_thread(self._courtesy.close)
         if self._done():
             logger.info("all steps are trained and saved")
@@ -165,9 +134,9 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             following, saving = tasks.create_task(self._follow_trainer()), tasks.create_task(self._parts.run())
             background = [tasks.create_task(self._evaluations.run())]
-            if self._maker.recording is None or self.config.evaluation is not None:
+            if self._recording is None or self.config.evaluation is not None:
                 background.append(tasks.create_task(self._sync.run()))
-            background.append(tasks.create_task(self._maker.run()))
+            background.append(tasks.create_task(self._make_batches()))
             await self._signal.until(lambda: self._done() or self.trainer.ending)
             for task in background:
                 task.cancel()
@@ -175,6 +144,23 @@ class Pipeline:
                 await self.trainer.see_off(following, self.config.checkpoint.grace_period_seconds)
             following.cancel()
             saving.cancel()
+
+    async def _make_batches(self) -> None:
+        """From the first weights to the batch of the last step."""
+        try:
+            await self._signal.until(lambda: self._sync.newest is not None)  # before, the trainer takes no batch
+            if self._recording is not None:
+                await self._producer.replay(self._recording)
+                return
+            await self._producer.readmit_batches()
+            if self._journal is not None:
+                await readmit_rollouts(self._context, self._groups)
+            async with asyncio.TaskGroup() as tasks:
+                dispatching = tasks.create_task(self._dispatcher.run())
+                await self._producer.run()
+                dispatching.cancel()
+        except* TrainerGoneError:
+            pass  # told to stop, the trainer ended before this task was cancelled
 
     def stop(self) -> None:
         """Make no more rollouts and batches; only help the trainer, which is to stop too, to complete its last checkpoint."""
@@ -221,7 +207,7 @@ class Pipeline:
                 self._standing.saved(event.step)
                 if not self.config.record_rollouts:
                     await in_thread(partial(state.remove_covered_batches, self._paths, self.attempt))
-                await self._maker.collect()
+                await self._collect()
                 # Not before: from then on the run may be over, and what is under way here is cancelled.
                 self._complete = self._complete or event.step >= self.config.max_steps
             case "finished":
@@ -237,10 +223,10 @@ class Pipeline:
     def _quiet(self) -> bool:
         """Whether no engine is asked for anything, nor will be before the next version."""
         asked = any(replica.load for replica in self._pool.replicas)
-        return not asked and not self._maker.dispatcher.running and not self._evaluations.pending
+        return not asked and not self._groups.running and not self._evaluations.pending
 
     def _save(self, event: Event) -> None:
-        snapshots = self._maker.snapshots
+        snapshots = self._groups.snapshots
         snapshot = snapshots.get(event.step)
         if snapshot is None or event.path is None:
             logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
@@ -250,12 +236,40 @@ class Pipeline:
         for step in [step for step in snapshots if step <= event.step]:
             del snapshots[step]
 
+    async def _collect(self) -> None:
+        """Delete of the journal what the newest complete checkpoint covers."""
+        if self._journal is None:
+            return
+        covering = await in_thread(partial(state.newest_complete, self._paths, self.attempt))
+        if covering is not None:
+            await self._journal.collect(covering.ledger.settled())
+
     async def _forget(self, step: int) -> None:
         """Without checkpoints nothing of a trained step is needed again."""
         if self.config.checkpoint.enabled:
             return
-        snapshots = self._maker.snapshots
+        snapshots = self._groups.snapshots
         for old in [number for number in snapshots if number <= step]:
             del snapshots[old]
         if not self.config.record_rollouts:
             await in_thread(partial(state.remove_batches, self._paths, through=step))
+
+
+def _recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None:
+    """Batches to train on instead of new ones.
+
+    Raises:
+        RoleError: one that is needed is missing.
+    """
+    if not config.replay:
+        return None
+    return Recording(Path(config.replay), range(attempt.base_step + 1, config.max_steps + 1))
+
+
+def _journal(context: RunContext) -> Journal | None:
+    """The journal, where a restart could use it."""
+    if not context.config.checkpoint.enabled:
+        return None
+    fingerprint = rollout_fingerprint(context.config)
+    writer = SegmentWriter(context.paths, attempt=context.attempt.attempt, fingerprint=fingerprint)
+    return Journal(writer, context.volume)

@@ -11,41 +11,29 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
-from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, trace_line
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, write_jsonl
-from rlrun.protocol.paths import RunPaths
 
 
 class Evaluations:
     """Evaluations of one attempt.
 
     Args:
+        context: of the attempt.
         evaluator: plays the episodes.
-        paths: of the run.
-        pool: the engines.
         sync: holds each version that is wanted until it is released here.
         metrics: get what comes of them.
         courtesy: writes the traces.
-        signal: notified after each.
     """
 
     def __init__(
-        self,
-        evaluator: Evaluator,
-        *,
-        paths: RunPaths,
-        pool: EnginePool,
-        sync: WeightSync,
-        metrics: MetricsFile,
-        courtesy: Courtesy,
-        signal: Signal,
+        self, context: RunContext, evaluator: Evaluator, *, sync: WeightSync, metrics: MetricsFile, courtesy: Courtesy
     ) -> None:
-        self._evaluator, self._paths, self._pool, self._sync = evaluator, paths, pool, sync
-        self._metrics, self._courtesy, self._signal = metrics, courtesy, signal
+        self._evaluator, self._sync, self._metrics, self._courtesy = evaluator, sync, metrics, courtesy
+        self._paths, self._pool, self._signal = context.paths, context.pool, context.signal
         self._wanted: asyncio.Queue[int] = asyncio.Queue()
         self.pending = 0
         """Wanted, and not done."""

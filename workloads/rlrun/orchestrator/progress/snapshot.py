@@ -4,52 +4,37 @@ from __future__ import annotations
 
 import time
 
-from rlrun.config.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.volume import worst
-from rlrun.orchestrator.batches.producer import BatchMaker
-from rlrun.orchestrator.engines.pool import EnginePool
+from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.schedule import Evaluations
+from rlrun.orchestrator.groups import Groups
 from rlrun.orchestrator.progress.activity import Activity
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.progress.step_metrics import discarded
-from rlrun.orchestrator.trainer.client import TrainerClient
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.storage import Trouble, Volume
+from rlrun.protocol.storage import Trouble
 
 
 class Standing:
     """Read-only view of all parts of the run. Only events (`trained`, `saved`) are passed to it.
 
     Args:
-        config: the role's configuration.
-        attempt: the attempt's file.
-        maker: makes the batches.
-        evaluations: beside them.
-        pool: the engines.
+        context: of the attempt.
+        groups: where groups are.
+        evaluations: beside the training.
         sync: hands the weights over.
-        trainer: the channel to the trainer.
         metrics: of the steps.
-        volume: that the run's folder is on.
     """
 
     def __init__(
-        self,
-        config: OrchestratorConfig,
-        attempt: Attempt,
-        *,
-        maker: BatchMaker,
-        evaluations: Evaluations,
-        pool: EnginePool,
-        sync: WeightSync,
-        trainer: TrainerClient,
-        metrics: MetricsFile,
-        volume: Volume,
+        self, context: RunContext, groups: Groups, *, evaluations: Evaluations, sync: WeightSync, metrics: MetricsFile
     ) -> None:
-        self._config, self._maker, self._evaluations = config, maker, evaluations
-        self._pool, self._sync, self._trainer, self._metrics, self._volume = pool, sync, trainer, metrics, volume
+        self._config, self._pool = context.config, context.pool
+        self._trainer, self._volume = context.trainer, context.volume
+        self._groups, self._evaluations, self._sync, self._metrics = groups, evaluations, sync, metrics
+        attempt = context.attempt
         self._resumed_from = attempt.base_step if attempt.base_attempt is not None else None
         self._step, self._checkpoint_step = attempt.base_step, self._resumed_from
         self._clock, self._since, self._activity = StepClock(), Since(), Activity()
@@ -66,7 +51,7 @@ class Standing:
     def progress(self) -> Progress:
         """Current progress of the run."""
         last, waiting, state, trouble = self._metrics.last, self._waiting(), self._trainer.state, self._trouble()
-        counters = self._maker.ledger.counters
+        counters = self._groups.ledger.counters
         return Progress(
             step=self._step,
             max_steps=self._config.max_steps,
@@ -80,7 +65,7 @@ class Standing:
             waiting_on=told(waiting, trouble),
             storage=trouble,
             eta_seconds=self._clock.remaining_seconds(self._config.max_steps),
-            in_flight=self._maker.dispatcher.running,
+            in_flight=self._groups.running,
             errors=counters["errors"],
             readmitted=counters["readmitted"],
             discarded=discarded(counters),
@@ -89,8 +74,8 @@ class Standing:
             waiting_since=waiting.since,
             activity=self._activity.saw(
                 self._step,
-                made=self._maker.made,
-                accepted=self._maker.accepted(),
+                made=self._groups.made,
+                accepted=self._groups.accepted,
                 version=self._pool.version,
                 answers=self._evaluations.answered,
                 checkpoint=self._checkpoint_step,
@@ -104,12 +89,12 @@ class Standing:
         return worst(self._volume.trouble(), state.trouble() if state is not None else None)
 
     def _waiting(self) -> Waiting:
-        state, say, made = self._trainer.state, self._since.waiting, self._maker.made
+        state, say, made = self._trainer.state, self._since.waiting, self._groups.made
         if self._sync.newest is None:
             return say("trainer", "starting") if state is None else of_trainer(state, self._step, time.time())
         if self._sync.resting and state is not None:
             return of_trainer(state, made, time.time())
-        if self._pool.version is None and self._maker.recording is None:
+        if self._pool.version is None and not self._config.replay:
             return say("inference", f"weights of version {self._sync.newest}", self._pool.problems())
         if self._step < made and state is not None:
             return of_trainer(state, self._step + 1, time.time())
@@ -121,10 +106,10 @@ class Standing:
         return say("orchestrator", f"rollouts for step {made + 1}", self._rollouts())
 
     def _rollouts(self) -> str:
-        dispatcher, counters = self._maker.dispatcher, self._maker.ledger.counters
-        kept, lost, oldest = counters["readmitted"], discarded(counters), dispatcher.oldest()
+        groups, counters = self._groups, self._groups.ledger.counters
+        kept, lost, oldest = counters["readmitted"], discarded(counters), groups.oldest()
         return (
-            f"{self._maker.buffered} of {self._config.batch_size} done, {dispatcher.running} in flight"
+            f"{groups.buffered} of {self._config.batch_size} done, {groups.running} in flight"
             + (f"; oldest: {oldest}" if oldest is not None else "")
             + (f"; restarts gave back {kept} finished rollouts and lost {lost}" if kept or lost else "")
         )

@@ -1,0 +1,308 @@
+"""Where every group of an attempt is. What two loops have in common is here, so that neither calls the other:
+
+    waiting --take--> in flight --end--> finished --batch--> in a batch
+       ^                  |                  |
+       +------ age, lost engines ------------+---> given up: failed, filtered, surplus
+
+`Dispatcher` consumes what is waiting, and what is withdrawn from flight; `BatchProducer` consumes what is finished. The members of a group
+in flight are journaled one by one (`keep`). All other moves are made without an `await`: a group is never in two states, nor in none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loguru import logger
+
+from rlrun.config.roles import OrchestratorConfig
+from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.batches.assemble import split_by_age
+from rlrun.orchestrator.batches.filters import Rules, reason_to_drop, rules_of
+from rlrun.orchestrator.checkpoint.state import Snapshot
+from rlrun.orchestrator.context import RunContext
+from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry
+from rlrun.orchestrator.journal.ledger import Ledger
+from rlrun.orchestrator.journal.recovery import Readmitted, Unfinished
+from rlrun.orchestrator.journal.writer import Journal
+from rlrun.orchestrator.rollouts.engine_session import Affinity
+from rlrun.orchestrator.staleness import is_fed, rebased, too_old
+from rlrun.orchestrator.tasks.sampler import Sampler
+from rlrun.orchestrator.types import FinishedGroup, Rollout
+from rlrun.protocol import exit_codes
+from rlrun.protocol.batch import Dropped
+from rlrun.protocol.failures import RoleError
+
+MAX_FILTERED_BATCHES = 64
+"""The run fails when as many rollouts as so many batches hold are filtered in a row."""
+
+Outcome = FinishedGroup | Literal["engine", "error"] | None
+"""End of a flight: a finished group, lost engines, too many errors, or None: it was cancelled."""
+
+
+@dataclass
+class Flight:
+    """A group in flight."""
+
+    number: int
+    version: int
+    size: int
+    since: float
+    affinity: Affinity = field(default_factory=Affinity)
+    members: dict[int, Rollout] = field(default_factory=dict)
+    """Those that are finished, and durable."""
+    task: asyncio.Task[None] | None = None
+    expired: bool = False
+    surplus: bool = False
+
+
+@dataclass(frozen=True)
+class Batched:
+    """What the groups of a batch leave behind."""
+
+    step: int
+    tasks: tuple[tuple[int, int], ...]
+    """Group number and task of each."""
+    dropped: tuple[Dropped, ...]
+    """Groups that were given up since the batch before."""
+
+
+class Groups:
+    """States of all groups; the one writer of ledger and sampler.
+
+    Args:
+        config: the role's configuration.
+        made: the last step whose batch is made.
+        ledger: numbers of the groups.
+        sampler: what a group plays.
+        rules: what is trained on, by the environment's label.
+        journal: makes finished rollouts durable before they count; None where no restart could use them.
+        signal: notified after each change.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        *,
+        made: int,
+        ledger: Ledger,
+        sampler: Sampler,
+        rules: Mapping[str, Rules],
+        journal: Journal | None,
+        signal: Signal,
+    ) -> None:
+        self._config, self._journal, self._signal = config, journal, signal
+        self.made, self.ledger, self.sampler, self.rules = made, ledger, sampler, rules
+        self.in_flight: dict[int, Flight] = {}
+        self.withdrawn: deque[Flight] = deque()
+        """Those in flight that count as expired or surplus already; they are cancelled one after the other."""
+        self.finished: list[FinishedGroup] = []
+        self.snapshots: dict[int, Snapshot] = {}
+        """The orchestrator when the batch of each step was made, until that step is saved."""
+        self._unfinished: dict[int, Unfinished] = {}
+        """Waiting groups of which some members are finished already."""
+        self._aged: set[int] = set()
+        """Groups that were cancelled for their age and are not finished since."""
+        self._dropped: list[Dropped] = []
+        self._filtered: Counter[str] = Counter()
+        """Rollouts that were filtered since the last group that was not, by reason."""
+
+    @classmethod
+    def restore(cls, context: RunContext, base: Snapshot, journal: Journal | None) -> Groups:
+        """The groups where the attempt starts."""
+        config, sampler = context.config, Sampler.of(context.config, [len(arena.tasks) for arena in context.arenas])
+        if not sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
+            logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
+        return cls(
+            config,
+            made=context.attempt.base_step,
+            ledger=Ledger.restore(base.ledger),
+            sampler=sampler,
+            rules=rules_of(config, vocabulary=context.chat.vocabulary),
+            journal=journal,
+            signal=context.signal,
+        )
+
+    # ---- counts
+
+    @property
+    def running(self) -> int:
+        """Rollouts in flight."""
+        return sum(flight.size for flight in self.in_flight.values())
+
+    @property
+    def buffered(self) -> int:
+        """Rollouts that are finished and in no batch."""
+        return sum(len(group.rollouts) for group in self.finished)
+
+    @property
+    def accepted(self) -> int:
+        """Rollouts in batches or finished, see `staleness.capacity`."""
+        return rebased(self.made, self._config.batch_size) + self.buffered
+
+    def oldest(self) -> str | None:
+        """The group that is in flight longest, in words; None: there is none."""
+        flight = min(self.in_flight.values(), key=lambda flight: flight.since, default=None)
+        if flight is None:
+            return None
+        draw = self.sampler.draw(flight.number)
+        label, seconds = self._config.environments[draw.environment].label, time.monotonic() - flight.since
+        done = f", {len(flight.members)} of {flight.size} done" if flight.size > 1 else ""
+        return f"{label}, task {draw.task}{done}, {seconds:.0f} s"
+
+    def feeds(self, version: int) -> bool:
+        """Whether the next batch may be made while `version` is the newest."""
+        return is_fed(self.made + 1, version=version, max_async_level=self._config.algorithm.max_async_level)
+
+    def _is_old(self, version: int, step: int) -> bool:
+        limit = self._config.algorithm.max_off_policy_steps
+        return too_old(version, step=step, max_off_policy_steps=limit)
+
+    # ---- from waiting to finished
+
+    def take(self, version: int) -> Flight:
+        """A waiting group is in flight from now on; members that are finished stay so, unless they have grown too old."""
+        number = self.ledger.take()
+        environment = self._config.environments[self.sampler.draw(number).environment]
+        flight = Flight(number, version, environment.group_size, time.monotonic())
+        before = self._unfinished.pop(number, None)
+        if before is not None and self._is_old(before.version, self.made + 1):
+            self.ledger.counters["discarded/age"] += len(before.members)
+        elif before is not None:
+            flight.version, flight.members = before.version, dict(before.members)
+        self.in_flight[number] = flight
+        return flight
+
+    async def keep(self, flight: Flight, member: int, rollout: Rollout, *, temperature: float) -> None:
+        """A member is finished: it counts once it is in the journal."""
+        if self._journal is not None:
+            draw = self.sampler.draw(flight.number)
+            label = self._config.environments[draw.environment].label
+            await self._journal.add(
+                RolloutEntry(flight.number, member, label, draw.task, flight.version, temperature, rollout)
+            )
+        flight.members[member] = rollout
+
+    def end(self, flight: Flight, outcome: Outcome) -> None:
+        """A group is in flight no more: it is finished, waits again, or is given up.
+
+        Raises:
+            RoleError: see `settle`.
+        """
+        number = flight.number
+        del self.in_flight[number]
+        if flight.expired:
+            self._aged.add(number)
+            self.ledger.again(number, "age")
+        elif flight.surplus and (outcome is None or isinstance(outcome, str)):
+            self._give_up(DroppedEntry(number, "surplus", None, self.ledger.next_group, flight.version))
+        elif outcome == "engine":
+            self.ledger.again(number, "engine")
+            if flight.members:
+                self._unfinished[number] = Unfinished(flight.version, flight.members)
+        elif outcome == "error":
+            self._aged.discard(number)
+            self._give_up(DroppedEntry(number, "error", None, self.ledger.next_group, flight.version))
+        elif outcome is not None:
+            self._aged.discard(number)
+            self.settle(outcome)
+        self._signal.notify()
+
+    def settle(self, group: FinishedGroup) -> None:
+        """A dispatched group has all members: it is finished, or filtered.
+
+        Raises:
+            RoleError: so many were filtered in a row that no batch can be made.
+        """
+        if reason := reason_to_drop(group, self.rules[group.environment]):
+            newest = max(int(s.versions.max()) for rollout in group.rollouts for s in rollout.sequences)
+            self._give_up(DroppedEntry(group.number, reason, group.mean_reward, self.ledger.next_group, newest))
+            self._filtered[reason] += len(group.rollouts)
+            if self._filtered.total() >= MAX_FILTERED_BATCHES * self._config.batch_size:
+                found = ", ".join(f"{reason}: {count}" for reason, count in sorted(self._filtered.items()))
+                raise RoleError(
+                    f"the last {self._filtered.total()} rollouts were all filtered ({found}), so no batch can be made; loosen "
+                    "algorithm.filters or the curriculum, raise groupSize, or choose other tasks",
+                    exit_codes.DATA,
+                )
+        else:
+            self._filtered.clear()
+            self.finished.append(group)
+
+    def _give_up(self, entry: DroppedEntry) -> None:
+        if self._journal is not None:
+            self._journal.note(entry)
+        self.drop(entry)
+
+    def drop(self, entry: DroppedEntry) -> None:
+        """A dispatched group is given up, which the journal knows."""
+        self.ledger.drop(entry.group, entry.reason)
+        self._dropped.append(Dropped(entry.group, entry.reason, entry.mean_reward, entry.next_group))
+        self.sampler.drop(self.made + 1, entry.group, entry.mean_reward)
+
+    def resume(self, found: Readmitted) -> None:
+        """Waiting groups that an earlier attempt has begun: only the members that are missing are played."""
+        self._unfinished |= found.unfinished
+
+    # ---- from finished to a batch
+
+    def waits_for(self, step: int) -> bool:
+        """Whether the batch of `step` has to wait: a group in flight that was cancelled for its age before would be again.
+
+        So what takes long is passed over once and then trained; it cannot starve.
+        """
+        return any(
+            number in self.in_flight and self._is_old(self.in_flight[number].version, step + 1) for number in self._aged
+        )
+
+    def batch(self, groups: Sequence[FinishedGroup]) -> Batched:
+        """Finished groups are the next step's batch from now on; what no later batch may hold waits again."""
+        step, chosen = self.made + 1, {group.number for group in groups}
+        self.finished = [group for group in self.finished if group.number not in chosen]
+        self.ledger.accept(group.number for group in groups)
+        tasks = tuple((group.number, self.sampler.draw(group.number).task) for group in groups)
+        self.sampler.accept(step, {group.number: group.mean_reward for group in groups})
+        self.advance(step)
+        self.cancel_surplus()
+        self._expire(step + 1)
+        dropped, self._dropped = tuple(self._dropped), []
+        return Batched(step, tasks, dropped)
+
+    def advance(self, step: int) -> None:
+        """The batch of `step` is made, of these groups or of others."""
+        self.made = step
+        self.snapshots[step] = Snapshot(step, self.ledger.state(), sampler=self.sampler.state())
+        self._signal.notify()
+
+    def _expire(self, step: int) -> None:
+        """Let what no batch from `step` on may hold wait again."""
+        limit = self._config.algorithm.max_off_policy_steps
+        self.finished, expired = split_by_age(self.finished, step=step, max_off_policy_steps=limit)
+        for group in expired:
+            self.ledger.again(group.number, "age")
+        self.cancel_too_old(step)
+
+    def cancel_too_old(self, step: int) -> None:
+        """Withdraw groups in flight that no batch from `step` on may hold; their tasks are dispatched again."""
+        for flight in self.in_flight.values():
+            if not (flight.expired or flight.surplus) and self._is_old(flight.version, step):
+                flight.expired = True
+                self._withdraw(flight)
+
+    def cancel_surplus(self) -> None:
+        """Withdraw the groups that were started for a batch that is made without them, where more are started than a step needs.
+
+        Groups that were passed over for their age stay: they must not starve.
+        """
+        for flight in self.in_flight.values() if self._config.surplus else ():
+            if flight.number not in self._aged and not (flight.surplus or flight.expired or self.feeds(flight.version)):
+                flight.surplus = True
+                self._withdraw(flight)
+
+    def _withdraw(self, flight: Flight) -> None:
+        self.withdrawn.append(flight)
+        self._signal.notify()
