@@ -10,7 +10,7 @@ import torch
 
 from rlrun.advantages import ADVANTAGES, advantages
 from rlrun.advantages.estimate import SHARED_OPTIONS
-from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective, Preset, gae
+from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective, Preset, gae, losses
 from rlrun.config.algorithm_names import (
     ADVANTAGE_ENTRIES,
     DEFAULT_ADVANTAGE,
@@ -40,6 +40,15 @@ def test_functions_take_exactly_the_options_of_the_table() -> None:
                 keywords += [option for option in SHARED_OPTIONS if option in entries[name].options]
             if keywords:
                 assert sorted(keywords) == sorted(entries[name].options), name
+
+
+def test_every_loss_is_declared_and_every_declaration_has_its_function() -> None:
+    functions = {
+        function
+        for function in vars(losses).values()
+        if inspect.isfunction(function) and function.__module__ == losses.__name__ and function.__name__[0] != "_"
+    }
+    assert {algorithm.function for algorithm in LOSSES.values()} == functions
 
 
 def test_defaults_are_within_their_own_bounds() -> None:

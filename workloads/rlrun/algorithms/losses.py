@@ -1,13 +1,14 @@
 """The policy losses, per token. `policy_loss` masks, adds up and divides.
 
 Notation: t trainer, i inference, o proximal log-prob, ρ = exp(t - i), r = exp(t - o), A advantage, sg stop-gradient.
-Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`.
+Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`. Its entry in
+`rlrun.config.algorithm_tables.LOSS_ENTRIES` declares it: the name, the options with their defaults and bounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -168,22 +169,6 @@ def masked_is(
         weight = inputs.on_tokens(log_total.clamp(max=LARGEST_SEQUENCE_LOG_RATIO).exp().clamp(max=sequence_clip))
     loss = -torch.where(dropped, 0, weight * pull) * inputs.logprobs
     return TokenLoss(loss, _ratio_metrics(weight) | {"dropped_fraction": dropped})
-
-
-FUNCTIONS: Mapping[str, Callable[..., TokenLoss]] = {
-    "aipo": aipo,
-    "ppo": ppo,
-    "decoupled_ppo": decoupled_ppo,
-    "gspo": gspo,
-    "cispo": cispo,
-    "sapo": sapo,
-    "masked_is": masked_is,
-    "dppo": dppo,
-    "ipo": ipo,
-    "ref_kl": ref_kl,
-    "distill": ref_kl,
-    "sft": sft,
-}
 
 
 def _moved(inputs: LossInputs) -> Tensor:

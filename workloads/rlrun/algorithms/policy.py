@@ -8,16 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlrun.algorithms import losses
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights, check_aggregation
 from rlrun.algorithms.correction import corrected
 from rlrun.algorithms.inputs import LossInputs, prepare
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
-from rlrun.algorithms.losses import FUNCTIONS, TokenLoss
+from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.regularizers import Regularizers
-from rlrun.config.algorithm_names import complete_correction, correction_problem, default_aggregation
-from rlrun.custom import bind, builtins
+from rlrun.config.algorithm_names import LOSS_ENTRIES, complete_correction, correction_problem, default_aggregation
+from rlrun.custom import Algorithm, bind
 
-LOSSES = builtins("loss", FUNCTIONS)
+LOSSES: Mapping[str, Algorithm] = {
+    name: Algorithm(getattr(losses, entry.function or name), entry.options) for name, entry in LOSS_ENTRIES.items()
+}
+"""The built-in losses: the functions of `losses` that the table declares."""
 NO_REGULARIZERS = Regularizers()
 
 

@@ -67,6 +67,8 @@ class Entry:
     needs: Need | None = None
     weighs: bool = False
     """A loss that already weighs each token by ρ, the trainer's probability over the engine's."""
+    function: str | None = None
+    """Function of `rlrun.algorithms.losses` behind a loss; default: the one of its name."""
     proximal: str = "inference"
     """The policy that a loss measures its trust region from, unless a run says otherwise."""
 

@@ -212,9 +212,11 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         reads=("reference_logprobs",),
         needs="reference",
         weighs=True,
+        function="ref_kl",
     ),
     "sft": Entry("negative log-likelihood -w·t, weighted by the advantage w"),
 }
+"""The one declaration of each loss: its function is the one of the same name in `rlrun.algorithms.losses`, which imports torch."""
 
 CORRECTION_OPTIONS: Mapping[str, Option] = {
     "action": Option(
