@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Mixture, Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.trainer.bench import fake_batch
@@ -131,7 +131,7 @@ def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: G
             batch,
             [(0, 1), (2,)],
             group=alone,
-            loss=Objective("aipo"),
+            loss=Mixture(Objective("aipo")),
             lr=config.lr,
             max_grad_norm=1.0,
         )

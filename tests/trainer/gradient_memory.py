@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlrun.algorithms import Mixture
 from rlrun.config.learning import OptimizerConfig
 from rlrun.config.parallel import ParallelismConfig
 from rlrun.protocol.batch import Batch
@@ -61,7 +62,7 @@ def measure(case: str, world: Group) -> dict[str, Any]:
             metrics = critic_step(Critic(model, optimizer), batch, rows, signals, group=group, lr=1.0)
         else:
             metrics = train_step(
-                model, optimizer, batch, rows, group=group, loss=layouts.LOSS, lr=1.0, max_grad_norm=None
+                model, optimizer, batch, rows, group=group, loss=Mixture(layouts.LOSS), lr=1.0, max_grad_norm=None
             )
     kept = ("loss", "grad_norm", "value_loss", "critic_grad_norm")
     return asdict(held) | {name: metrics[name] for name in kept if name in metrics}

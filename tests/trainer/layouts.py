@@ -32,7 +32,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlrun.algorithms import Objective, Regularizers
+from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
@@ -44,7 +44,8 @@ from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
-from rlrun.trainer.learning.train_step import objective, parameter_checksum, train_step
+from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
@@ -241,10 +242,9 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
             batch,
             rows,
             group=group,
-            loss=LOSS,
+            loss=Mixture(LOSS, {"other": OTHER}),
             lr=LR,
             max_grad_norm=None,
-            environments={"other": OTHER},
         )
     hook.remove()
     return metrics | group.maxima({"held": max(held.gradients) / held.shard}), seen

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Mixture, Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.trainer.learning.critic import Critic, to_critic
@@ -106,10 +106,12 @@ def train(solo: Group, *, sign: float = 1.0) -> tuple[list[float], dict[str, flo
         model,
         make_optimizer(model, OptimizerConfig(), solo.device),
         solo,
-        Objective("ppo", proximal="recompute"),
+        Mixture(
+            Objective("ppo", proximal="recompute"),
+            gae={"gamma": 1.0, "lam": 0.95, "adv_mean": "batch", "adv_std": "batch"},
+        ),
         max_grad_norm=1.0,
         critic=Critic(critic, make_optimizer(critic, OptimizerConfig(), solo.device), 0.5, 1.0),
-        gae={"gamma": 1.0, "lam": 0.95, "adv_mean": "batch", "adv_std": "batch"},
     )
     means = []
     metrics: dict[str, float] = {}

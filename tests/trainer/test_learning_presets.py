@@ -25,7 +25,7 @@ from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
-from rlrun.trainer.learning.train_step import objective
+from rlrun.trainer.learning.objective import objective
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, render
 

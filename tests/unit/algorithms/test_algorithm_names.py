@@ -11,6 +11,7 @@ import torch
 from rlrun.advantages import ADVANTAGES, advantages
 from rlrun.advantages.estimate import SHARED_OPTIONS
 from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective, Preset, gae, losses
+from rlrun.algorithms import objective as objectives
 from rlrun.config.algorithm_names import (
     ADVANTAGE_ENTRIES,
     DEFAULT_ADVANTAGE,
@@ -25,7 +26,7 @@ from rlrun.config.algorithm_names import (
     preset,
 )
 from rlrun.config.learning import AlgorithmConfig
-from rlrun.trainer.learning.train_step import objective
+from rlrun.trainer.learning.objective import objective
 
 
 def test_functions_take_exactly_the_options_of_the_table() -> None:
@@ -49,6 +50,32 @@ def test_every_loss_is_declared_and_every_declaration_has_its_function() -> None
         if inspect.isfunction(function) and function.__module__ == losses.__name__ and function.__name__[0] != "_"
     }
     assert {algorithm.function for algorithm in LOSSES.values()} == functions
+
+
+def test_a_step_finds_its_loss_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and options are looked at when an objective is made, not in a micro-batch."""
+    objective = Objective("ppo", {"eps_high": 0.3}, correction={"action": "mask"}, proximal="recompute")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("looked up in a step")
+
+    for name in ("bind", "default_aggregation", "complete_correction", "correction_problem"):
+        monkeypatch.setattr(objectives, name, refuse)
+    zeros = torch.zeros(2)
+    mask = torch.ones(2, dtype=torch.bool)
+    assert objective.denominator(mask, [2]) == 2.0
+    objective(
+        zeros.clone().requires_grad_(), inference_logprobs=zeros, advantages=zeros, mask=mask, sequence_lengths=[2]
+    )
+
+
+def test_an_objective_is_wrong_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match=r"loss ppo: eps_low must be"):
+        Objective("ppo", {"eps_low": 2.0})
+    with pytest.raises(ValueError, match="aggregation_length must be given"):
+        Objective(aggregation="constant_length")
+    with pytest.raises(ValueError, match="would weigh twice"):
+        Objective("aipo", correction={"action": "clamp"})
 
 
 def test_defaults_are_within_their_own_bounds() -> None:

@@ -103,7 +103,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rlrun.algorithms import Objective
+    from rlrun.algorithms import Mixture, Objective
     from rlrun.trainer.learning.optimizers import make_optimizer
     from rlrun.trainer.learning.train_step import train_step
     from rlrun.trainer.modeling import packed_attention
@@ -129,7 +129,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
         batch,
         [(0,)],
         group=group,
-        loss=Objective("aipo"),
+        loss=Mixture(Objective("aipo")),
         lr=1e-3,
         max_grad_norm=1.0,
     )

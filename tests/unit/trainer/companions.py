@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Mixture, Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.trainer.learning.critic import Critic, to_critic
@@ -40,7 +40,7 @@ def plain_logprobs(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
 
 def make_learner(model: nn.Module, group: Group, *, lr: float = 0.01, **options: Any) -> Learner:
     optimizer = options.pop("optimizer", None) or make_optimizer(model, OptimizerConfig(lr=lr), group.device)
-    loss = options.pop("loss", Objective())
+    loss = Mixture(options.pop("loss", Objective()), options.pop("environments", {}), options.pop("gae", None))
     return Learner(model, optimizer, group, loss, **options)
 
 

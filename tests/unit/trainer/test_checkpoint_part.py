@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Mixture, Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.trainer.checkpoints import dcp
@@ -34,7 +34,14 @@ def test_training_goes_on_bit_for_bit(
         for step in steps:
             batch = make_batch([5 + step, 9])
             train_step(
-                model, optimizer, batch, [(0, 1)], group=solo, loss=Objective("aipo"), lr=0.01 / step, max_grad_norm=1.0
+                model,
+                optimizer,
+                batch,
+                [(0, 1)],
+                group=solo,
+                loss=Mixture(Objective("aipo")),
+                lr=0.01 / step,
+                max_grad_norm=1.0,
             )
             sums.append(parameter_checksum(model))
         return sums

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.algorithms import Objective, Regularizers
+from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.learning import AlgorithmConfig, LossConfig, RegularizerConfig
 from rlrun.config.roles import TrainerConfig
@@ -18,7 +18,8 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
 from rlrun.trainer.learning.learner import combined
 from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.train_step import environment_objectives, train_step
+from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
 from tests.unit.trainer.companions import LENGTHS, MakeBatch, MakeModel, make_learner, weights
@@ -37,7 +38,7 @@ def step(
 ) -> tuple[dict[str, float], torch.Tensor]:
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     found = train_step(
-        model, sgd, batch, rows, group=group, loss=Objective(), lr=1.0, max_grad_norm=None, environments=environments
+        model, sgd, batch, rows, group=group, loss=Mixture(Objective(), environments), lr=1.0, max_grad_norm=None
     )
     return found, weights(model)
 
@@ -101,18 +102,20 @@ def config(**own: object) -> TrainerConfig:
 
 
 def test_what_an_environment_gives_replaces_the_runs_and_all_else_stays() -> None:
-    found = environment_objectives(config(loss=LossConfig(name="ppo"), regularizers=RegularizerConfig(entropy=0.5)))
+    found = bind_objective(
+        config(loss=LossConfig(name="ppo"), regularizers=RegularizerConfig(entropy=0.5))
+    ).environments
     assert found == {
         "maths": Objective(
             "ppo", aggregation="constant_length", aggregation_length=9, regularizers=Regularizers(entropy=0.5)
         )
     }
     runs = Objective("ppo", {"dual_clip": None}, aggregation="token_mean")
-    assert environment_objectives(config(aggregation="token_mean"))["maths"] == runs
-    assert environment_objectives(config(aggregation="constant_length"))["maths"].aggregation_length == 64
-    assert environment_objectives(config(loss=LossConfig(name="decoupled_ppo")))["maths"].proximal == "recompute"
+    assert bind_objective(config(aggregation="token_mean")).environments["maths"] == runs
+    assert bind_objective(config(aggregation="constant_length")).environments["maths"].aggregation_length == 64
+    assert bind_objective(config(loss=LossConfig(name="decoupled_ppo"))).environments["maths"].proximal == "recompute"
 
 
 def test_a_loss_of_an_environment_that_cannot_be_imported_is_told() -> None:
     with pytest.raises(RoleError, match=r"environmentAlgorithms\.maths\.loss.*no_such_module"):
-        environment_objectives(config(loss=LossConfig(name="no_such_module:loss")))
+        bind_objective(config(loss=LossConfig(name="no_such_module:loss")))

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 from transformers.core_model_loading import Chunk, WeightConverter
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Mixture, Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.config.lora import LoRAConfig
 from rlrun.config.model import ModelConfig
@@ -57,7 +57,7 @@ def train(model: nn.Module, group: Group, batch: Batch, steps: int = 3) -> None:
     rows = [tuple(range(len(batch.samples)))]
     for _ in range(steps):
         metrics = train_step(
-            model, optimizer, batch, rows, group=group, loss=Objective("aipo"), lr=1e-2, max_grad_norm=None
+            model, optimizer, batch, rows, group=group, loss=Mixture(Objective("aipo")), lr=1e-2, max_grad_norm=None
         )
         assert metrics["grad_norm"] > 0
 
@@ -112,7 +112,14 @@ def test_the_optimizer_remembers_what_is_trained_alone(
     model = adapt(make_model(), solo)
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
     train_step(
-        model, optimizer, make_batch([9, 7]), [(0, 1)], group=solo, loss=Objective("aipo"), lr=1e-2, max_grad_norm=1.0
+        model,
+        optimizer,
+        make_batch([9, 7]),
+        [(0, 1)],
+        group=solo,
+        loss=Mixture(Objective("aipo")),
+        lr=1e-2,
+        max_grad_norm=1.0,
     )
     kept = {id(parameter) for parameter in optimizer.state}
     assert kept == {id(p) for name, p in model.named_parameters() if lora.of_adapter(name)}
@@ -280,7 +287,7 @@ def test_runs_keep_their_bits_while_others_train(
                 make_batch([9, 7]),
                 [(0, 1)],
                 group=solo,
-                loss=Objective("aipo"),
+                loss=Mixture(Objective("aipo")),
                 lr=1e-2,
                 max_grad_norm=1.0,
             )

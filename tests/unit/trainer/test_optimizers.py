@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from rlrun.algorithms import Objective
+from rlrun.algorithms import Mixture, Objective
 from rlrun.config.learning import OptimizerConfig
 from rlrun.protocol.batch import Batch
 from rlrun.trainer.learning.optimizers import Muon, make_optimizer, orthogonalized
@@ -157,7 +157,14 @@ def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(
     def run(loss: str = "aipo") -> dict[str, float]:
         rows = [(0, 1), (2,)]
         return train_step(
-            model, optimizer, make_batch([9, 4, 13]), rows, group=solo, loss=Objective(loss), lr=LR, max_grad_norm=1.0
+            model,
+            optimizer,
+            make_batch([9, 4, 13]),
+            rows,
+            group=solo,
+            loss=Mixture(Objective(loss)),
+            lr=LR,
+            max_grad_norm=1.0,
         )
 
     def bits() -> list[Tensor]:

@@ -22,6 +22,7 @@ from rlrun.protocol.batch import Batch, write_batch
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.dcp import load as load_checkpoint
+from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.shared_model import load_policy
@@ -58,6 +59,7 @@ class Bench:
             self.config,
             attempt,
             self.policy,
+            bind_objective(self.config),
             output_dir=root,
             replay=True,
             channel=None,

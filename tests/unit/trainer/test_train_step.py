@@ -11,14 +11,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlrun.algorithms import Objective, Regularizers
+from rlrun.algorithms import Mixture, Objective, Regularizers
 from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
 from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.packing import Row
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
+from rlrun.trainer.learning.objective import objective
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.train_step import objective, parameter_checksum, train_step
+from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
 
@@ -44,7 +45,9 @@ def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
             with torch.no_grad():
                 local_part(model.lm_head.weight)[0, 0] = float("inf")
         optimizer = make_optimizer(model, OptimizerConfig(lr=0.01), solo.device)
-        metrics = train_step(model, optimizer, batch, rows, group=solo, loss=loss, lr=0.01, max_grad_norm=max_grad_norm)
+        metrics = train_step(
+            model, optimizer, batch, rows, group=solo, loss=Mixture(loss), lr=0.01, max_grad_norm=max_grad_norm
+        )
         return metrics, model
 
     return run
@@ -154,7 +157,7 @@ def test_clipping_bounds_the_update(
             make_batch(LENGTHS),
             [(0, 1, 2, 3, 4)],
             group=solo,
-            loss=Objective("aipo"),
+            loss=Mixture(Objective("aipo")),
             lr=1.0,
             max_grad_norm=limit,
         )
@@ -211,7 +214,14 @@ def test_an_update_is_made_at_the_rate_of_its_step(
         before = weights(model)
         optimizer = make_optimizer(model, OptimizerConfig(name=name, lr=0.7), solo.device)
         metrics = train_step(
-            model, optimizer, make_batch(LENGTHS), [(0, 1, 2, 3, 4)], group=solo, loss=AIPO, lr=lr, max_grad_norm=None
+            model,
+            optimizer,
+            make_batch(LENGTHS),
+            [(0, 1, 2, 3, 4)],
+            group=solo,
+            loss=Mixture(AIPO),
+            lr=lr,
+            max_grad_norm=None,
         )
         assert metrics["lr"] == lr
         moved.append((weights(model) - before).double())

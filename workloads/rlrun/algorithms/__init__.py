@@ -13,8 +13,8 @@ from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.metrics import mean_metrics, merge_metrics
 from rlrun.algorithms.mixture import Mixture
-from rlrun.algorithms.objective import Objective
-from rlrun.algorithms.policy import LOSSES, LossOutput, denominator_count, policy_loss
+from rlrun.algorithms.objective import LOSSES, LossOutput, Objective
+from rlrun.algorithms.policy import denominator_count, policy_loss
 from rlrun.algorithms.proximal import proximal_logprobs
 from rlrun.algorithms.regularizers import Regularizers
 from rlrun.algorithms.returns import Estimate, Moments, gae, returns_to_go, whiten

@@ -1,4 +1,4 @@
-"""The policy losses, per token. `policy_loss` masks, adds up and divides.
+"""The policy losses, per token. `Objective` masks, adds up and divides.
 
 Notation: t trainer, i inference, o proximal log-prob, ρ = exp(t - i), r = exp(t - o), A advantage, sg stop-gradient.
 Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`. Its entry in

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms.metrics import joint_means, merge_metrics
-from rlrun.algorithms.objective import Objective
-from rlrun.algorithms.policy import LossOutput
+from rlrun.algorithms.objective import LossOutput, Objective
 
 PREFIX = "objective"
 """Metrics of one environment are `objective/<environment>/<name>`."""
@@ -39,10 +38,12 @@ class Divisors:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A run's objective, and those of the environments that have another, by the environment's name."""
+    """A run's whole objective: its own, and those of the environments that have another, by the environment's name."""
 
     own: Objective
     environments: Mapping[str, Objective] = field(default_factory=dict)
+    gae: Mapping[str, Any] | None = None
+    """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages of all samples."""
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -53,6 +54,11 @@ class Mixture:
     def needs_entropy(self) -> bool:
         """Whether the entropy must be given with its gradient."""
         return any(objective.needs_entropy for objective in self.objectives)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a trust region is measured from the policy at the start of the step."""
+        return any(objective.proximal == "recompute" for objective in self.objectives)
 
     def divisors(self, mask: Tensor, sequence_lengths: Sequence[int], environments: Sequence[str]) -> Divisors:
         """Of a whole batch, before its first micro-batch is trained.

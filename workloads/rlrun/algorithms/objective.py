@@ -1,37 +1,98 @@
-"""A whole objective: the loss with its options, aggregation, regularisers, correction and proximal policy, as a trainer uses it."""
+"""A whole objective, bound once: the loss function with its options, aggregation, regularisers, correction and proximal policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlrun.algorithms.policy import LossOutput, denominator_count, policy_loss
+from rlrun.algorithms import losses
+from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights, check_aggregation
+from rlrun.algorithms.correction import corrected
+from rlrun.algorithms.inputs import LossInputs, prepare
+from rlrun.algorithms.kl import kl_estimate, mismatch_kl
+from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.proximal import proximal_logprobs as make_proximal
 from rlrun.algorithms.regularizers import Regularizers
-from rlrun.config.algorithm_names import DEFAULT_LOSS
+from rlrun.config.algorithm_names import (
+    DEFAULT_LOSS,
+    LOSS_ENTRIES,
+    complete_correction,
+    correction_problem,
+    default_aggregation,
+)
+from rlrun.custom import Algorithm, bind
+
+LOSSES: Mapping[str, Algorithm] = {
+    name: Algorithm(getattr(losses, entry.function or name), entry.options) for name, entry in LOSS_ENTRIES.items()
+}
+"""The built-in losses: the functions of `losses` that the table declares."""
+
+
+class LossOutput(NamedTuple):
+    """`loss`: differentiable scalar. `metrics`: detached scalars on the device of the loss, see `metrics.py`."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Objective of a step. Call `denominator` with the whole batch, then the objective with each micro-batch of it."""
+    """Objective of a step. Call `denominator` with the whole batch, then the objective with each micro-batch of it.
+
+    The names are looked up, and options, aggregation and correction completed and checked, when it is made: a micro-batch finds
+    everything bound.
+
+    Raises:
+        ValueError: a name or option is unknown, a value is out of range, or parts do not go together.
+    """
 
     loss: str = DEFAULT_LOSS
+    """A key of `LOSSES`, or `package.module:function`, called as `function(LossInputs, **options)` and returning a `TokenLoss`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the loss, see `LOSSES[loss].options`; those not given get their default."""
     aggregation: str | None = None
+    """A key of `AGGREGATIONS`; None becomes that of the loss, see `default_aggregation`."""
     aggregation_length: float | None = None
+    """Tokens, for `constant_length`."""
     regularizers: Regularizers = field(default_factory=Regularizers)
+    """Terms that are added to the loss of each token before the aggregation."""
     correction: Mapping[str, Any] | None = None
+    """Options of `correct_mismatch`, whose weights multiply the loss of each token (not the regularisers)."""
     proximal: str = "inference"
     """A key of `PROXIMAL_METHODS`."""
+    _function: Callable[..., TokenLoss] = field(init=False, repr=False, compare=False)
+    _weighs_twice: str | None = field(init=False, repr=False, compare=False, default=None)
+    """Problem of the correction where no proximal log-probs are given."""
+
+    def __post_init__(self) -> None:
+        function, options = bind("loss", self.loss, LOSSES, self.options)
+        bound: dict[str, Any] = {"_function": function, "options": options}
+        bound["aggregation"] = self.aggregation or default_aggregation(self.loss, options)
+        check_aggregation(bound["aggregation"], self.aggregation_length)
+        if self.correction is not None:
+            correction = bound["correction"] = complete_correction(self.correction)
+            if problem := correction_problem(correction, self.loss, has_proximal=True):
+                raise ValueError(problem)
+            bound["_weighs_twice"] = correction_problem(correction, self.loss, has_proximal=False)
+        for name, value in bound.items():
+            object.__setattr__(self, name, value)
 
     @property
     def needs_entropy(self) -> bool:
         """Whether the entropy must be given with its gradient."""
         return self.regularizers.entropy > 0
+
+    def count(self, mask: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
+        """Share of these sequences in the divisor, a scalar.
+
+        The loss tokens for `token_mean`, else the sequences that have a loss token, for `constant_length` times that length.
+        """
+        assert self.aggregation is not None
+        return aggregation_count(self.aggregation, mask, sequence_lengths, length=self.aggregation_length)
 
     def denominator(self, mask: Tensor, sequence_lengths: Sequence[int]) -> float:
         """Divisor of the loss of each micro-batch.
@@ -40,15 +101,7 @@ class Objective:
             mask: `[T]` bool, the loss mask of all sequences of the batch, on all ranks.
             sequence_lengths: their lengths.
         """
-        count = denominator_count(
-            self.loss,
-            mask,
-            sequence_lengths,
-            aggregation=self.aggregation,
-            aggregation_length=self.aggregation_length,
-            **self.options,
-        )
-        return float(count)
+        return float(self.count(mask, sequence_lengths))
 
     def __call__(
         self,
@@ -58,31 +111,32 @@ class Objective:
         advantages: Tensor,
         mask: Tensor,
         sequence_lengths: Sequence[int],
-        denominator: float | None = None,
+        denominator: float | Tensor | None = None,
         entropy: Tensor | None = None,
         reference_logprobs: Tensor | None = None,
         proximal_logprobs: Tensor | None = None,
         versions: Tensor | None = None,
         policy_version: int | None = None,
     ) -> LossOutput:
-        """`policy_loss` with these settings.
+        """The sum of the per-token loss over the loss mask, divided by `denominator`; arguments as of `policy_loss`.
 
         Args:
             proximal_logprobs: `[T]` at the start of the step; default: made of the other arguments by the method `proximal`. For
                 `recompute` that is right as long as nothing has been updated since the step began.
             versions, policy_version: of each token `[T]` and of the policy, for `log_linear`.
+
+        Returns:
+            The loss (0 with a zero gradient if there is no loss token) and sums over the loss tokens: `tokens`, `sequences`,
+            `mismatch_kl`, `ratio`, `clip_fraction` or `dropped_fraction`, given a reference `reference_kl` (k3), with a correction
+            `correction_weight` and `corrected_fraction`, and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by
+            `tokens` after adding up (`mean_metrics`).
         """
         if proximal_logprobs is None and self.proximal != "inference":
-            kept = mask.bool()
+            known = None if versions is None else torch.where(mask.bool(), versions, 0)
             proximal_logprobs = make_proximal(
-                self.proximal,
-                logprobs,
-                inference_logprobs,
-                versions=None if versions is None else torch.where(kept, versions, 0),
-                policy_version=policy_version,
+                self.proximal, logprobs, inference_logprobs, versions=known, policy_version=policy_version
             )
-        return policy_loss(
-            self.loss,
+        inputs = prepare(
             logprobs,
             inference_logprobs=inference_logprobs,
             advantages=advantages,
@@ -91,10 +145,59 @@ class Objective:
             proximal_logprobs=proximal_logprobs,
             reference_logprobs=reference_logprobs,
             denominator=denominator,
-            aggregation=self.aggregation,
-            aggregation_length=self.aggregation_length,
-            regularizers=self.regularizers,
-            entropy=entropy,
-            correction=self.correction,
-            **self.options,
         )
+        result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
+        per_token, terms = self.regularizers.add(result.loss, inputs, entropy)
+        assert self.aggregation is not None
+        weights = aggregation_weights(self.aggregation, inputs.mask, sequence_lengths, dtype=per_token.dtype)
+        total = (torch.where(inputs.mask, per_token, 0) * weights).sum()
+        if denominator is None:
+            denominator = self.count(inputs.mask, sequence_lengths)
+        divisor = torch.as_tensor(denominator, dtype=total.dtype, device=total.device).detach().reshape(())
+        counts = {"tokens": inputs.mask.sum(), "sequences": (inputs.sequence_tokens() > 0).sum()}
+        return LossOutput(
+            total / torch.where(divisor > 0, divisor, 1),
+            {key: count.to(total.dtype) for key, count in counts.items()}
+            | _summed(inputs, {**result.metrics, **terms}),
+        )
+
+    def _corrected(self, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
+        if self.correction is None:
+            return result
+        if self._weighs_twice is not None and inputs.proximal_logprobs is None:
+            raise ValueError(self._weighs_twice)
+        weights, outside = corrected(inputs, self.correction)
+        metrics = {"correction_weight": weights, "corrected_fraction": outside}
+        return TokenLoss(result.loss * weights, {**result.metrics, **metrics})
+
+
+def _checked(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
+    """A user's function is held to the contract of the built-in ones."""
+    if not isinstance(result, TokenLoss):
+        raise ValueError(f"loss {name} must return a TokenLoss, got {type(result).__name__}")
+    for what, tensor in {"loss": result.loss, **result.metrics}.items():
+        if tensor.shape != inputs.mask.shape:
+            raise ValueError(
+                f"loss {name}: {what} must be per token, {list(inputs.mask.shape)}; got {list(tensor.shape)}"
+            )
+    if inputs.logprobs.requires_grad and not result.loss.requires_grad:
+        raise ValueError(f"loss {name} does not depend on logprobs: it has no gradient")
+    return result
+
+
+def _summed(inputs: LossInputs, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        mismatch = mismatch_kl(inputs.logprobs, inputs.inference_logprobs)
+        per_token = {"mismatch_kl": mismatch, "mismatch_kl_max": mismatch, **metrics}
+        if inputs.reference_logprobs is not None:
+            per_token["reference_kl"] = kl_estimate("k3", inputs.logprobs, inputs.reference_logprobs)
+        return {
+            name: _reduced(name, values.to(inputs.logprobs.dtype), inputs.mask) for name, values in per_token.items()
+        }
+
+
+def _reduced(name: str, values: Tensor, mask: Tensor) -> Tensor:
+    kept = torch.where(mask, values, 0)
+    if name.endswith("_max"):
+        return kept.amax() if kept.numel() else kept.sum()
+    return kept.sum()

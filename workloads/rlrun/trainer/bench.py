@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlrun.algorithms import Objective
-from rlrun.config.algorithm_names import complete_options
+from rlrun.algorithms import Mixture
 from rlrun.config.model import ModelConfig
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
@@ -35,9 +34,9 @@ from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.learning.critic import check_layout, critic_around, to_critic
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference, freeze
-from rlrun.trainer.learning.train_step import objective
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.modeling.packed_attention import chosen_kernel, implementation
@@ -119,7 +118,7 @@ def prepared(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
     Raises:
         RoleError: the model's shape cannot be had, or `longest` is more than it allows.
     """
-    loss = objective(config.algorithm, config.seq_len)
+    loss = bind_objective(config)
     with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
         source = _source(config, Path(made), group)
         model = _random_model(config, config.model, source)
@@ -206,10 +205,10 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str) -> An
     return model
 
 
-def _learner(config: TrainerConfig, model: nn.Module, loss: Objective, source: str, group: Group) -> Learner:
+def _learner(config: TrainerConfig, model: nn.Module, loss: Mixture, source: str, group: Group) -> Learner:
     """The sharded policy, with companions of random weights."""
     algorithm, memory = config.algorithm, Memory.of(config)
-    reference = critic = gae = None
+    reference = critic = None
     if algorithm.reference is not None:
         chosen = algorithm.reference.resolved(config.model)
         frozen = _random_model(config, chosen, source if chosen is config.model else chosen.source(Path(source)))
@@ -219,10 +218,9 @@ def _learner(config: TrainerConfig, model: nn.Module, loss: Objective, source: s
         check_layout(config)
         module = shard(to_critic(_random_model(config, config.model, source)), group, memory=memory)
         critic = critic_around(module, algorithm.critic, config, group=group)
-        gae = complete_options("advantage", algorithm.effective_advantage.name, algorithm.effective_advantage.options)
     optimizer = make_optimizer(model, config.optimizer, group.device)
     limit = config.optimizer.max_grad_norm
-    return Learner(model, optimizer, group, loss, limit, reference, critic, gae)
+    return Learner(model, optimizer, group, loss, limit, reference, critic)
 
 
 def _measurement(

@@ -21,6 +21,7 @@ from typing import Any
 
 from loguru import logger
 
+from rlrun.algorithms import Mixture
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt, attempt_of, read_attempt
@@ -32,7 +33,7 @@ from rlrun.trainer.channel.batch_feed import TICK_SECONDS, Feed, LiveFeed, Repla
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume
 from rlrun.trainer.engines_beside import EnginesBeside
-from rlrun.trainer.learning.train_step import environment_objectives, objective
+from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.ranks.phases import Phases
@@ -73,12 +74,11 @@ def run(
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
     """
-    objective(config.algorithm, config.seq_len)  # a wrong name is told before anything is loaded
-    environment_objectives(config)
+    objective = bind_objective(config)  # a wrong name is told before anything is loaded
     if config.colocated:
         EnginesBeside(config.engine_urls, api_key).wait_until_asleep()  # before this process has anything of the GPUs
     with process_group(config.gpus_per_replica, config.parallelism) as group:
-        return _Trainer(config, attempt, api_key, replay, config_hash, group, stop or Stop()).run()
+        return _Trainer(config, objective, attempt, api_key, replay, config_hash, group, stop or Stop()).run()
 
 
 class _Trainer:
@@ -87,6 +87,7 @@ class _Trainer:
     def __init__(
         self,
         config: TrainerConfig,
+        objective: Mixture,
         attempt: int,
         api_key: str,
         replay: Path | None,
@@ -111,7 +112,7 @@ class _Trainer:
         self.phases.say("loading", begun.base_step)
         source = model_source(config, paths, group)
         self.policy = load_policy(config, source, group, with_weights=config.lora is not None or begins)
-        own = self._slot(config, begun, paths.root, self.channel, feed, replay=replay is not None)
+        own = self._slot(config, objective, begun, paths.root, self.channel, feed, replay=replay is not None)
         self.own: Slot | None = own
         """The run that the process was started for, until it is over."""
         self.slots = [own]
@@ -168,6 +169,7 @@ class _Trainer:
     def _slot(
         self,
         config: TrainerConfig,
+        objective: Mixture,
         attempt: Attempt,
         folder: Path,
         channel: Channel | None,
@@ -180,6 +182,7 @@ class _Trainer:
             config,
             attempt,
             self.policy,
+            objective,
             output_dir=folder,
             replay=replay,
             channel=channel,
@@ -356,7 +359,7 @@ class _Trainer:
             )
             feed = LiveFeed(channel)
         try:
-            slot = self._slot(config, attempt, folder, channel, feed, label=f"{config.name}: ")
+            slot = self._slot(config, bind_objective(config), attempt, folder, channel, feed, label=f"{config.name}: ")
         except Exception as error:
             failure = self._contain(config.name, attempt.attempt, error)
             self.policy.adapters.forget(config.name)

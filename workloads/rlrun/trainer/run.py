@@ -20,6 +20,7 @@ from typing import Literal
 
 from loguru import logger
 
+from rlrun.algorithms import Mixture
 from rlrun.config.roles import TrainerConfig
 from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import Attempt
@@ -41,7 +42,7 @@ from rlrun.trainer.learning.critic import CRITIC
 from rlrun.trainer.learning.learner import make_learner
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference
-from rlrun.trainer.learning.train_step import objective, parameter_checksum
+from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shared_model import Policy
 from rlrun.trainer.weights.publisher import Publisher
@@ -64,6 +65,7 @@ class Slot:
         config: the run's.
         attempt: which has begun.
         policy: that it trains; it holds the run's values from here on.
+        objective: what its steps minimise, bound.
         output_dir: the run's folder.
         replay: whether the batches are recorded ones, and there is no orchestrator.
         channel: to its orchestrator, on rank 0.
@@ -74,7 +76,7 @@ class Slot:
         engines: that have the same GPUs, in turn; None: the trainer has them for itself.
 
     Raises:
-        RoleError: an objective, a model beside the policy or a checkpoint cannot be loaded.
+        RoleError: a model beside the policy or a checkpoint cannot be loaded.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Slot:
         config: TrainerConfig,
         attempt: Attempt,
         policy: Policy,
+        objective: Mixture,
         *,
         output_dir: Path,
         replay: bool,
@@ -109,8 +112,7 @@ class Slot:
         policy.adapters.hold(config.name, config.lora)
         lora.initialise(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
-        loss = objective(config.algorithm, config.seq_len)
-        learner = make_learner(config, policy.module, optimizer, loss, source=policy.source, group=self._group)
+        learner = make_learner(config, policy.module, optimizer, objective, source=policy.source, group=self._group)
         self._steps = Steps(config, policy, learner)
         parts = {POLICY: Part(policy.module, optimizer)}
         if learner.critic is not None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from rlrun.algorithms import Objective
-from rlrun.config.algorithm_names import complete_options
+from rlrun.algorithms import Mixture
 from rlrun.config.roles import TrainerConfig
 from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
 from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate, make_critic
 from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference
-from rlrun.trainer.learning.train_step import environment_objectives, train_step
+from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.ranks.group import Group
 
 
@@ -29,14 +28,10 @@ class Learner:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     group: Group
-    loss: Objective
+    loss: Mixture
     max_grad_norm: float | None = None
     reference: ReferenceSource | None = None
     critic: Critic | None = None
-    gae: Mapping[str, Any] | None = None
-    """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages."""
-    environments: Mapping[str, Objective] = field(default_factory=dict)
-    """Instead of `loss`, by the name of a sample's environment."""
 
     def step(
         self,
@@ -71,7 +66,6 @@ class Learner:
                 loss=self.loss,
                 lr=lr,
                 max_grad_norm=self.max_grad_norm,
-                environments=self.environments,
                 signals=signal,
                 agree=agree if index == 0 else lambda: None,
             )
@@ -103,14 +97,14 @@ class Learner:
             for signal, logprobs in zip(signals, self.reference.logprobs(rows), strict=True):
                 signal["reference_logprobs"] = logprobs
             metrics["time/reference"] = time.perf_counter() - began
-        if self.critic is not None and self.gae is not None:
+        if self.critic is not None and self.loss.gae is not None:
             agree()
             began = time.perf_counter()
             found = estimate(
                 self.critic.module,
                 rows,
                 samples,
-                **self.gae,
+                **self.loss.gae,
                 groups=sorted({sample.group for update in updates for sample in update.batch.samples}),
                 group=self.group,
             )
@@ -121,8 +115,7 @@ class Learner:
 
     def _needs_proximal_pass(self, updates: int) -> bool:
         """With one update per step the policy at its start is the one whose log-probs the update computes anyway."""
-        recompute = any(loss.proximal == "recompute" for loss in (self.loss, *self.environments.values()))
-        return recompute and updates > 1
+        return self.loss.recomputes and updates > 1
 
     def _needs_passes(self, updates: int) -> bool:
         return self.reference is not None or self.critic is not None or self._needs_proximal_pass(updates)
@@ -132,7 +125,7 @@ def make_learner(
     config: TrainerConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss: Objective,
+    loss: Mixture,
     *,
     source: str,
     group: Group,
@@ -146,7 +139,7 @@ def make_learner(
         config: of the trainer.
         model: the policy, sharded.
         optimizer: of the policy.
-        loss: what a step minimises.
+        loss: what a step minimises, bound.
         source: where the policy's model is loaded from.
         group: every rank takes part.
 
@@ -154,7 +147,7 @@ def make_learner(
         RoleError: a model cannot be loaded, or the reference has another vocabulary.
     """
     algorithm = config.algorithm
-    reference = critic = gae = None
+    reference = critic = None
     if algorithm.reference is not None:
         vocabulary = model.config.get_text_config().vocab_size
         reference = FrozenReference.load(
@@ -167,7 +160,6 @@ def make_learner(
         )
     if algorithm.critic is not None:
         critic = make_critic(algorithm.critic, config, source, group=group)
-        gae = complete_options("advantage", algorithm.effective_advantage.name, algorithm.effective_advantage.options)
     return Learner(
         model,
         optimizer,
@@ -176,8 +168,6 @@ def make_learner(
         max_grad_norm=config.optimizer.max_grad_norm,
         reference=reference,
         critic=critic,
-        gae=gae,
-        environments=environment_objectives(config),
     )
 
 

@@ -15,13 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlrun.algorithms import Mixture, Objective, Regularizers
+from rlrun.algorithms import Mixture
 from rlrun.algorithms.mixture import Divisors
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.batch import Batch, Sample
 from rlrun.protocol.packing import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
@@ -33,58 +29,6 @@ _IDLE = ""
 """Environment of a row without samples: none has this name."""
 
 
-def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
-    """Objective of a step: the preset's parts, unless the run replaces them.
-
-    Args:
-        config: the run's objective.
-        seq_len: tokens that `constant_length` divides by, unless the run says otherwise.
-        where: the block that an error names.
-
-    Raises:
-        RoleError: the loss does not exist, does not take an option, or cannot be imported.
-    """
-    aggregation = config.effective_aggregation
-    terms = config.regularizers
-    result = Objective(
-        loss=config.effective_loss.name,
-        options=dict(config.effective_loss.options),
-        aggregation=aggregation,
-        aggregation_length=(config.aggregation_length or seq_len) if aggregation == "constant_length" else None,
-        regularizers=Regularizers(entropy=terms.entropy, kl=terms.kl, kl_kind=terms.kl_kind),
-        correction=config.correction.options if config.correction is not None else None,
-        proximal=config.effective_proximal,
-    )
-    zeros = torch.zeros(2)
-    try:  # one token is enough to find a wrong name or option before a model is loaded
-        result(
-            zeros.clone().requires_grad_(),
-            inference_logprobs=zeros,
-            advantages=zeros,
-            mask=torch.tensor([False, True]),
-            sequence_lengths=[2],
-            entropy=zeros.clone().requires_grad_(),
-            reference_logprobs=zeros,
-            versions=torch.tensor([0, 0]),
-            policy_version=0,
-        )
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
-        raise RoleError(f"{where}.loss: {error}", exit_codes.CONFIGURATION) from error
-    return result
-
-
-def environment_objectives(config: TrainerConfig) -> dict[str, Objective]:
-    """Objectives of environments that learn otherwise than the run, by the environment's name.
-
-    Raises:
-        RoleError: as of `objective`.
-    """
-    return {
-        name: objective(own.over(config.algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
-        for name, own in config.environment_algorithms.items()
-    }
-
-
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -92,57 +36,34 @@ def train_step(
     rows: Sequence[Row],
     *,
     group: Group,
-    loss: Objective,
+    loss: Mixture,
     lr: float,
     max_grad_norm: float | None,
-    environments: Mapping[str, Objective] | None = None,
     signals: Sequence[Signals] | None = None,
     agree: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
 
-    `loss` is the objective of all samples but those of `environments`, which have their own (`rlrun.algorithms.mixture`).
-    `signals` are what passes before the update found, one for each row. Before each row all ranks call `agree` together; when it raises,
-    on all of them, the step is abandoned and nothing is updated.
+    `loss` is the run's objective, with those of environments that have their own. `signals` are what passes before the update found, one
+    for each row. Before each row all ranks call `agree` together; when it raises, on all of them, the step is abandoned and nothing is
+    updated.
 
     Returns:
         The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
         (all of the batch), `loss_tokens`, `skipped` (1 when the gradient was not finite and nothing was updated), and the times
-        `time/forward_backward` and `time/optimizer` in seconds; as `objective/<environment>/<name>` those of one of `environments`.
+        `time/forward_backward` and `time/optimizer` in seconds; as `objective/<environment>/<name>` those of one environment.
     """
     started = time.perf_counter()
-    mixture = Mixture(loss, environments or {})
-    divisors = _divisors(batch, mixture)
+    divisors = _divisors(batch, loss)
     parts: list[dict[str, Tensor]] = []
     for index, row in enumerate(rows):
         agree()
         prepare_backward(model, last=index == len(rows) - 1)
         signal = signals[index] if signals is not None else Signals()
         samples = [batch.samples[sample] for sample in row]
-        inputs = micro_batch(samples, group.device)
-        statistics = token_statistics(model, inputs, entropy_gradient=mixture.needs_entropy)
-        # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
-        finite = torch.isfinite(statistics.logprobs).all()
-        output = mixture(
-            torch.where(finite, statistics.logprobs, 0),
-            environments=[sample.environment for sample in samples] or [_IDLE],
-            divisors=divisors,
-            inference_logprobs=inputs.inference_logprobs,
-            advantages=inputs.advantages if signal.advantages is None else signal.advantages,
-            mask=inputs.mask & finite,
-            sequence_lengths=inputs.packed.lengths,
-            proximal_logprobs=signal.proximal_logprobs,
-            reference_logprobs=signal.reference_logprobs,
-            entropy=torch.where(finite, statistics.entropy, 0),
-            versions=inputs.versions,
-            policy_version=batch.step - 1,
-        )
-        torch.where(
-            finite, output.loss, statistics.logprobs.sum()
-        ).backward()  # chosen on the device: nobody waits for it
-        parts.append(output.metrics)
+        parts.append(_backward(model, samples, signal, loss, divisors, policy_version=batch.step - 1, group=group))
     has_reference = signals is not None and signals[0].reference_logprobs is not None
-    metrics = mixture.means(_over_ranks(mixture.merged(parts, reference=has_reference), group), divisors)
+    metrics = loss.means(_over_ranks(loss.merged(parts, reference=has_reference), group), divisors)
     forward_backward = time.perf_counter()
     grad_norm, updated = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm)
     finished = time.perf_counter()
@@ -154,6 +75,40 @@ def train_step(
         "time/forward_backward": forward_backward - started,
         "time/optimizer": finished - forward_backward,
     }
+
+
+def _backward(
+    model: nn.Module,
+    samples: Sequence[Sample],
+    signal: Signals,
+    loss: Mixture,
+    divisors: Divisors,
+    *,
+    policy_version: int,
+    group: Group,
+) -> dict[str, Tensor]:
+    """Add the gradient of one micro-batch; returns its metrics as sums."""
+    inputs = micro_batch(samples, group.device)
+    statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy)
+    # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
+    finite = torch.isfinite(statistics.logprobs).all()
+    output = loss(
+        torch.where(finite, statistics.logprobs, 0),
+        environments=[sample.environment for sample in samples] or [_IDLE],
+        divisors=divisors,
+        inference_logprobs=inputs.inference_logprobs,
+        advantages=inputs.advantages if signal.advantages is None else signal.advantages,
+        mask=inputs.mask & finite,
+        sequence_lengths=inputs.packed.lengths,
+        proximal_logprobs=signal.proximal_logprobs,
+        reference_logprobs=signal.reference_logprobs,
+        entropy=torch.where(finite, statistics.entropy, 0),
+        versions=inputs.versions,
+        policy_version=policy_version,
+    )
+    # Chosen on the device: nobody waits for it.
+    torch.where(finite, output.loss, statistics.logprobs.sum()).backward()
+    return output.metrics
 
 
 def apply_gradient(
@@ -176,10 +131,10 @@ def apply_gradient(
     return grad_norm, updated
 
 
-def _divisors(batch: Batch, mixture: Mixture) -> Divisors:
+def _divisors(batch: Batch, loss: Mixture) -> Divisors:
     mask = torch.from_numpy(np.concatenate([sample.loss_mask for sample in batch.samples]))
     lengths = [len(sample) for sample in batch.samples]
-    return mixture.divisors(mask, lengths, [sample.environment for sample in batch.samples])
+    return loss.divisors(mask, lengths, [sample.environment for sample in batch.samples])
 
 
 def _over_ranks(merged: Mapping[str, Tensor], group: Group) -> dict[str, float]:

@@ -1,0 +1,74 @@
+"""Binding of a run's objective: from its resolved configuration to the one object that every step calls."""
+
+from __future__ import annotations
+
+import torch
+
+from rlrun.algorithms import Mixture, Objective, Regularizers
+from rlrun.config.algorithm_names import complete_options
+from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.failures import RoleError
+
+
+def bind_objective(config: TrainerConfig) -> Mixture:
+    """The run's objective, those of its environments that learn otherwise, and the options of a critic's advantages.
+
+    Raises:
+        RoleError: as of `objective`.
+    """
+    algorithm, gae = config.algorithm, None
+    if algorithm.critic is not None:
+        advantage = algorithm.effective_advantage
+        gae = complete_options("advantage", advantage.name, advantage.options)
+    environments = {
+        name: objective(own.over(algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
+        for name, own in config.environment_algorithms.items()
+    }
+    return Mixture(objective(algorithm, config.seq_len), environments, gae)
+
+
+def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
+    """Objective of a step: the preset's parts, unless the run replaces them.
+
+    Args:
+        config: the run's objective.
+        seq_len: tokens that `constant_length` divides by, unless the run says otherwise.
+        where: the block that an error names.
+
+    Raises:
+        RoleError: the loss does not exist, does not take an option, or cannot be imported.
+    """
+    aggregation = config.effective_aggregation
+    terms = config.regularizers
+    try:
+        result = Objective(
+            loss=config.effective_loss.name,
+            options=dict(config.effective_loss.options),
+            aggregation=aggregation,
+            aggregation_length=(config.aggregation_length or seq_len) if aggregation == "constant_length" else None,
+            regularizers=Regularizers(entropy=terms.entropy, kl=terms.kl, kl_kind=terms.kl_kind),
+            correction=config.correction.options if config.correction is not None else None,
+            proximal=config.effective_proximal,
+        )
+        _try(result)
+    except (ValueError, ImportError, AttributeError, TypeError) as error:
+        raise RoleError(f"{where}.loss: {error}", exit_codes.CONFIGURATION) from error
+    return result
+
+
+def _try(objective: Objective) -> None:
+    """Call a user's function with one token, which is enough to find that it cannot be called, before a model is loaded."""
+    zeros = torch.zeros(2)
+    objective(
+        zeros.clone().requires_grad_(),
+        inference_logprobs=zeros,
+        advantages=zeros,
+        mask=torch.tensor([False, True]),
+        sequence_lengths=[2],
+        entropy=zeros.clone().requires_grad_(),
+        reference_logprobs=zeros,
+        versions=torch.tensor([0, 0]),
+        policy_version=0,
+    )
