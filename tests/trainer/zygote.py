@@ -21,7 +21,7 @@ import time
 
 import rlrun.trainer.__main__ as trainer
 import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
-from rlrun.trainer.run import Slot
+from rlrun.trainer.run import Run
 from rlrun.trainer.tenants import isolation
 
 _POLL_SECONDS = 0.02
@@ -53,9 +53,9 @@ def start(request: dict[str, object]) -> int:
 
 def signal_in(phase: str, step: str) -> None:
     """Send SIGTERM to this rank, once, as soon as it is in `phase` of `step`."""
-    enter, sent = Slot.phase, []
+    enter, sent = Run.phase, []
 
-    def entered(self: Slot, now: str) -> None:
+    def entered(self: Run, now: str) -> None:
         enter(self, now)  # type: ignore[arg-type]
         if (now, step_of(self, now)) == (phase, int(step)) and not sent:
             sent.append(now)
@@ -63,24 +63,24 @@ def signal_in(phase: str, step: str) -> None:
             while not self._agree.__self__.stop.asked:  # type: ignore[attr-defined]
                 time.sleep(0.01)
 
-    Slot.phase = entered  # type: ignore[method-assign]
+    Run.phase = entered  # type: ignore[method-assign]
 
 
 def kill_in(phase: str, step: str, milliseconds: str) -> None:
     """Kill this rank so long after it entered `phase` of `step`, and before it gets further than the step after that."""
-    enter, timer = Slot.phase, threading.Timer(int(milliseconds) / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+    enter, timer = Run.phase, threading.Timer(int(milliseconds) / 1000, os.kill, (os.getpid(), signal.SIGKILL))
 
-    def entered(self: Slot, now: str) -> None:
+    def entered(self: Run, now: str) -> None:
         enter(self, now)  # type: ignore[arg-type]
         if (now, step_of(self, now)) == (phase, int(step)):
             timer.start()
         elif step_of(self, now) > int(step) + 1:
             timer.join()
 
-    Slot.phase = entered  # type: ignore[method-assign]
+    Run.phase = entered  # type: ignore[method-assign]
 
 
-def step_of(slot: Slot, phase: str) -> int:
+def step_of(slot: Run, phase: str) -> int:
     """A step is counted once it is trained: the phases before that belong to the next one."""
     return slot.progress.step + (phase in ("waiting_for_batch", "training"))
 

@@ -26,8 +26,9 @@ from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.shared_model import load_policy
+from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.run import Slot
+from rlrun.trainer.run import Run
 
 STEPS, PEAK = 4, 0.01
 RATES = [0.005, 0.01, 0.005, 0.0]
@@ -55,17 +56,13 @@ class Bench:
         attempt = first_attempt(world_size=1, config_hash="h")
         write_attempt(self.paths, attempt)
         self.policy = load_policy(self.config, str(source), group, with_weights=True)
-        self.slot = Slot(
+        self.slot = Run(
             self.config,
             attempt,
-            self.policy,
             bind_objective(self.config),
+            Process(self.policy, lambda: None, lambda *_: None),
+            Link(replay=True),
             output_dir=root,
-            replay=True,
-            channel=None,
-            feed=None,
-            agree=lambda: None,
-            tell=lambda *_: None,
         )
         for step in range(1, STEPS + 1):
             write_batch(self.paths.batch(step, 1), make_batch([9, 4, 13], step=step))

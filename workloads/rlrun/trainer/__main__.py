@@ -107,11 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
         gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the import's time
-        from rlrun.trainer.loop import run
+        from rlrun.trainer.loop import train
 
         gc.freeze()
         gc.enable()
-        code = run(
+        code = train(
             config,
             attempt=attempt,
             api_key=api_key,

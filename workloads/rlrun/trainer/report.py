@@ -1,13 +1,62 @@
-"""A trained step in words and as a line of `metrics.jsonl`: both are for people, and training goes on without them."""
+"""Reports of a run: its phase and its metrics, to the orchestrator, to rank 0, to the log and to `metrics.jsonl`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loguru import logger
+
+from rlrun.protocol.channel import Phase
+from rlrun.trainer.channel.run_channel import Channel
+
+_OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_for_turn")
+"""Phases that work for the step after the last one that is done."""
+
+
+class RunReport:
+    """What one rank reports of a run while it is trained.
+
+    Args:
+        channel: to the run's orchestrator, on rank 0.
+        tell: gets phase, step and micro-batch of this rank whenever they change.
+        label: put before what is logged.
+        leads: whether this is rank 0.
+    """
+
+    def __init__(
+        self, channel: Channel | None, tell: Callable[[Phase, int, int], None], *, label: str, leads: bool
+    ) -> None:
+        self._channel, self._tell, self._leads, self.label = channel, tell, leads, label
+        self._micro_batch = 0
+
+    def say(self, message: str) -> None:
+        """Log a line about the run."""
+        logger.info(f"{self.label}{message}")
+
+    def phase(self, phase: Phase, trained: int) -> None:
+        """Report that a phase begins, after the step `trained`."""
+        self._micro_batch = 0
+        self._tell(phase, trained + (phase in _OF_NEXT_STEP), 0)
+        if self._channel is not None:
+            self._channel.phase(phase)
+
+    def micro_batch(self, trained: int) -> None:
+        """Report that the next micro-batch of the step after `trained` begins."""
+        self._micro_batch += 1
+        self._tell("training", trained + 1, self._micro_batch)
+        if self._channel is not None:
+            self._channel.part()
+
+    def trained(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
+        """Report a trained step, on rank 0."""
+        if not self._leads:
+            return
+        self.say(summary(step, max_steps, metrics))
+        if self._channel is not None:
+            self._channel.emit("trained", step, metrics=metrics)
 
 
 def summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str:

@@ -5,7 +5,7 @@
     finish   tell the orchestrator, wait until it says that all is done
     leave    save the last finished step, with the orchestrator's part if it is there
 
-A trainer has one slot, or several that take turns (`loop`). Rank 0 alone talks to the orchestrator and owns manifests and retention: what
+A trainer has one run, or several that take turns (`loop`). Rank 0 alone talks to the orchestrator and owns manifests and retention: what
 only it has is None elsewhere.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -29,9 +29,6 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.fault_points import reach
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume
-from rlrun.trainer import report
-from rlrun.trainer.channel.batch_feed import Feed
-from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.manager import Checkpoints
 from rlrun.trainer.checkpoints.unsaved import Refused
@@ -39,41 +36,34 @@ from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.gpu_memory import GPUMemory
 from rlrun.trainer.learning.batch_step import Steps
 from rlrun.trainer.learning.critic import CRITIC
-from rlrun.trainer.learning.learner import make_learner
+from rlrun.trainer.learning.learner import Learner, make_learner
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.shared_model import Policy
+from rlrun.trainer.process import Link, Process
+from rlrun.trainer.report import RunReport, append
 from rlrun.trainer.weights.publisher import Publisher
 
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
-
-_OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_for_turn")
-"""Phases that work for the step after the last one that is done."""
 
 
 def _say_nothing(message: str) -> None:
     """Rank 0 tells for all."""
 
 
-class Slot:
+class Run:
     """A run that is trained.
 
     Args:
         config: the run's.
         attempt: which has begun.
-        policy: that it trains; it holds the run's values from here on.
         objective: what its steps minimise, bound.
+        process: whose policy holds the run's values from here on.
+        link: to the run's orchestrator.
         output_dir: the run's folder.
-        replay: whether the batches are recorded ones, and there is no orchestrator.
-        channel: to its orchestrator, on rank 0.
-        feed: where its batches come from, on rank 0.
-        agree: called by all ranks together where a step may be left; raises on all of them when they are to stop.
-        tell: gets phase, step and micro-batch of this rank whenever they change.
-        label: put before what is logged; empty for the trainer's own run.
-        engines: that have the same GPUs, in turn; None: the trainer has them for itself.
+        label: put before what is logged; empty for the primary.
 
     Raises:
         RoleError: a model beside the policy or a checkpoint cannot be loaded.
@@ -83,25 +73,20 @@ class Slot:
         self,
         config: TrainerConfig,
         attempt: Attempt,
-        policy: Policy,
         objective: Mixture,
+        process: Process,
+        link: Link,
         *,
         output_dir: Path,
-        replay: bool,
-        channel: Channel | None,
-        feed: Feed | None,
-        agree: Callable[[], None],
-        tell: Callable[[Phase, int, int], None],
         label: str = "",
-        engines: EnginesBeside | None = None,
     ) -> None:
+        policy, channel = process.policy, link.channel
         self.config, self.attempt, self.number = config, attempt, attempt.attempt
         self.paths = RunPaths(output_dir)
-        self.channel, self.feed = channel, feed
+        self.channel, self.feed, self._replay = channel, link.feed, link.replay
         self.stage: Literal["training", "finished", "leaving"] = "training"
-        self._policy, self._group, self._agree, self._label = policy, policy.group, agree, label
-        self._tell, self._micro_batch = tell, 0
-        self._replay = replay
+        self._policy, self._group, self._agree = policy, policy.group, process.agree
+        self._report = RunReport(channel, process.tell, label=label, leads=self._group.leads)
         self._deadline = math.inf
         self._ends = False
         """Whether the data ends with the step that is being trained."""
@@ -114,46 +99,38 @@ class Slot:
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
         learner = make_learner(config, policy.module, optimizer, objective, source=policy.source, group=self._group)
         self._steps = Steps(config, policy, learner)
-        parts = {POLICY: Part(policy.module, optimizer)}
-        if learner.critic is not None:
-            parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)
-        self._memory: GPUMemory | None = None
-        if engines is not None:
-            beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []
-            self._memory = GPUMemory(
-                engines,
-                [*(part.module for part in parts.values()), *beside],
-                [part.optimizer for part in parts.values()],
-                device=self._group.device,
-                stays=config.cpu_offload,
-            )
-        self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
+        self._memory = None if process.engines is None else _memory(learner, process.engines, config)
+        self._volume = volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
         if self._group.leads:
-            self._volume.watch()
+            volume.watch()
         if channel is not None:
-            channel.trouble = self._volume.trouble
+            channel.trouble = volume.trouble
         self._checkpoints = Checkpoints(
             config,
             attempt,
-            parts,
+            _parts(learner),
             paths=self.paths,
             group=self._group,
             channel=channel,
-            volume=self._volume,
-            say=self._say,
+            volume=volume,
+            say=self._report.say,
         )
         self.progress = self._checkpoints.base
         self._publisher = Publisher(
-            config, attempt, policy, paths=self.paths, channel=channel, volume=self._volume, agree=agree, replay=replay
+            config,
+            attempt,
+            policy,
+            paths=self.paths,
+            channel=channel,
+            volume=volume,
+            agree=process.agree,
+            replay=link.replay,
         )
 
     @property
     def name(self) -> str:
         """The run's."""
         return self.config.name
-
-    def _say(self, message: str) -> None:
-        logger.info(f"{self._label}{message}")
 
     # ---- what rank 0 sees of it
 
@@ -247,7 +224,7 @@ class Slot:
         skipped = int(metrics.pop("skipped"))
         self.progress.skipped_steps += skipped
         if skipped and self._group.leads:
-            logger.warning(f"{self._label}step {step}: the gradient is not finite; nothing is updated")
+            logger.warning(f"{self._report.label}step {step}: the gradient is not finite; nothing is updated")
         metrics["skipped_steps"] = float(self.progress.skipped_steps)
         metrics["param_checksum"] = parameter_checksum(self._policy.module)
         arrived = self._arrived or taken
@@ -262,7 +239,9 @@ class Slot:
         if (seconds := self._checkpoints.seconds()) is not None:
             metrics["time/write_ckpt"] = seconds
         metrics["time/step"] = time.perf_counter() - self._since
-        self._report(step, metrics)
+        self._report.trained(step, self.config.max_steps, metrics)
+        if self._replay and self._group.leads:
+            append(self.paths.metrics, step, self.number, metrics)
         if due:
             self._checkpoints.tell()  # after the report: the orchestrator expects `trained` first
         self._give_memory()
@@ -282,7 +261,7 @@ class Slot:
             self.phase("saving")
             return
         all_trained = step >= self.config.max_steps or self._ends
-        self._say(f"all {step} steps are trained" if all_trained else "the orchestrator says that all is done")
+        self._report.say(f"all {step} steps are trained" if all_trained else "the orchestrator says that all is done")
         if self.channel is not None:
             self.channel.emit("finished", step)
         self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
@@ -310,7 +289,7 @@ class Slot:
             refused = self.unsaved()
             because = f": {refused.trouble.text}" if refused is not None else ""
             after = f"{why} after step {step}"
-            self._say(after if complete else f"{after}, without a complete checkpoint of it{because}")
+            self._report.say(after if complete else f"{after}, without a complete checkpoint of it{because}")
 
     def close(self, *, wait: bool) -> None:
         """Give up what the run has in this process, but its channel. `wait` for what is being written, unless it has failed."""
@@ -355,29 +334,14 @@ class Slot:
             self._checkpoints.save(self.progress)
         return timer[0]
 
-    def _report(self, step: int, metrics: dict[str, float]) -> None:
-        if not self._group.leads:
-            return
-        self._say(report.summary(step, self.config.max_steps, metrics))
-        if self._replay:
-            report.append(self.paths.metrics, step, self.number, metrics)
-        if self.channel is not None:
-            self.channel.emit("trained", step, metrics=metrics)
-
     def _next_part(self) -> None:
         """Before each micro-batch. Told before all ranks meet: one that hangs in the last one is behind the others."""
-        self._micro_batch += 1
-        self._tell("training", self.progress.step + 1, self._micro_batch)
-        if self.channel is not None:
-            self.channel.part()
+        self._report.micro_batch(self.progress.step)
         self._agree()
 
     def phase(self, phase: Phase) -> None:
         """Report the phase to the orchestrator, and to rank 0."""
-        self._micro_batch = 0
-        self._tell(phase, self.progress.step + (phase in _OF_NEXT_STEP), 0)
-        if self.channel is not None:
-            self.channel.phase(phase)
+        self._report.phase(phase, self.progress.step)
 
     @contextmanager
     def _timed(self, phase: Phase) -> Iterator[list[float]]:
@@ -387,3 +351,24 @@ class Slot:
         began = time.perf_counter()
         yield elapsed
         elapsed.append(time.perf_counter() - began)
+
+
+def _parts(learner: Learner) -> dict[str, Part]:
+    """What is trained, by its name in checkpoints."""
+    parts = {POLICY: Part(learner.model, learner.optimizer)}
+    if learner.critic is not None:
+        parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)
+    return parts
+
+
+def _memory(learner: Learner, engines: EnginesBeside, config: TrainerConfig) -> GPUMemory:
+    """All that the run has in the memory of this rank's GPU."""
+    parts = _parts(learner).values()
+    beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []
+    return GPUMemory(
+        engines,
+        [*(part.module for part in parts), *beside],
+        [part.optimizer for part in parts],
+        device=learner.group.device,
+        stays=config.cpu_offload,
+    )

@@ -171,12 +171,7 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
         available=gradient_accumulation.device_memory(group.device),
     )
     gradient_accumulation.attach(model, memory.accumulation)
-    compute = memory.compute_dtype
-    if compute is None:
-        compute = torch.bfloat16 if group.device.type == "cuda" else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    if compute == torch.float32:
-        policy = MixedPrecisionPolicy()
+    policy = _mixed_precision(memory, group.device)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     for layer in layers:
         if memory.compile:
@@ -196,6 +191,15 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
             for name, buffer in list(module.named_buffers(recurse=False)):
                 module._buffers[name] = buffer.to(group.device)  # FSDP has moved the parameters
     return model.train()
+
+
+def _mixed_precision(memory: Memory, device: torch.device) -> MixedPrecisionPolicy:
+    compute = memory.compute_dtype
+    if compute is None:
+        compute = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if compute == torch.float32:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
 
 def _check_compiler() -> None:

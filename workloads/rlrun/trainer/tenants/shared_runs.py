@@ -1,0 +1,192 @@
+"""The runs of a shared trainer: the primary, and tenants that join and leave. The same on every rank.
+
+An exception in a tenant's work ends the tenant, in the primary's it ends the process. Rank 0 alone reads the requests and answers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from rlrun.config.roles import TrainerConfig
+from rlrun.protocol import exit_codes
+from rlrun.protocol.attempts import attempt_of
+from rlrun.protocol.failures import RoleError
+from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.shared import SlotState
+from rlrun.trainer.channel.batch_feed import LiveFeed
+from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.process import Link, Process
+from rlrun.trainer.ranks.agreement import Agreement
+from rlrun.trainer.ranks.stop import StopAgreed
+from rlrun.trainer.run import Run
+from rlrun.trainer.runs import OneRun, Order, drop, start_of
+from rlrun.trainer.tenants.isolation import Isolation, tell_all, to_blame
+from rlrun.trainer.tenants.requests import Guests
+
+SILENCE_SECONDS = 120.0
+"""A tenant whose orchestrator sends no request for this long is evicted."""
+
+
+class SharedRuns(OneRun):
+    """The primary and its tenants.
+
+    Args:
+        primary: the run that the process was started for.
+        process: what all runs share.
+        agreement: counts the places that the ranks have passed together.
+        size: most runs at the same time.
+        api_key: of the primary.
+    """
+
+    def __init__(self, primary: Run, process: Process, agreement: Agreement, *, size: int, api_key: str) -> None:
+        super().__init__(primary)
+        self._process, self._agreement, self._size = process, agreement, size
+        self._seats: dict[str, int] = {}
+        """Number of each tenant's place in the trainer, from 1."""
+        group = process.policy.group
+        self._isolation = Isolation(group)
+        self._requests = Guests(primary.config, world_size=group.world_size, api_key=api_key) if group.leads else None
+
+    # ---- rank 0 decides
+
+    def failed(self, run: Run, error: RoleError) -> Order:
+        """Drop a tenant.
+
+        Raises:
+            RoleError: it is the primary's.
+        """
+        if run is self.primary:
+            raise error
+        return drop(run, "Failed", str(error), error.code)
+
+    def requested(self) -> Order | None:
+        """Who leaves, and who joins."""
+        assert self._requests is not None
+        self._requests.look()
+        tenants = {run.name: run for run in self.runs if run is not self.primary}
+        joined = {name: run.number for name, run in tenants.items()}
+        for change in self._requests.changes(joined):
+            run = tenants[change.run]
+            if change.at_once:
+                return drop(run, "Left", change.reason)
+            if run.stage == "training":
+                return {"do": "leave", "run": run.name}
+        for run in tenants.values():
+            if run.stage == "training" and run.silence() > SILENCE_SECONDS:
+                logger.warning(f"run {run.name}: its orchestrator has asked for nothing for {run.silence():.0f} s")
+                return {"do": "leave", "run": run.name}
+        found = self._requests.next(joined, free=len(joined) + 1 < self._size)
+        if found is None:
+            return None
+        config = found.config.model_dump(mode="json")
+        return {"do": "join", "config": config, "attempt": asdict(found.attempt), "folder": str(found.folder)}
+
+    def awaited(self) -> bool:
+        """Whether a request is not answered for good."""
+        return self._requests is not None and self._requests.pending()
+
+    # ---- all ranks carry it out
+
+    def work(self, run: Run, act: Callable[[Run], None]) -> bool:
+        """Let one run do something; an exception in a tenant's work ends the tenant.
+
+        Raises:
+            StopAgreed: all ranks are to stop.
+            Exception: of the primary's work, or not the same on all ranks.
+        """
+        try:
+            act(run)
+        except StopAgreed:
+            raise
+        except Exception as error:
+            if run is self.primary:
+                raise
+            failure = self._contain(run.name, run.number, error)
+            self._part(run, "Failed", str(failure), failure.code)
+            return False
+        return True
+
+    def close(self, run: Run) -> None:
+        """Take a run away that is over; a tenant's orchestrator is told."""
+        if run is self.primary:
+            super().close(run)
+        else:
+            self._part(run, "Left", "it is over")
+
+    def change(self, order: Order) -> None:
+        """Let a run join, or drop a tenant."""
+        if order["do"] == "join":
+            self._join(order)
+        else:
+            self._part(self.named(order["run"]), order["state"], order["reason"], order["code"])
+
+    def stopped(self, run: Run, why: str) -> None:
+        """Tell a tenant's orchestrator, which would wait for a trainer that does not come back."""
+        if run is not self.primary:
+            code, step = exit_codes.ATTEMPT_TAKEN, run.progress.step
+            self._answer(run.name, run.number, "Left", step=step, reason=f"it was {why}", exit_code=code)
+
+    def _contain(self, name: str, attempt: int, error: Exception) -> RoleError:
+        """Make the model fit for the other runs again; returns the error for a person.
+
+        Raises:
+            RoleError: the ranks are not at the same place, so no run can go on here.
+        """
+        failure = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
+        if not isinstance(error, RoleError):
+            logger.opt(exception=error).error(f"run {name} failed")
+        if not self._isolation.contained(error, self._agreement.place):
+            if to_blame(error):
+                tell_all(self.primary.paths, name, attempt, failure)
+            raise RoleError(
+                f"run {name} failed on some ranks alone, so that all runs have to start again: {failure}", failure.code
+            ) from error
+        self._process.policy.reset()
+        return failure
+
+    def _join(self, order: Order) -> None:
+        config, attempt = TrainerConfig.model_validate(order["config"]), attempt_of(order["attempt"])
+        paths = RunPaths(Path(order["folder"]))
+        link = self._link(config.name, attempt.attempt, paths)
+        try:
+            objective = bind_objective(config)
+            run = Run(config, attempt, objective, self._process, link, output_dir=paths.root, label=f"{config.name}: ")
+        except Exception as error:
+            failure = self._contain(config.name, attempt.attempt, error)
+            self._process.policy.adapters.forget(config.name)
+            if link.channel is not None:
+                link.channel.close()
+            self._answer(config.name, attempt.attempt, "Refused", reason=str(failure), exit_code=failure.code)
+            return
+        self.runs.append(run)
+        if self.work(run, Run.begin):
+            seat = min(set(range(1, self._size)) - set(self._seats.values()))
+            self._seats[run.name] = seat
+            self._answer(run.name, run.number, "Joined", slot=seat, step=run.progress.step)
+            if self._process.policy.group.leads:
+                logger.info(f"{run.name}: from {start_of(attempt)}")
+
+    def _link(self, name: str, attempt: int, paths: RunPaths) -> Link:
+        """A tenant's orchestrator talks to the primary's server."""
+        if self.primary.channel is None:
+            return Link()
+        channel = self.primary.channel.beside(name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt))
+        return Link(channel, LiveFeed(channel))
+
+    def _part(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
+        """Take a tenant's place away."""
+        self._answer(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
+        self.runs.remove(run)
+        self._seats.pop(run.name, None)
+        run.close(wait=state == "Left")
+        if run.channel is not None:
+            run.channel.close()
+
+    def _answer(self, name: str, attempt: int, state: SlotState, **about: Any) -> None:
+        if self._requests is not None:
+            self._requests.answer(name, attempt, state, **about)
