@@ -27,7 +27,7 @@ from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.paths import RunPaths
 from rlrun.protocol.storage import Volume
 from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, changes
-from tests.unit.stub.harness.stub_run import stub_run
+from tests.processes.stub.harness.stub_run import stub_run
 
 RESULTS = Path(__file__).parent / "results" / "journal.md"
 CONCURRENCY = 2000

@@ -18,7 +18,7 @@ from rlrun.protocol.attempts import Attempt, read_attempt
 from rlrun.protocol.batch import Batch, Sample, read_batch
 from rlrun.protocol.paths import RunPaths
 from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE
-from tests.unit.stub.harness.stub_run import StubRun
+from tests.processes.stub.harness.stub_run import StubRun
 
 GROUP_SIZE, GROUPS_PER_STEP = 4, 4
 SYNCHRONOUS = {"max_async_level": 0, "max_off_policy_steps": 0}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.local.killed_run import GROUPS_PER_STEP, SYNCHRONOUS, KilledRun, changes
-from tests.unit.stub.harness.stub_run import stub_run
+from tests.processes.stub.harness.stub_run import stub_run
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 8

@@ -1,6 +1,6 @@
 """One of two engine processes stands still in the middle of a run: no connection ends, and nothing answers.
 
-It may be stopped between two requests; that requests in flight move says `tests/unit/orchestrator/test_orch_replica_faults.py`.
+It may be stopped between two requests; that requests in flight move says `tests/thorough/orchestrator/test_orch_replica_faults.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.local.two_engines import TwoEngines, two_engines
-from tests.unit.stub.harness.stub_run import API_KEY
+from tests.processes.stub.harness.stub_run import API_KEY
 
 pytestmark = pytest.mark.timeout(600)
 ENDLESS = 2000

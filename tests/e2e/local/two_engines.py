@@ -20,7 +20,7 @@ from rlrun.protocol.attempts import read_attempt
 from rlrun.protocol.batch import Batch, read_batch
 from rlrun.stub.policy import Policy
 from rlrun.stub.script import PolicyScript
-from tests.unit.stub.harness.stub_run import StubRun, stub_run
+from tests.processes.stub.harness.stub_run import StubRun, stub_run
 
 ASYNC_LEVEL, OFF_POLICY = 2, 8
 POLICY = {"half_life_steps": 200.0}

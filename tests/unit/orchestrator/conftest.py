@@ -1,30 +1,7 @@
-"""The folder of the simulation, and the tiny model's tokenizer."""
+"""Fixtures that the orchestrator's tests of all tiers share."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from tests.support.orchestrator.fixtures import log_to_the_test
 
-import pytest
-from loguru import logger
-
-sys.path.insert(0, str(Path(__file__).parent / "simulation"))
-
-
-@pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with nothing but a tokenizer."""
-    from rlrun.trainer.modeling.tiny_model import make_tokenizer
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _log_to_the_test() -> Iterator[None]:
-    """A test of the process configures the log of the whole interpreter."""
-    yield
-    logger.remove()
-    logger.add(lambda message: print(message, end="", file=sys.stderr))
+__all__ = ["log_to_the_test"]

@@ -12,7 +12,7 @@ from rlrun_operator.render import api_key_secret, prerequisites, workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.runtime.preflight import lacking
 from rlrun_operator.settings import NetworkSettings, RenderSettings, from_environment
-from tests.unit.chart.rendering import CHART, RefusedError, Render
+from tests.processes.chart.rendering import CHART, RefusedError, Render
 from tests.unit.operator.build.examples import KEY, example
 
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.chart.rendering import Render
+from tests.processes.chart.rendering import Render
 from tests.unit.operator.build.examples import context, everything, example
 from tests.unit.operator.restrictions.scanner_rules import RULES, broken
 

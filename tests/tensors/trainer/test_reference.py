@@ -21,7 +21,7 @@ from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
-from tests.unit.trainer.companions import (
+from tests.tensors.trainer.companions import (
     LENGTHS,
     ROWS,
     MakeBatch,

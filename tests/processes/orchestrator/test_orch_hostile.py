@@ -24,7 +24,7 @@ async def test_a_run_goes_on_with_what_an_environment_does_well(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "simulation"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
     wild = {"id": "orch_environments:wild", "name": "wild", "group_size": 2, "workers": workers}
     config = make_config(
         tmp_path, tokenizer_folder, environments=[wild], max_steps=5, max_concurrency=16, max_error_ratio=1.0

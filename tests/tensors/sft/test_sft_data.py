@@ -23,7 +23,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.attempts import first_attempt, next_attempt
 from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
-from tests.unit.sft.conftest import TEMPLATES, chat, make_tokenizer
+from tests.tensors.sft.conftest import TEMPLATES, chat, make_tokenizer
 
 Write = Callable[..., Path]
 CHATS = [chat(f"question {i}", f"answer {i}") for i in range(10)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "orchestrator" / "simulation"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
 
 from orch_doors import open_doors
 from orch_simulation import API_KEY, FakeEngine, eventually, in_process
@@ -18,7 +18,7 @@ from rlrun.evaluate.job import Job
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.engines.health_monitor import Pace
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
-from tests.unit.stub.harness.stub_run import StubRun
+from tests.processes.stub.harness.stub_run import StubRun
 
 TASKS, SAMPLES = 8, 2
 

@@ -188,7 +188,7 @@ async def test_an_environment_whose_process_dies_costs_its_own_rollouts_alone(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervised_module, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "simulation"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
     environments = [
         {"id": "reverse-text", "group_size": 2, "ratio": 3},
         {

@@ -13,7 +13,7 @@ import yaml
 
 from tests.cluster import binaries
 from tests.cluster.progress import Progress
-from tests.unit.chart.rendering import CHART, KUBE_VERSION, SECONDS, RefusedError, Render
+from tests.processes.chart.rendering import CHART, KUBE_VERSION, SECONDS, RefusedError, Render
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from rlrun.config.data import DataConfig
 from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.conversation import Conversation, conversation
-from tests.unit.sft.conftest import TEMPLATES, make_tokenizer
+from tests.tensors.sft.conftest import TEMPLATES, make_tokenizer
 
 STOPS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "thinking": "<|im_end|>", "plain": ""}
 WORDS = st.text(st.sampled_from("ab é\nthe is:,<>/"), min_size=1, max_size=12).map(lambda text: f"x{text}y")

@@ -35,7 +35,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard
 from rlrun.trainer.ranks.group import Group
-from tests.unit.trainer.companions import (
+from tests.tensors.trainer.companions import (
     GAE,
     LENGTHS,
     ROWS,

@@ -18,7 +18,7 @@ from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.validation import validate
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
-from tests.unit.trainer.companions import (
+from tests.tensors.trainer.companions import (
     GAE,
     LENGTHS,
     ROWS,

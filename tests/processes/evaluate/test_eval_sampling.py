@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "orchestrator" / "simulation"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
 
 from orch_simulation import make_config, simulate
 
@@ -26,7 +26,7 @@ from rlrun.protocol import exit_codes
 from rlrun.protocol.endpoints import ENGINE_GENERATE_PACKED
 from rlrun.protocol.packed import Reader
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
-from tests.unit.evaluate.test_eval_role import TASKS, Gated, attempt, make
+from tests.processes.evaluate.test_eval_role import TASKS, Gated, attempt, make
 
 ALL_OF_THEM: dict[str, Any] = {
     "temperature": 0.0,

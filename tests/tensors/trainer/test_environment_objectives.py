@@ -22,7 +22,7 @@ from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import shard
 from rlrun.trainer.ranks.group import Group
-from tests.unit.trainer.companions import LENGTHS, MakeBatch, MakeModel, make_learner, weights
+from tests.tensors.trainer.companions import LENGTHS, MakeBatch, MakeModel, make_learner, weights
 
 MATHS = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
 

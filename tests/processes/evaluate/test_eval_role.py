@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "orchestrator" / "simulation"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
 
 from orch_simulation import API_KEY, FakeEngine, eventually, in_process, make_config
 
@@ -38,8 +38,8 @@ from rlrun.protocol.failures import RoleError
 from rlrun.protocol.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from rlrun_operator.status.progress import read_lease
-from tests.unit.evaluate.test_eval_answers import ENVIRONMENT as WHERE
-from tests.unit.evaluate.test_eval_answers import POLICY, QUESTIONS, answer
+from tests.processes.evaluate.test_eval_answers import ENVIRONMENT as WHERE
+from tests.processes.evaluate.test_eval_answers import POLICY, QUESTIONS, answer
 
 TASKS, SAMPLES, POLICIES = 4, 2, 3
 ALL = TASKS * SAMPLES * POLICIES

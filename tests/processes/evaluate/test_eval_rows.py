@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "orchestrator" / "simulation"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / "simulation"))
 
 from orch_simulation import FakeEngine
 
@@ -26,8 +26,8 @@ from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.sft.conversation import conversation
-from tests.unit.evaluate.test_eval_answers import MESSAGES, answer, part
-from tests.unit.evaluate.test_eval_role import make
+from tests.processes.evaluate.test_eval_answers import MESSAGES, answer, part
+from tests.processes.evaluate.test_eval_role import make
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 LONE = "a\ud800b\U0001f600"

@@ -1,0 +1,7 @@
+"""Fixtures that the orchestrator's tests of all tiers share."""
+
+from __future__ import annotations
+
+from tests.support.orchestrator.fixtures import log_to_the_test, tokenizer_folder
+
+__all__ = ["log_to_the_test", "tokenizer_folder"]
