@@ -69,8 +69,8 @@ test-full: test ## test, and what takes hours: soak, the whole fault matrix, ben
 	$(BIN)/python -m tests.sim --day --write
 
 docs: install ## write the generated pages
-	$(BIN)/python -m rlrun.cli.docs --write
-	$(BIN)/python -m rlrun_operator.docs --write
+	$(BIN)/python -m tools.docs --write
+	$(BIN)/python -m tools.operator_docs --write
 
 # Lock files carry versions and hashes but no addresses. Those of the images hold the versions of the first ones.
 UV_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-index-url --no-annotate --upgrade --quiet

@@ -44,7 +44,7 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
 import orch_simulation  # noqa: E402
 from orch_simulation import FakeEngine, make_config, simulate  # noqa: E402
 
-from rlrun.inference.client import Completion  # noqa: E402
+from rlrun.inference.client.engine_client import Completion  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 BATCH = 32

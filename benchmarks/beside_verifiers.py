@@ -44,9 +44,9 @@ sys.path[:0] = [str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"), st
 
 from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
 
+from rlrun.diagnostics import heap  # noqa: E402
 from rlrun.orchestrator.main import run  # noqa: E402
-from rlrun.protocol import heap  # noqa: E402
-from rlrun.protocol.paths import RunPaths  # noqa: E402
+from rlrun.protocol.files.paths import RunPaths  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "beside_verifiers.md"

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rlrun.config.checkpoint import CheckpointConfig, ExportConfig
-from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.model import ModelConfig, TinyModelConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.batch import Batch, Sample, write_batch
-from rlrun.protocol.durable import write_json
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.checkpoint import CheckpointConfig, ExportConfig
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.models.model import ModelConfig, TinyModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.ranks.launch import torchrun_command
 
 SEQ_LEN = 256

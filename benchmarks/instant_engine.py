@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
-from rlrun.protocol import endpoints
-from rlrun.protocol.packed import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack
+from rlrun.protocol.messages import endpoints
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack
 
 TEXT = "dcba"
 TOKENS = [81, 80, 79, 78, 2]

@@ -24,8 +24,8 @@ from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.types import Rollout
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
 from tests.e2e.local.killed_run import SYNCHRONOUS, KilledRun, changes
 from tests.processes.stub.harness.stub_run import stub_run
 

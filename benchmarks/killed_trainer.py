@@ -12,8 +12,8 @@ import platform
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlrun.config.model import TinyModelConfig
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.trainer.conftest import Run, Zygote, record
 from tests.trainer.kills import Blow, curve, final_weights, longest, survive

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rlrun.protocol.batch import Sample
-from rlrun.protocol.packing import plan
+from rlrun.protocol.files.batch import Sample
+from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.lm_head import logits_statistics

@@ -25,7 +25,7 @@ from typing import Any
 from loguru import logger
 
 from benchmarks.real_engine import RealEngine, long_tailed, real_engine, watched
-from rlrun.config.rollout import SamplingConfig
+from rlrun.config.models.rollout import SamplingConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.health_monitor import Monitor
 from rlrun.orchestrator.engines.pool import EnginePool, Replica

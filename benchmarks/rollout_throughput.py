@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
 
 from orch_simulation import FakeEngine, in_process, make_config, simulate  # noqa: E402
 
-from rlrun.inference.client import Completion  # noqa: E402
+from rlrun.inference.client.engine_client import Completion  # noqa: E402
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 

@@ -48,7 +48,7 @@ from rlrun.environments.registry import load  # noqa: E402
 from rlrun.environments.stage import InProcessStage  # noqa: E402
 from rlrun.orchestrator.main import run  # noqa: E402
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
-from rlrun.protocol.paths import RunPaths  # noqa: E402
+from rlrun.protocol.files.paths import RunPaths  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
 TASKSETS = str(ROOT / "benchmarks" / "tasksets")
@@ -153,7 +153,7 @@ class Turns(FakeTrainer):
 
     async def _turn(self, name: str, act: Callable[[], Awaitable[None]], engine: set[int]) -> None:
         profile = self.profiles.get(name)
-        # In its own process the orchestrator spares what is loaded (`rlrun.protocol.heap`), the other runners look through all of it.
+        # In its own process the orchestrator spares what is loaded (`rlrun.diagnostics.heap`), the other runners look through all of it.
         gc.unfreeze()
         if name in SPARED:
             gc.freeze()

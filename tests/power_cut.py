@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.manifest import MANIFEST
-from rlrun.protocol.paths import COMPLETE, TMP_SUFFIX
+from rlrun.protocol.files.checkpoint_manifest import MANIFEST
+from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX
 
 
 class Disk:

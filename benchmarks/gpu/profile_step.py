@@ -128,8 +128,8 @@ def record(config_file: Path, tokens: int, folder: Path, dry: bool) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from rlrun.config.loader import load_file
-    from rlrun.config.roles import TrainerConfig
+    from rlrun.config.loading.loader import load_file
+    from rlrun.config.models.roles import TrainerConfig
     from rlrun.trainer.bench import prepared
 
     activities = [ProfilerActivity.CPU, *([] if dry else [ProfilerActivity.CUDA])]

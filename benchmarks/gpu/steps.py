@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from benchmarks.gpu.memory import USABLE, fitting
 from benchmarks.gpu.results import Deadline, Report, reason, run_limited
 from benchmarks.gpu.shapes import QWEN3_06B, TINY, Shape, write_model
-from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel
-from rlrun.config.roles import TrainerConfig
+from rlrun.config.models.parallel import ActivationCheckpointing, AttentionKernel
+from rlrun.config.models.roles import TrainerConfig
 
 NAME = "steps"
 TITLE = "The trainer's step: Qwen3-0.6B shapes, random weights, one sequence per micro-batch"
@@ -109,7 +109,7 @@ def configuration(step: Step, shape: Shape, folder: Path, *, gpus: int, fields: 
 
 def _accepted(fields: Mapping[str, Any]) -> bool:
     """Support of this mode together with `compile` in the trainer."""
-    from rlrun.config.roles import TrainerSpec
+    from rlrun.config.models.roles import TrainerSpec
 
     try:
         TrainerSpec(compile=bool(fields.get("compile")), activation_checkpointing=fields["mode"])

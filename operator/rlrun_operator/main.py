@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rlrun.config.parser import Parser
+from rlrun.config.loading.parser import Parser
 from rlrun_operator.runtime import log_setup
 from rlrun_operator.settings import SettingsError, from_environment
 

@@ -10,10 +10,10 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.examine import validate
-from rlrun.config.layers import Reader
-from rlrun.config.problems import ConfigError
-from rlrun.protocol.printable import printable
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.layers import Reader
+from rlrun.config.loading.problems import ConfigError
+from rlrun.runtime.printable import printable
 from rlrun_operator.render import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
 

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from rlrun.protocol import annotations as told_by
+from rlrun.protocol.messages import annotations as told_by
 from tests.cluster import Cluster
 from tests.controlplane.harness import WAIT_SECONDS, Json, Kube, wait_for
 

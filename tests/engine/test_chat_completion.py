@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.inference.client import EngineClient
+from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 
 from .conftest import API_KEY, Server, random_model, sampled_logprobs

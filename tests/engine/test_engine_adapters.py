@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlrun.config.lora import LoRAConfig
-from rlrun.inference.client import Completion, EngineClient, EngineError
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
 from rlrun.trainer.modeling import lora
 
 from .conftest import API_KEY, START_SECONDS, Server, group_members, random_model, sampled_logprobs, wait_for

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rlrun.inference.client import EngineClient, EngineError
+from rlrun.inference.client.engine_client import EngineClient, EngineError
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.weights.transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model, sampled_logprobs

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rlrun.config.rollout import CompleteSampling
-from rlrun.inference.client import Completion, EngineClient
+from rlrun.config.models.rollout import CompleteSampling
+from rlrun.inference.client.engine_client import Completion, EngineClient
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 
 from .conftest import API_KEY, Server, random_model

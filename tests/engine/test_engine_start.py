@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.inference.client import EngineClient, EngineError
+from rlrun.inference.client.engine_client import EngineClient, EngineError
 
 from .conftest import API_KEY, START_SECONDS, Server, group_members, random_model, wait_for
 

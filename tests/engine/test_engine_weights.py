@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlrun.inference.client import Completion, EngineClient, EngineError
+from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
 
 from .conftest import API_KEY, Server, random_model, sampled_logprobs
 

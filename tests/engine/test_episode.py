@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.config.rollout import SamplingConfig
-from rlrun.inference.client import Completion, EngineClient
+from rlrun.config.models.rollout import SamplingConfig
+from rlrun.inference.client.engine_client import Completion, EngineClient
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens

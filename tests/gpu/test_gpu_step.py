@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.algorithms import Mixture, Objective
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol.batch import Batch
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics

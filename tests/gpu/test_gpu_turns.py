@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rlrun.config.learning import OptimizerConfig
+from rlrun.config.models.learning import OptimizerConfig
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.gpu_memory import GPUMemory

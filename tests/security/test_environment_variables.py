@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import EpisodeError, Message, Reply
-from rlrun.environments.process.check import check
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import StartError
+from rlrun.environments.process.user_code_check import check
 from rlrun.environments.process.variables import BASICS
 from rlrun.environments.stage import TaskRef
 
@@ -148,7 +148,7 @@ def test_no_usual_variable_lets_a_secret_through() -> None:
 def test_a_worker_starts_in_an_environment_without_any_variable() -> None:
     """The command line may be started by a scheduler that sets nothing."""
     code = (
-        "from rlrun.environments.process.check import check\n"
+        "from rlrun.environments.process.user_code_check import check\n"
         "from rlrun.environments.process.life import Command, Limits\n"
         "print(check([(Command('reverse-text', {}), Limits(start_seconds=60))]))"
     )

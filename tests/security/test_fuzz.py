@@ -18,14 +18,14 @@ import aiohttp
 import numpy as np
 import pytest
 
+from rlrun.environments.adapters.openai_server import ChatServer
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.openai_server import ChatServer
 from rlrun.environments.process.talk import Ready, Talk
 from rlrun.environments.process.wire import WireError, encode
 from rlrun.environments.protocol import Reply
 from rlrun.environments.stage import TaskRef
-from rlrun.inference.completions import EngineError, parse_packed, parse_stock
-from rlrun.inference.engine_metrics import EngineMetrics, parse_metrics
+from rlrun.inference.client.completions import EngineError, parse_packed, parse_stock
+from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
 from rlrun.orchestrator.journal.format import (
     _DROPPED,
     _LENGTH,
@@ -38,12 +38,19 @@ from rlrun.orchestrator.journal.format import (
     read_segment,
 )
 from rlrun.orchestrator.journal.format import encode as encode_entry
-from rlrun.protocol import annotations
-from rlrun.protocol import channel as channel_protocol
-from rlrun.protocol.attempts import Attempt, Origin, Segment, read_attempt
-from rlrun.protocol.batch import Batch, BatchError, Sample, read_batch, write_batch
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import FileEntry, Manifest, ManifestError, read_manifest, verify, write_manifest
+from rlrun.protocol.files.attempts import Attempt, Origin, Segment, read_attempt
+from rlrun.protocol.files.batch import Batch, BatchError, Sample, read_batch, write_batch
+from rlrun.protocol.files.checkpoint_manifest import (
+    FileEntry,
+    Manifest,
+    ManifestError,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages import annotations
+from rlrun.protocol.messages import channel as channel_protocol
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun_operator.status.progress import Report, read_lease
 from tests.security.hostile import COUNT, as_json, deep, documents, texts

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.environments.process import enclosure
-from rlrun.environments.process.enclosure import CREDENTIALS
+from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.environments.process.containment import enclosure
+from rlrun.environments.process.containment.enclosure import CREDENTIALS
 from rlrun.environments.process.worker import MAX_FILES
 from rlrun.environments.rewards.sandbox import UnavailableError
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
@@ -110,7 +110,7 @@ def test_its_own_processes_stay_open_to_an_enclosed_environment() -> None:
 READS = """
 import os, sys
 from pathlib import Path
-from rlrun.environments.process.enclosure import enclose
+from rlrun.environments.process.containment.enclosure import enclose
 folder = Path(sys.argv[1])
 assert enclose([str(folder / "run" / "secrets" / "link"), str(folder / "none")])
 for name in sys.argv[2:]:

@@ -11,8 +11,8 @@ from tests.security.test_inspection import ordinary_user
 
 STUCK = """
 import signal, time
-from rlrun.protocol import stacks
-from rlrun.protocol.privacy import refuse_inspection
+from rlrun.diagnostics import stacks
+from rlrun.runtime.privacy import refuse_inspection
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 stacks.listen()
 refuse_inspection()
@@ -26,7 +26,7 @@ import sys, time
 from pathlib import Path
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, marked_processes, stacks_file
-from rlrun.protocol.processes import LAUNCH_VARIABLE
+from rlrun.runtime.processes import LAUNCH_VARIABLE
 folder, code = Path(sys.argv[1]), sys.argv[2]
 spec = RoleProcess(
     "orchestrator", "orchestrator", (sys.executable, "-c", code), {LAUNCH_VARIABLE: "l1"}, folder / "a.log", folder / "e"

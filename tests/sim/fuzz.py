@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from rlrun.api.status import RLRunStatus
-from rlrun.protocol import annotations as keys
+from rlrun.protocol.messages import annotations as keys
 from tests.sim import invariants
 from tests.sim.world import NAME, ViolationError, World
 

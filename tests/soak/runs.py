@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlrun.protocol import channel as protocol
-from rlrun.protocol.diagnostics import crash
-from rlrun.protocol.failures import telling_lines
-from rlrun.protocol.paths import RunPaths
+from rlrun.diagnostics import crash
+from rlrun.protocol.files.failures import telling_lines
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.messages import channel as protocol
 from rlrun.trainer.__main__ import crash_file
 from tests.trainer.conftest import Group, Orchestrator, Run, Zygote
 

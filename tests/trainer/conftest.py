@@ -21,17 +21,17 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 
-from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
-from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.model import ModelConfig, TinyModelConfig
-from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
-from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
-from rlrun.config.run import RunConfig
+from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.models.model import ModelConfig, TinyModelConfig
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
+from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol import channel as protocol
-from rlrun.protocol.batch import Batch, Sample, write_batch
-from rlrun.protocol.manifest import ORCHESTRATOR_PART
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.messages import channel as protocol
 
 KEY = "secret"
 DEADLINE_SECONDS = 120.0

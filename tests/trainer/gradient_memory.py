@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from rlrun.algorithms import Mixture
-from rlrun.config.learning import OptimizerConfig
-from rlrun.config.parallel import ParallelismConfig
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.packing import plan
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
 from rlrun.trainer.learning.optimizers import make_optimizer

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
 from tests.trainer.conftest import Run
 
 EXACT = ("loss", "grad_norm", "entropy", "lr", "param_checksum", "skipped_steps")

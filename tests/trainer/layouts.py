@@ -33,13 +33,13 @@ from transformers import (
 )
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
-from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.parallel import ParallelismConfig
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.manifest import TRAINER_PART, describe
-from rlrun.protocol.packing import plan
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe
+from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers

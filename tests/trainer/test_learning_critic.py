@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlrun.algorithms import Mixture, Objective
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol.batch import Batch, Sample
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.critic import Critic, to_critic
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.minibatches import Update, mini_batches

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from rlrun.config.algorithm_names import PRESETS
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
-from rlrun.config.model import TinyModelConfig
+from rlrun.config.algorithm.names import PRESETS
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import Episode, Task
-from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.orchestrator.batches.assemble import assemble
 from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
 from rlrun.orchestrator.rollouts.conversation import Recorded

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.config.companions import CriticConfig, ReferenceConfig
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
+from rlrun.config.models.companions import CriticConfig, ReferenceConfig
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
 from rlrun.local.preflight import free_port
 from rlrun.trainer.bench_options import BenchOptions
 from tests.trainer.conftest import Group

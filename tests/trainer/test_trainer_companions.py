@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
-from rlrun.config.companions import CriticConfig, ReferenceConfig
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
-from rlrun.config.lora import LoRAConfig
+from rlrun.config.models.companions import CriticConfig, ReferenceConfig
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
+from rlrun.config.models.lora import LoRAConfig
 
 OPTIONS: dict[str, Any] = {
     "algorithm": AlgorithmConfig(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.run import RunConfig
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol.failures import ROLE_ENVIRONMENT, read_error
+from rlrun.protocol.files.failures import ROLE_ENVIRONMENT, read_error
 from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import DEADLINE_SECONDS, KEY
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlrun.config.parallel import ParallelismConfig
+from rlrun.config.models.parallel import ParallelismConfig
 
 STEPS = 6
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.pod.process import descendants
-from rlrun.protocol import channel as protocol
-from rlrun.protocol import stacks
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.diagnostics import stacks
+from rlrun.pod.role.process import descendants
+from rlrun.protocol.messages import channel as protocol
 from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator
 from tests.trainer.test_trainer_live import launch
 

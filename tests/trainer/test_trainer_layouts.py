@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlrun.cli.main import main
-from rlrun.config.checkpoint import ResumeConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Origin, read_attempt
-from rlrun.protocol.batch import Batch, write_batch
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.checkpoint import ResumeConfig
+from rlrun.protocol.files.attempts import Origin, read_attempt
+from rlrun.protocol.files.batch import Batch, write_batch
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.trainer.conftest import STEPS, make_batch
 

@@ -14,11 +14,11 @@ from urllib.error import HTTPError
 
 import pytest
 
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import write_batch
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.batch import write_batch
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import KEY, Orchestrator, make_batch
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol.batch import read_batch, write_batch
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.batch import read_batch, write_batch
+from rlrun.protocol.files.paths import RunPaths
 
 STEPS = 4
 POISONED = 3

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.manifest import complete_checkpoints
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from tests.trainer.conftest import Orchestrator
 
 EXACT = ("loss", "grad_norm", "entropy", "param_checksum", "skipped_steps")

@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlrun.config.companions import ReferenceConfig
-from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig, RegularizerConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.protocol import channel as protocol
-from rlrun.protocol import exit_codes, shared
-from rlrun.protocol.api_key import guest_key, key_digest
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.batch import write_batch
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import Join, SharedState
+from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerConfig, RegularizerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.batch import write_batch
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import Join, SharedState
+from rlrun.protocol.messages import channel as protocol
+from rlrun.protocol.messages.api_key import guest_key, key_digest
+from rlrun.runtime import exit_codes
 from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator, Run, Zygote, make_batch
 
 STEPS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.models.learning import AlgorithmConfig
 from tests.soak.runs import Variant, play, variants
 from tests.trainer.conftest import Zygote
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.ranks.launch import torchrun_command
 from tests.trainer.conftest import KEY, Orchestrator, Run, Zygote
 

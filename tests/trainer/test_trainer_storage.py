@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlrun.protocol import channel as protocol
-from rlrun.protocol.batch import write_batch
-from rlrun.protocol.manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.files.batch import write_batch
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.messages import channel as protocol
 from tests.small_volume import small_volume
 from tests.trainer.conftest import DEADLINE_SECONDS, Orchestrator, Run, make_batch
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.config.algorithm_names import Kind, Option, complete_options, entry, is_import_path, unknown_option
+from rlrun.config.algorithm.names import Kind, Option, complete_options, entry, is_import_path, unknown_option
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ATTEMPT_MAX
 from rlrun.api.storage import DEFAULT_STORAGE
-from rlrun.config.sharing import refusal
+from rlrun.config.models.sharing import refusal
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import Names, host_mark
 from rlrun_operator.render import Host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from rlrun.api.life import CleanupPolicySpec
+from rlrun.api.lifecycle import CleanupPolicySpec
 from rlrun.api.status import Condition, RLRunStatus
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlrun.api.life import NodeLossSpec
+from rlrun.api.lifecycle import NodeLossSpec
 from rlrun_operator.decide import hindsight
 from rlrun_operator.decide.attempt import launch, next_attempt
 from rlrun_operator.decide.attempt_end import fail, failure_record, restarting

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.snapshot import Case
 from rlrun_operator.failures.detect import Cause, Kind

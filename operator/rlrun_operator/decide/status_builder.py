@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.api.status import Condition, RLRunStatus, RoleStatus, SharedWithStatus
-from rlrun.protocol.printable import printable
+from rlrun.runtime.printable import printable
 from rlrun_operator.decide import lifetime
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status

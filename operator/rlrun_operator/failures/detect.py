@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.symptoms import tag_of
+from rlrun.diagnostics.symptoms import tag_of
+from rlrun.runtime import exit_codes
 from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role, attempt_number
 from rlrun_operator.pods import Container, Exit, Pod
 from rlrun_operator.status import reasons

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.api.life import BackoffSpec, FailurePolicySpec, FailureRule
+from rlrun.api.lifecycle import BackoffSpec, FailurePolicySpec, FailureRule
 from rlrun.api.status import ProgressStatus, RLRunStatus
 from rlrun.backoff import backoff, jittered
 from rlrun_operator.failures.detect import Cause, told_of

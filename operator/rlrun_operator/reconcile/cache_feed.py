@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from rlrun.protocol import annotations as lease_keys
+from rlrun.protocol.messages import annotations as lease_keys
 from rlrun_operator.kube.client import Client
 from rlrun_operator.kube.resources import CLAIM, LEASE, PARTS, RLRUN
 from rlrun_operator.names import RUN_LABEL

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.config.file_mark import VARIABLE as CONFIG_MARK
-from rlrun.protocol import endpoints, exit_codes
-from rlrun.protocol.bootstrap import SOCKETS_VARIABLE
+from rlrun.config.models.file_mark import VARIABLE as CONFIG_MARK
+from rlrun.protocol.messages import endpoints
+from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import SOCKETS_VARIABLE
 from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, Role
 from rlrun_operator.render import environments, security, volume
 from rlrun_operator.render.context import RunContext

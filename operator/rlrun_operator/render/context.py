@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import CLAIM_SIZE, LIVE_FIELDS, NEXT_ATTEMPT_FIELDS, RLRunSpec
 from rlrun.api.storage import StorageSpec
-from rlrun.config.file_mark import file_mark
-from rlrun.config.roles import TRAINING_TASKS
-from rlrun.config.run import RunConfig
-from rlrun.config.schema import snake
-from rlrun.protocol import endpoints
+from rlrun.config.loading.schema import snake
+from rlrun.config.models.file_mark import file_mark
+from rlrun.config.models.roles import TRAINING_TASKS
+from rlrun.config.models.run import RunConfig
+from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, labels
 from rlrun_operator.settings import RenderSettings
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.protocol.bootstrap import HOST_MODULE, START, folder_of, socket_of
+from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.runtime.bootstrap import HOST_MODULE, START, folder_of, socket_of
 from rlrun_operator.render import security, volume
 from rlrun_operator.render.context import RunContext
 

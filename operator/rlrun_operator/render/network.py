@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.protocol import endpoints
+from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.context import RunContext, metadata
 from rlrun_operator.state import Manifest

@@ -11,7 +11,7 @@ from typing import Any
 from rlrun.api.placement import RolePlacement
 from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.roles import TRAINING_TASKS
+from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_LABEL, Role
 
 HOSTNAME = "kubernetes.io/hostname"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
-from rlrun.config.file_mark import NOT_READ_BY_ENGINES
+from rlrun.config.models.file_mark import NOT_READ_BY_ENGINES
 from rlrun_operator.names import CONFIG_ANNOTATION, RUN_UID_ANNOTATION, Role, labels
 from rlrun_operator.render import containers, environments, placement, security, volume
 from rlrun_operator.render.context import RunContext, config_format, mark

@@ -1,10 +1,10 @@
-"""Probes: what the kubelet asks each role. The answers are the roles'; see `rlrun.protocol.endpoints`."""
+"""Probes: what the kubelet asks each role. The answers are the roles'; see `rlrun.protocol.messages.endpoints`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlrun.protocol import endpoints
+from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import Role
 
 ENGINE_START_SECONDS = 7200

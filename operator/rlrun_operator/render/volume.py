@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import join_file
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import join_file
 from rlrun_operator.names import Role
 from rlrun_operator.render.context import RunContext
 

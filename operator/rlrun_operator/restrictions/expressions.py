@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX
-from rlrun.api.rule import quoted
+from rlrun.config.rule import quoted
 from rlrun_operator.names import ROLES, Names
 from rlrun_operator.restrictions import allowed
 from rlrun_operator.restrictions.refusals import RESERVED_LABELS

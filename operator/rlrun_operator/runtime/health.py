@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from rlrun.protocol.site import Site
+from rlrun.runtime.site import Site
 
 STANDSTILL_SECONDS = 60.0
 """Workers that take none of the waiting runs for so long hang. How long a run waits says nothing: a thousand that come at once wait."""

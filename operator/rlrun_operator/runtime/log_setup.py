@@ -9,7 +9,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rlrun.protocol.printable import printable
+from rlrun.runtime.printable import printable
 from rlrun_operator.settings import LogFormat
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlrun.protocol import annotations as keys
+from rlrun.protocol.messages import annotations as keys
 from rlrun_operator.state import Manifest
 from rlrun_operator.status.progress import HEARTBEAT_SECONDS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from rlrun.api.status import COUNT_MAX, CheckpointStatus, ProgressStatus, RLRunStatus
-from rlrun.protocol import annotations as keys
+from rlrun.protocol.messages import annotations as keys
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol import channel, endpoints
-from rlrun.protocol.shared import channel_of
+from rlrun.protocol.files.shared import channel_of
+from rlrun.protocol.messages import channel, endpoints
 from tests.e2e.cluster.kube_run import KubeRun
 
 Manifest = Callable[..., dict[str, Any]]

@@ -13,10 +13,10 @@ from typing import Any
 from rlrun.orchestrator.checkpoint.state import is_lost, newest_complete
 from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
 from rlrun.orchestrator.staleness import too_old
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.batch import Batch, Sample, read_batch
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.batch import Batch, Sample, read_batch
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE
 from tests.processes.stub.harness.stub_run import StubRun
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.protocol import fault_points
+from rlrun.diagnostics import fault_points
 from tests.e2e.local.local_run import LocalRun, example
 
 STEPS = 3

@@ -21,13 +21,13 @@ from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
-from rlrun.config.data import DataSetConfig
-from rlrun.config.model import TinyModelConfig
-from rlrun.environments.rows import Rows
+from rlrun.config.models.data import DataSetConfig
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.environments.dataset_rows import Rows
 from rlrun.local import plan
 from rlrun.local.preflight import free_port
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.stub.model import make_model
 from rlrun.stub.policy import Policy, small_files, write_adapter, write_model
 from rlrun.stub.script import PolicyScript

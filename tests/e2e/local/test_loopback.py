@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.pod.process import descendants
+from rlrun.pod.role.process import descendants
 from tests.e2e.local.local_run import LocalRun, quickstart
 from tests.listening import listening
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import LocalRun, example, mean
 
 STEPS = 48

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
 
 pytestmark = pytest.mark.timeout(1200)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.protocol.batch import read_batch
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.batch import read_batch
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
 from tests.e2e.local.local_run import ROOT, LocalRun, example, processes_of
 
 pytestmark = pytest.mark.timeout(600)

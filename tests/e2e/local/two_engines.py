@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from rlrun.local.preflight import free_port
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.batch import Batch, read_batch
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.batch import Batch, read_batch
+from rlrun.runtime import exit_codes
 from rlrun.stub.policy import Policy
 from rlrun.stub.script import PolicyScript
 from tests.processes.stub.harness.stub_run import StubRun, stub_run

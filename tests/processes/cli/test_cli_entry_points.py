@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 PROGRAMS = sorted(PROJECT["scripts"].items())

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlrun.cli.main import main
-from rlrun.config.model import TinyModelConfig
+from rlrun.config.models.model import TinyModelConfig
 from rlrun.stub.model import make_model
 from rlrun.stub.script import PolicyScript
 

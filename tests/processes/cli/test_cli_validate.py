@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.advantages import advantages
 from rlrun.cli.main import main
-from rlrun.config.algorithm_tables import ADVANTAGE_ENTRIES
+from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES
 from rlrun.local.judge import GROUP_BASELINES
 
 MISTAKES = """\

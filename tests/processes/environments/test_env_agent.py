@@ -15,8 +15,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from rlrun.environments import AgentEnvironment, EpisodeError, Message, Reply, Score, Task, run_episode, run_program
-from rlrun.environments.openai_api import RequestError, read_request
-from rlrun.environments.openai_server import ChatServer, Endpoint, Served
+from rlrun.environments.adapters.openai_api import RequestError, read_request
+from rlrun.environments.adapters.openai_server import ChatServer, Endpoint, Served
 
 TOOL = {"type": "function", "function": {"name": "calc", "description": "", "parameters": {"type": "object"}}}
 CALL = {"id": "call_0", "type": "function", "function": {"name": "calc", "arguments": '{"x": 1}'}}

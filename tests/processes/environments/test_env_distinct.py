@@ -11,8 +11,8 @@ import pytest
 
 from rlrun.environments import EpisodeError, Reply, Score, Split, Task
 from rlrun.environments.distinct import CHECKED, SharedTaskError, check_distinct
-from rlrun.environments.process.check import check
 from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.user_code_check import check
 from rlrun.environments.protocol import SingleTurnEnvironment
 from rlrun.environments.registry import load
 from rlrun.environments.splits import GeneratedTasks, split_of

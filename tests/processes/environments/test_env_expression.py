@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.environments.expression import ExpressionError, evaluate
+from rlrun.environments.bundled.expression import ExpressionError, evaluate
 
 
 @pytest.mark.parametrize(

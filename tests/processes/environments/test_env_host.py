@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import EpisodeError, Message, Reply
 from rlrun.environments.process import remote, supervised
 from rlrun.environments.process.isolated import IsolatedEnvironment
@@ -24,8 +24,8 @@ from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played
 from rlrun.orchestrator.rollouts.environment_pool import host_of
 from rlrun.pod.main import main
-from rlrun.protocol.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime.bootstrap import HOST_MODULE, SOCKETS_VARIABLE, START
 
 LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=30, look_seconds=0.05)
 MISBEHAVING = "misbehaving:misbehaving"

@@ -18,13 +18,13 @@ import pytest_asyncio
 
 from rlrun.environments import EpisodeError, Message, Reply
 from rlrun.environments.process import life, supervised, talk
+from rlrun.environments.process.containment.kill import MARK_VARIABLE
 from rlrun.environments.process.isolated import IsolatedEnvironment
-from rlrun.environments.process.kill import MARK_VARIABLE
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played, TaskRef
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.processes import processes_with
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime.processes import processes_with
 
 sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
 from hostile import NAMES, SLEEP

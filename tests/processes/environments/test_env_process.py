@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
 from rlrun.environments.process import life, supervised, talk, worker
+from rlrun.environments.process.containment.kill import MARK_VARIABLE
 from rlrun.environments.process.isolated import IsolatedEnvironment
-from rlrun.environments.process.kill import MARK_VARIABLE
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import MAX_BYTES, Log
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.orchestrator.rollouts import environment_pool
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.processes import processes_with
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.runtime.processes import processes_with
 
 MEMORY = 200 * 1024**2
 LIMITS = Limits(start_seconds=30, memory_bytes=MEMORY, hang_seconds=3.0, look_seconds=0.1)

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from rlrun.environments import EnvironmentLoadError, Task, load, run_episode
-from rlrun.environments import dataset as dataset_module
+from rlrun.environments.bundled import dataset as dataset_module
 from rlrun.environments.rewards import bounded
 from rlrun.environments.rewards import judge as judge_module
 from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError

@@ -14,21 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.environments import (
-    Demonstrates,
-    Environment,
-    EnvironmentLoadError,
-    Episode,
-    Reply,
-    Task,
-    dataset,
-    load,
-    run_episode,
-)
+from rlrun.environments import Demonstrates, Environment, EnvironmentLoadError, Episode, Reply, Task, load, run_episode
+from rlrun.environments.bundled import dataset
+from rlrun.environments.bundled.text import position_score
 from rlrun.environments.splits import split_of
-from rlrun.environments.text import position_score
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 SMALL: dict[str, dict[str, Any]] = {
     "reverse-text": {},

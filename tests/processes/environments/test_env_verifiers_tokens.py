@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlrun.environments import load, run_episode
 from rlrun.environments.protocol import Tool
-from rlrun.inference.client import Completion
+from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
 from rlrun.orchestrator.rollouts.tool_parsing import Said

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlrun.config.data import DataConfig, DataSetConfig, SourceConfig
-from rlrun.config.rollout import CompleteSampling, EnvironmentConfig
-from rlrun.environments.rows import Rows
+from rlrun.config.models.data import DataConfig, DataSetConfig, SourceConfig
+from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
+from rlrun.environments.dataset_rows import Rows
 from rlrun.environments.stage import TaskRef
 from rlrun.evaluate import dataset, report
 from rlrun.evaluate.answers import AnswerFile, fingerprint
@@ -28,7 +28,7 @@ from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.sft.conversation import conversation
 from rlrun.orchestrator.types import Rollout
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
 
 SOLVED = {"reverse-text": 1.0}
 POLICY = Policy(10, "whole", Path("w"), "uid attempt 1")

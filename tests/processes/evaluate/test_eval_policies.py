@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlrun.config.model import ModelConfig
+from rlrun.config.models.model import ModelConfig
 from rlrun.evaluate.policies import Policy, base_policy, choose, in_folder, newest, of_run, served_as
 from rlrun.evaluate.staging import Staging, highest_rank
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import first_attempt, next_attempt, write_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import MANIFEST
-from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, RunPaths
+from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt
+from rlrun.protocol.files.checkpoint_manifest import MANIFEST
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, RunPaths
+from rlrun.runtime import exit_codes
 
 BASE = Policy(None, "base", None, "model")
 

@@ -23,19 +23,20 @@ from orch_simulation import API_KEY, FakeEngine, eventually, in_process, make_co
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.diagnostics import heap
 from rlrun.evaluate import role
 from rlrun.evaluate.answers import AnswerFile
 from rlrun.evaluate.ready import begin_attempt, make_plan
-from rlrun.inference.client import Completion
+from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator import attempt as attempt_module
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.progress.lease import progress_annotations
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.protocol import exit_codes, heap
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from rlrun_operator.status.progress import read_lease
 from tests.processes.evaluate.test_eval_answers import ENVIRONMENT as WHERE

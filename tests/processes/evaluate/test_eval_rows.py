@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / 
 
 from orch_simulation import FakeEngine
 
-from rlrun.config.data import DataConfig, DataSetConfig, SourceConfig
+from rlrun.config.models.data import DataConfig, DataSetConfig, SourceConfig
+from rlrun.environments.dataset_rows import Rows
 from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
-from rlrun.environments.rows import Rows
 from rlrun.environments.stage import InProcessStage
 from rlrun.evaluate import dataset
 from rlrun.orchestrator.aio.condition import Signal

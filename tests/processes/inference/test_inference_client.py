@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlrun.inference.client import (
+from rlrun.inference.client.completions import Completion, expand_versions, parse_stock
+from rlrun.inference.client.engine_client import (
     EngineClient,
     EngineError,
     EngineUnavailableError,
 )
-from rlrun.inference.completions import Completion, expand_versions, parse_stock
-from rlrun.inference.engine_metrics import EngineMetrics, parse_metrics
-from rlrun.protocol.endpoints import ENGINE_GENERATE_PACKED
+from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
+from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
 
 METRICS = """# HELP vllm:num_requests_running x
 vllm:num_requests_running{engine="0",model_name="a b"} 3.0
@@ -255,6 +255,6 @@ async def test_an_engine_that_is_given_up_under_a_request_is_unavailable(engine:
 
 
 def test_the_client_imports_neither_vllm_nor_torch() -> None:
-    code = "import sys, rlrun.inference.client; print([m for m in ('vllm', 'torch', 'fastapi') if m in sys.modules])"
+    code = "import sys, rlrun.inference.client.engine_client; print([m for m in ('vllm', 'torch', 'fastapi') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"

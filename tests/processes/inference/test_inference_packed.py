@@ -20,13 +20,13 @@ import pytest
 from aiohttp import web
 from fastapi import FastAPI, Request
 
-from rlrun.inference.client import EngineClient
-from rlrun.inference.completions import Adapter, EngineError, parse_packed
-from rlrun.inference.generate import GONE, GenerateError, Head, SampledTokens, generate_router
+from rlrun.diagnostics import heap
+from rlrun.inference.client.completions import Adapter, EngineError, parse_packed
+from rlrun.inference.client.engine_client import EngineClient
 from rlrun.inference.guard import GUEST
-from rlrun.protocol import heap
-from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
-from rlrun.protocol.packed import FLOATS, INTEGERS, PackedError, Reader, integers, pack
+from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens, generate_router
+from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integers, pack
 
 LONG, GROUP = 65_536, 16
 CHOICE = {"tokens": 2, "finish_reason": "stop", "weight_versions": [{"version": "3", "start": 0, "end": 2}]}
@@ -281,8 +281,8 @@ SERVER = """
 import asyncio, json, sys
 from array import array
 from aiohttp import web
-from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
-from rlrun.protocol.packed import Reader, pack
+from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
+from rlrun.protocol.messages.packed import Reader, pack
 
 LONG, with_packed = int(sys.argv[1]), sys.argv[2] == "packed"
 spans = [{"version": "3", "start": 0, "end": LONG}]

@@ -11,7 +11,7 @@ import pytest
 from rlrun.local.failure import explain
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Running
-from rlrun.protocol.failures import RoleError, write_error
+from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.trainer.ranks.torchrun import last_word
 
 DUMP = """\

@@ -9,11 +9,11 @@ import pytest
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
 

@@ -9,7 +9,7 @@ import pytest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 MANIFEST = """
 apiVersion: rlrun.io/v1alpha1

@@ -9,11 +9,11 @@ import pytest
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import Ports, processes, with_endpoints
 from rlrun.local.preflight import PreflightError
 from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
 GUEST_PORTS = Ports(trainer=2001, rendezvous=2002, metrics=2003, inference=())

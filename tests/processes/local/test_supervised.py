@@ -12,12 +12,12 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.inputs import check_data
 from rlrun.local.main import main
 from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
 from rlrun.local.summary import print_summary
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 
 def config(**data: Any) -> RunConfig:

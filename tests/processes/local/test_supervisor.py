@@ -16,7 +16,7 @@ import pytest
 
 from rlrun.local.plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, last_lines, marked_processes, stacks_file
-from rlrun.protocol.processes import LAUNCH_VARIABLE
+from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 DEADLINE_SECONDS = 20.0
 
@@ -117,7 +117,7 @@ def test_the_log_keeps_what_a_role_printed_and_its_end_is_shown(tmp_path: Path, 
 
 LISTENS = """
     import signal, time
-    from rlrun.protocol import stacks
+    from rlrun.diagnostics import stacks
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stacks.listen()
     def waits_for_ever():

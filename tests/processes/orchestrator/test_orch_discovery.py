@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, make_config
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import discovery
 from rlrun.orchestrator.engines.discovery import Discovery, resolve
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.main import run
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 SERVICE = "http://run-inference.team.svc:8000"
 

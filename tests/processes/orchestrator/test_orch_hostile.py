@@ -15,8 +15,8 @@ from rlrun.environments.process import supervised
 from rlrun.orchestrator.journal.format import Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.writer import SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
-from rlrun.protocol import exit_codes
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -25,9 +25,10 @@ from rlrun.orchestrator.progress import lease as lease_module
 from rlrun.orchestrator.progress.lease import ProgressLease, lease_from_environment, stall_of
 from rlrun.orchestrator.progress.server import Progress, ProgressServer
 from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.protocol import annotations, endpoints, exit_codes
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.storage import Trouble
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.volume_faults import Trouble
+from rlrun.protocol.messages import annotations, endpoints
+from rlrun.runtime import exit_codes
 
 PROGRESS = Progress(
     step=7, max_steps=100, policy_version=7, checkpoint_step=5, resumed_from_step=None, reward=0.51234,

@@ -21,7 +21,8 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 import rlrun
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.diagnostics import heap
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator import main as role
 from rlrun.orchestrator.aio import best_effort_writer
@@ -30,9 +31,10 @@ from rlrun.orchestrator.journal import group_commit
 from rlrun.orchestrator.progress import metrics_file
 from rlrun.orchestrator.trainer import client as trainer_client
 from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
-from rlrun.protocol import batch as batch_module
-from rlrun.protocol import exit_codes, heap, storage
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files import batch as batch_module
+from rlrun.protocol.files import volume_faults
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 ROOT = Path(rlrun.__file__).parent.parent
 
@@ -337,7 +339,7 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "fdatasync", fsync)
-    monkeypatch.setattr(storage, "SLOW_SECONDS", 0.2)
+    monkeypatch.setattr(volume_faults, "SLOW_SECONDS", 0.2)
     monkeypatch.setattr(group_commit, "CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(best_effort_writer, "CLOSE_SECONDS", 0.1)
 

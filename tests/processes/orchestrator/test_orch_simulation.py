@@ -17,14 +17,14 @@ import pytest
 from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.environments.process import supervised as supervised_module
-from rlrun.inference.client import Completion
+from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.rollouts import dispatcher as dispatcher_module
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import BatchError, read_batch
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.batch import BatchError, read_batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

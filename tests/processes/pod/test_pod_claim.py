@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from pod_harness import Pod, run_config
 
-from rlrun.config.run import RunConfig
-from rlrun.pod.claim import claim_folder, claim_when_possible, has_begun
-from rlrun.pod.folders import VOLUME_POLL_SECONDS
+from rlrun.config.models.run import RunConfig
 from rlrun.pod.signals import Signals
-from rlrun.protocol import exit_codes, run_folder
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.pod.start.folders import VOLUME_POLL_SECONDS
+from rlrun.pod.start.ownership import claim_folder, claim_when_possible, has_begun
+from rlrun.protocol.files import run_folder
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 
 @pytest.fixture

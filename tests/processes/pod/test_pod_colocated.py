@@ -10,11 +10,11 @@ from typing import Any
 
 from pod_harness import Pod, run_config, wait_until
 
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.pod.process import descendants
-from rlrun.protocol import exit_codes
-from rlrun.protocol.paths import RunPaths
+from rlrun.pod.role.process import descendants
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 STUB = {"RLRUN_IMPLEMENTATION": "stub"}
 SPEC: dict[str, Any] = {

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from pod_harness import Pod, run_config, wait_until
 
-from rlrun.pod.report import MAX_BYTES
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError, read_error, write_error
-from rlrun.protocol.paths import RunPaths
+from rlrun.pod.role.termination_message import MAX_BYTES
+from rlrun.protocol.files.failures import RoleError, read_error, write_error
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun_operator.render.containers import HEARS_SIGNALS
 
 FAILS = """
     import sys
     from pathlib import Path
-    from rlrun.protocol.failures import RoleError, write_error
+    from rlrun.protocol.files.failures import RoleError, write_error
     write_error(None, "trainer", RoleError("checkpoint.interval: too long", 65))
     print("a line")
     sys.exit(65)
@@ -142,7 +142,7 @@ def test_a_pod_that_lost_a_rank_of_another_pod_tells_that_ranks_last_word(pods: 
     loses = f"""
         import os
         from pathlib import Path
-        from rlrun.protocol.failures import RoleError, write_error
+        from rlrun.protocol.files.failures import RoleError, write_error
         write_error(Path({str(folder)!r}), "trainer", RoleError("RuntimeError: Connection closed by peer", follows=True))
         os._exit(1)
     """

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.pod.folders import VOLUME_POLL_SECONDS, make_folders
 from rlrun.pod.main import main
 from rlrun.pod.signals import Signals, StoppedError
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.pod.start.folders import VOLUME_POLL_SECONDS, make_folders
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 class Patience(Signals):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from pod_harness import Pod, run_config
 
-from rlrun.config.file_mark import VARIABLE, file_mark
-from rlrun.pod.own_file import wait_for_own_file
+from rlrun.config.models.file_mark import VARIABLE, file_mark
 from rlrun.pod.settings import settings_from_environment
 from rlrun.pod.signals import Signals
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.pod.start.own_file import wait_for_own_file
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 ENDS = "print('the role begins', flush=True)"
 

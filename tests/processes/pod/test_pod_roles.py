@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from pod_harness import run_config
 
-from rlrun.pod.network import interface_of
-from rlrun.pod.report import MAX_BYTES, failure_text
-from rlrun.pod.roles import config_in_pod, role_command, role_environment
+from rlrun.pod.role.network import interface_of
+from rlrun.pod.role.roles import config_in_pod, role_command, role_environment
+from rlrun.pod.role.termination_message import MAX_BYTES, failure_text
 from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun.pod.signals import Signals
-from rlrun.pod.waits import wait_until
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.pod.start.waits import wait_until
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 FILE = Path("/scratch/run.json")
 ENV = {

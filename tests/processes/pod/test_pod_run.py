@@ -12,13 +12,13 @@ from typing import Any
 
 from pod_harness import Pod, run_config, wait_until
 
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.endpoints import ENGINE_READY
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.messages.endpoints import ENGINE_READY
+from rlrun.runtime import exit_codes
 
 STUB = {"RLRUN_IMPLEMENTATION": "stub"}
 SPEC: dict[str, Any] = {

@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 from pod_harness import Pod, run_config, wait_until
 
+from rlrun.diagnostics import stacks
 from rlrun.inference.command import ENGINE_VARIABLE
-from rlrun.pod.output import Output
+from rlrun.pod.role.hang_report import StuckRole
+from rlrun.pod.role.output import Output
 from rlrun.pod.signals import Signals
-from rlrun.pod.stuck import StuckRole
-from rlrun.protocol import stacks
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 
 HANGS = """
     import ctypes, os, signal, subprocess, sys
-    from rlrun.protocol import stacks
+    from rlrun.diagnostics import stacks
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     worker = '''
     import signal, sys, time
-    from rlrun.protocol import stacks
+    from rlrun.diagnostics import stacks
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stacks.listen()
     def child_that_waits():
@@ -110,7 +110,9 @@ def test_a_role_that_ends_in_time_is_not_asked(signals: Signals, tmp_path: Path)
     assert not watch._thread.is_alive()
 
 
-LISTENS = "import time; from rlrun.protocol import stacks; stacks.listen(); print('up', flush=True); time.sleep(3600)"
+LISTENS = (
+    "import time; from rlrun.diagnostics import stacks; stacks.listen(); print('up', flush=True); time.sleep(3600)"
+)
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> Non
     load = f"from importlib.metadata import EntryPoint; EntryPoint('rlrun', {name!r}, 'vllm.general_plugins').load()()"
     look = (
         "import faulthandler, sys; from vllm.distributed.weight_transfer import WeightTransferEngineFactory as f; "
-        "from rlrun.inference.command import GLOO_BACKEND; from rlrun.protocol.stacks import SIGNAL; "
+        "from rlrun.inference.command import GLOO_BACKEND; from rlrun.diagnostics.stacks import SIGNAL; "
         "print(GLOO_BACKEND in f._registry, faulthandler.unregister(SIGNAL))"
     )
 

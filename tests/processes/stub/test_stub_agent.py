@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stub_run import IMPORT_PATH, stub_run
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 PROGRAMS = Path(__file__).parent / "harness" / "programs"
 

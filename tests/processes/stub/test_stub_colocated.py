@@ -10,7 +10,7 @@ from typing import Any
 
 from stub_run import StubRun, stub_run
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 ALGORITHM = {"max_async_level": 0, "max_off_policy_steps": 4}
 

@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 from stub_run import API_KEY, DEADLINE_SECONDS, StubRun, stub_run
 
-from rlrun.inference import client as clients
-from rlrun.inference.client import Completion, EngineClient, EngineError, EngineUnavailableError
-from rlrun.protocol import exit_codes
-from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS, ENGINE_READY
-from rlrun.protocol.engine_protocol import BEFORE, HEADER, OWN, PROTOCOL, REFUSED, Speaker
+from rlrun.inference.client import engine_client as clients
+from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError, EngineUnavailableError
+from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS, ENGINE_READY
+from rlrun.protocol.messages.engine_protocol import BEFORE, HEADER, OWN, PROTOCOL, REFUSED, Speaker
+from rlrun.runtime import exit_codes
 from rlrun.stub.model import make_model
 from rlrun.stub.policy import Policy, small_files, write_model
 from rlrun.stub.replies import Vocabulary

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from stub_run import IMPORT_PATH, StubRun
 
-from rlrun.config.learning import OptimizerConfig
-from rlrun.config.model import TinyModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.stub.engine import StubEngine
 from rlrun.stub.metrics import step_metrics
 from rlrun.stub.model import make_model

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from stub_run import StubRun, stub_run
 
-from rlrun.config.run import fingerprint
+from rlrun.config.models.run import fingerprint
 from rlrun.local.preflight import free_port
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.failures import read_error
-from rlrun.protocol.manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.files.failures import read_error
+from rlrun.runtime import exit_codes
 from rlrun.stub.policy import Policy
 from rlrun.stub.script import PolicyScript
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from stub_run import StubRun, stub_run
 
-from rlrun.config.run import RunConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import read_state
+from rlrun.config.models.run import RunConfig
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import read_state
+from rlrun.runtime import exit_codes
 
 LORA = {"rank": 8, "slots": 2}
 GUEST_KEY = "a-key-of-the-guest"

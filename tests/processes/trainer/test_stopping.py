@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlrun
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.stop import Stop
 
 STOPPED = 128 + signal.SIGTERM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.times import rfc3339
 from tests.sim.actions.action import Action

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 from rlrun_operator.times import rfc3339
 from tests.sim.actions.action import Action
 from tests.sim.cluster.admission import FOR_GOOD, SORTS, Refusal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 from rlrun_operator.names import ROLE_LABEL, attempt_of
 from rlrun_operator.times import rfc3339
 from tests.sim.clock import Clock

@@ -12,7 +12,7 @@ from rlrun.advantages import ADVANTAGES, advantages
 from rlrun.advantages.estimate import SHARED_OPTIONS
 from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective, Preset, gae, losses
 from rlrun.algorithms import objective as objectives
-from rlrun.config.algorithm_names import (
+from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     DEFAULT_ADVANTAGE,
     DEFAULT_PRESET,
@@ -25,7 +25,7 @@ from rlrun.config.algorithm_names import (
     needs,
     preset,
 )
-from rlrun.config.learning import AlgorithmConfig
+from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.trainer.learning.objective import objective
 
 
@@ -210,7 +210,7 @@ def test_import_paths() -> None:
 
 
 def test_the_table_needs_no_torch() -> None:
-    code = "import sys, rlrun.config.algorithm_names; sys.exit('torch' in sys.modules)"
+    code = "import sys, rlrun.config.algorithm.names; sys.exit('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": ":".join(sys.path)}).returncode
         == 0

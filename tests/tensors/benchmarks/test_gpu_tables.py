@@ -18,7 +18,7 @@ from benchmarks.gpu.memory import USABLE, fitting, needed
 from benchmarks.gpu.profile_step import Kernel, summary
 from benchmarks.gpu.results import STARTED, Deadline, Ended, Report, reason, run_limited
 from benchmarks.gpu.shapes import QWEN3_06B, TINY, TINY_ROWS, attention_flops
-from rlrun.config.parallel import ActivationCheckpointing, AttentionKernel
+from rlrun.config.models.parallel import ActivationCheckpointing, AttentionKernel
 from rlrun.trainer.modeling.packed_attention import layout
 
 ROOT = Path(__file__).parents[3]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rlrun.environments.protocol import Message
-from rlrun.inference.completions import Completion
+from rlrun.inference.client.completions import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
 from rlrun.orchestrator.rollouts.conversation import Conversation, _size
-from rlrun.protocol.compute import SMALL
+from rlrun.runtime.compute import SMALL
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 GROUP = 8

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlrun.config.roles import TrajectoryStrategy
-from rlrun.config.rollout import SamplingConfig
+from rlrun.config.models.roles import TrajectoryStrategy
+from rlrun.config.models.rollout import SamplingConfig
 from rlrun.environments.protocol import Message, Reply, Tool
-from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlrun.config.data import DataConfig, DataSetConfig
-from rlrun.environments.rows import RowError, Rows
+from rlrun.config.models.data import DataConfig, DataSetConfig
+from rlrun.environments.dataset_rows import RowError, Rows
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.main import expected_steps, make_mixture, open_sources
 from rlrun.orchestrator.sft.samples import Encoder, Position, Reader, held_out
 from rlrun.orchestrator.sft.state import Snapshot, base_position, write_snapshot
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import first_attempt, next_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import first_attempt, next_attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from tests.tensors.sft.conftest import TEMPLATES, chat, make_tokenizer
 
 Write = Callable[..., Path]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture, Objective
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol.batch import Batch
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.learning.critic import Critic, to_critic
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.optimizers import make_optimizer

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.ranks.group import Group
 

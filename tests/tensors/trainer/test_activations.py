@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlrun.protocol.batch import Sample
+from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.modeling import activation_checkpointing, packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations

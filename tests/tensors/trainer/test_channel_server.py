@@ -11,13 +11,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rlrun.protocol import channel as protocol
-from rlrun.protocol import exit_codes
-from rlrun.protocol.api_key import guest_key, guest_proof, key_digest
-from rlrun.protocol.endpoints import TRAINER_READY
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.shared import channel_of
-from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.shared import channel_of
+from rlrun.protocol.messages import channel as protocol
+from rlrun.protocol.messages.api_key import guest_key, guest_proof, key_digest
+from rlrun.protocol.messages.endpoints import TRAINER_READY
+from rlrun.protocol.messages.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
 KEY = "secret"

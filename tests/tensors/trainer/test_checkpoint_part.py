@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture, Objective
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol.batch import Batch
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress

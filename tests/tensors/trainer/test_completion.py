@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.protocol.attempts import first_attempt
-from rlrun.protocol.manifest import Manifest, complete_checkpoints, describe, read_manifest, verify
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Trouble, Volume
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.protocol.files.attempts import first_attempt
+from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, describe, read_manifest, verify
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Trouble, Volume
 from rlrun.trainer.checkpoints import completion
 from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.unsaved import Refused, Retry

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from rlrun.algorithms import Objective
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.config.companions import CriticConfig
-from rlrun.config.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import (
     Critic,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
-from rlrun.config.learning import OptimizerConfig
+from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.config.models.learning import OptimizerConfig
 from rlrun.orchestrator.checkpoint.state import Snapshot, write_snapshot
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress

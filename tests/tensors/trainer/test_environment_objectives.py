@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
-from rlrun.config.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.learning import AlgorithmConfig, LossConfig, RegularizerConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.packing import Row
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.learning import AlgorithmConfig, LossConfig, RegularizerConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.learner import combined
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective

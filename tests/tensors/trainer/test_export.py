@@ -13,12 +13,12 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.cli.main import main
-from rlrun.config.checkpoint import ExportConfig
-from rlrun.config.learning import OptimizerConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.checkpoint import ExportConfig
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer

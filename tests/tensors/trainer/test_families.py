@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
 
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import forward
 from rlrun.trainer.modeling import architecture_check, load_weights, packed_attention
 from rlrun.trainer.modeling.architecture_check import find_fault

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer import engines_beside as module
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.gpu_memory import GPUMemory

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.config.companions import CriticConfig
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.parallel import ParallelismConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.config.sharing import refusal
-from rlrun.protocol import exit_codes, shared
-from rlrun.protocol.api_key import guest_proof, key_digest
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import Join, SharedState
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.sharing import refusal
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import Join, SharedState
+from rlrun.protocol.messages.api_key import guest_proof, key_digest
+from rlrun.runtime import exit_codes
 from rlrun.trainer.tenants import requests as module
 from rlrun.trainer.tenants.isolation import tell_all, to_blame
 from rlrun.trainer.tenants.requests import Change, Guests

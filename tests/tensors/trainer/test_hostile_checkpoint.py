@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from rlrun.config.learning import OptimizerConfig
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import TRAINER_PART
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress

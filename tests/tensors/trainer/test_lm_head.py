@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from rlrun.protocol.batch import Sample
+from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.lm_head import KEPT_BYTES, find_head, head_statistics
 from rlrun.trainer.modeling import packed_attention

@@ -23,9 +23,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.ranks.group import Group

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Ph
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from rlrun.algorithms import Mixture, Objective
-from rlrun.config.learning import OptimizerConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.forward import micro_batch, token_statistics

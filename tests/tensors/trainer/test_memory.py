@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.roles import TrainerSpec
-from rlrun.protocol.batch import Sample
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.roles import TrainerSpec
+from rlrun.protocol.files.batch import Sample
+from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.gradient_accumulation import check_memory

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from rlrun.algorithms import Mixture, Objective
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol.batch import Batch
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.learning.optimizers import Muon, make_optimizer, orthogonalized
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import local_part, shard

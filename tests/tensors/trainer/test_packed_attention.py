@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlrun.config.parallel import AttentionKernel
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.parallel import AttentionKernel
+from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling.packed_attention import implementation, layout, packed_attention
 
 LENGTHS = [5, 17, 3, 9, 1, 16]

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.config.parallel import ParallelismConfig
-from rlrun.config.roles import TrainerSpec
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.config.models.roles import TrainerSpec
+from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling.packed_attention import layout
 from rlrun.trainer.modeling.parallel.dims import ParallelDims
 from rlrun.trainer.modeling.parallel.rows import _runs

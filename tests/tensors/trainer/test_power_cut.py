@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.config.learning import OptimizerConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
 from rlrun.orchestrator.checkpoint.state import Snapshot, write_snapshot
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.protocol.attempts import first_attempt
-from rlrun.protocol.manifest import MANIFEST
-from rlrun.protocol.paths import COMPLETE, RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.attempts import first_attempt
+from rlrun.protocol.files.checkpoint_manifest import MANIFEST
+from rlrun.protocol.files.paths import COMPLETE, RunPaths
+from rlrun.protocol.files.volume_faults import Volume
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.checkpoints.completion import Completer

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from rlrun.config.model import DType, ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import first_attempt, next_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.config.models.model import DType, ModelConfig
+from rlrun.protocol.files.attempts import first_attempt, next_attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.load_weights import load_sharded
 from rlrun.trainer.modeling.shard import load_model, shard
 from rlrun.trainer.modeling.small_model import small_model

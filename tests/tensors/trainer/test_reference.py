@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlrun.algorithms import Objective, Regularizers
-from rlrun.config.companions import ReferenceConfig
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.minibatches import Update

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, Origin, Segment, first_attempt, next_attempt, read_attempt, write_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
-from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.protocol.files.attempts import (
+    Attempt,
+    Origin,
+    Segment,
+    first_attempt,
+    next_attempt,
+    read_attempt,
+    write_attempt,
+)
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, TRAINER_PART, Manifest, describe, write_manifest
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.resume import begin_attempt, choose_base, choose_origin, superfluous
 
 LATEST = ResumeConfig()

@@ -13,13 +13,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.config.learning import OptimizerConfig
-from rlrun.protocol import manifest
-from rlrun.protocol.attempts import first_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.learning import OptimizerConfig
+from rlrun.protocol.files import checkpoint_manifest
+from rlrun.protocol.files.attempts import first_attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
 from rlrun.trainer.checkpoints import dcp as checkpoint
 from rlrun.trainer.checkpoints.async_saver import Saver, Written
 from rlrun.trainer.checkpoints.completion import Completer
@@ -195,9 +195,9 @@ def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
     saver.wait()
     written = saver.finished()
     assert written is not None
-    checksum = manifest.checksum
+    checksum = checkpoint_manifest.checksum
     with monkeypatch.context() as watched:
-        watched.setattr(manifest, "checksum", lambda file: read.append(file) or checksum(file))
+        watched.setattr(checkpoint_manifest, "checksum", lambda file: read.append(file) or checksum(file))
         completer = Completer(
             paths,
             first_attempt(world_size=1, config_hash="h"),
@@ -210,6 +210,6 @@ def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
         assert completer.close(30)
     assert completer.failure is None
     assert not read
-    assert set(written.files) == set(manifest.describe(path, path / manifest.TRAINER_PART))
+    assert set(written.files) == set(checkpoint_manifest.describe(path, path / checkpoint_manifest.TRAINER_PART))
     assert {file.path for file in written.files} == {"trainer/.metadata", "trainer/__0_0.distcp"}
-    manifest.verify(path, manifest.read_manifest(path))
+    checkpoint_manifest.verify(path, checkpoint_manifest.read_manifest(path))

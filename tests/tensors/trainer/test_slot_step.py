@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.config.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.batch import Batch, write_batch
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, write_batch
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.dcp import load as load_checkpoint
 from rlrun.trainer.learning.objective import bind_objective

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.algorithms import Objective, Regularizers, kl_estimate
-from rlrun.protocol.batch import Batch
+from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.forward import micro_batch
 from rlrun.trainer.learning.minibatches import Update

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.model import TinyModelConfig
-from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import ERROR_DIR_VARIABLE, read_error
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
+from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, read_error
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import encode_demonstration, main, make_tiny_model, make_tokenizer
 
 SMALL = {"hidden_size": 32, "layers": 1, "warmup_steps": 2}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.protocol.batch import Sample
+from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning import lm_head
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics

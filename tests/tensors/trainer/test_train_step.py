@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
-from rlrun.config.learning import AlgorithmConfig, LossConfig, OptimizerConfig
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.packing import Row
+from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerConfig
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.objective import objective
 from rlrun.trainer.learning.optimizers import make_optimizer

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from rlrun.config.parallel import AttentionKernel
-from rlrun.config.roles import TrainerConfig
+from rlrun.config.models.parallel import AttentionKernel
+from rlrun.config.models.roles import TrainerConfig
 from rlrun.trainer import bench as bench_module
 from rlrun.trainer.bench import Measurement, _measurement, bench, fake_batch, table
 from rlrun.trainer.bench_options import BenchOptions

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
-from rlrun.protocol.symptoms import lost_peer
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.diagnostics.symptoms import lost_peer
+from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
+from rlrun.runtime import exit_codes
 from rlrun.trainer.__main__ import attempt_number, read_config
 from rlrun.trainer.modeling.shard import check_source, load_model
 from rlrun.trainer.ranks.group import device_for

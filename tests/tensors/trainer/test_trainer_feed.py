@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, Sample, write_batch
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import ReplayFeed, cut_metrics, read_checked
 
 MakeBatch = Callable[..., Batch]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlrun.config.learning import SchedulerConfig
+from rlrun.config.models.learning import SchedulerConfig
 from rlrun.trainer.learning.lr_schedule import learning_rate
 
 

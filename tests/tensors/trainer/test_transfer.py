@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlrun.protocol.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.messages.transfer import Joining, NotHeldError, TransferOffer, TransferRequest
 from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Outbox
 
 LIMIT = datetime.timedelta(seconds=60)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.learning.validation import validate
 from rlrun.trainer.modeling.shard import shard

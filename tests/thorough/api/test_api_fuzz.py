@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRun
-from rlrun.config.loader import load
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.loading.loader import load
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import OrchestratorConfig
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 _BUILT_IN = """\

@@ -12,8 +12,8 @@ import yaml
 from pydantic import ValidationError
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.examine import examine
-from rlrun.config.layers import Reader
+from rlrun.config.loading.examine import examine
+from rlrun.config.loading.layers import Reader
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 JUNK: list[Any] = [None, "", "x", -1, 0, 1, 3, 10**30, 0.5, float("nan"), True, [], [1], ["x"], {}, {"a": 1}, [{}]]

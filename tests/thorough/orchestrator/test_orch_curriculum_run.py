@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from orch_simulation import FakeEngine, Outcome, make_config, simulate
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator import groups
 from rlrun.orchestrator.failures import first_cause
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 CURRICULUM = {
     "warmup_steps": 3,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from orch_simulation import make_config
 
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, ModelClient, Reply, Score, Split, Task
 from rlrun.environments.stage import InProcessStage, TaskRef
-from rlrun.inference.client import Completion
+from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from orch_simulation import FakeEngine, make_config, simulate
 
-from rlrun.inference.client import Completion
+from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.progress.step_metrics import step_line
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 SECONDS, TASKS = 0.5, 6
 NEVER = 3600.0

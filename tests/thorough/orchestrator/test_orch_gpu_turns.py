@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, simulate
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.inference.client import EngineError
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import gpu_turns as module
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.failures import first_cause
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 def config_of(root: Path, tokenizer: Path, **changes: Any) -> OrchestratorConfig:

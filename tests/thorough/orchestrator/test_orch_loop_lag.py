@@ -27,9 +27,9 @@ from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import Rollout
-from rlrun.protocol import exit_codes
-from rlrun.protocol.compute import stepwise
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
+from rlrun.runtime.compute import stepwise
 
 MANY = 256
 A_TURN = 32

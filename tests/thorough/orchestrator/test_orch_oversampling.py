@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from orch_simulation import FakeEngine, make_config, simulate
 
-from rlrun.inference.client import Completion
-from rlrun.protocol import exit_codes
+from rlrun.inference.client.engine_client import Completion
+from rlrun.runtime import exit_codes
 
 BATCH, SLOW_SECONDS = 8, 30.0
 

@@ -16,7 +16,7 @@ from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually,
 from rlrun.orchestrator.engines import weight_sync
 from rlrun.orchestrator.engines.health_monitor import MISSES, Pace
 from rlrun.orchestrator.main import run
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 
 STEPS = 100_000
 """The world ends the run, not this."""

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from orch_simulation import API_KEY, eventually, make_config
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.trainer import shared_trainer as module
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.protocol import exit_codes, shared
-from rlrun.protocol.api_key import caller, guest_proof, key_digest
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import Join, SharedState
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import Join, SharedState
+from rlrun.protocol.messages.api_key import caller, guest_proof, key_digest
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
 

@@ -9,7 +9,7 @@ from orch_simulation import make_config
 from rlrun.orchestrator.progress.activity import Activity
 from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
-from rlrun.protocol.channel import RankState, TrainerState
+from rlrun.protocol.messages.channel import RankState, TrainerState
 
 NOON = 1_700_000_000.0  # 22:13:20Z
 

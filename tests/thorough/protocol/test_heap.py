@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol import heap
+from rlrun.diagnostics import heap
 
 HELD = 600_000
 """Objects, as of 7,000 rollouts in flight."""

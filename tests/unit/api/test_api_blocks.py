@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError
 
 ROLE = """\
     image: registry.example/rlrun-trainer:1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.api.manifest import parse_manifest, read_manifest
-from rlrun.config.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError
 
 MANIFEST = """\
 apiVersion: rlrun.io/v1alpha1

@@ -7,8 +7,8 @@ from typing import Any
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.algorithm_names import complete_options
-from rlrun.config.run import RunConfig
+from rlrun.config.algorithm.names import complete_options
+from rlrun.config.models.run import RunConfig
 from rlrun.inference.from_config import settings_from_config
 
 

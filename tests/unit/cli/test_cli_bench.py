@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlrun.cli.bench import take_bench
-from rlrun.config.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError
 from rlrun.trainer.bench_options import BenchOptions
 
 

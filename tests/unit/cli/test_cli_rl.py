@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.rl import RlConfig, main, read
-from rlrun.config.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError
 
 TRAINER = 'max_steps = 20\n[model]\npath = "m"\n[optimizer]\nlr = 1e-4\n[ckpt]\ninterval = 5\n'
 ORCHESTRATOR = 'batch_size = 32\nmax_steps = 20\nseq_len = 512\nrollouts_per_example = 4\n[[environments]]\nid = "x"\n'

@@ -10,10 +10,10 @@ import pytest
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.roles import prepare
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import OrchestratorConfig, TrainerConfig
-from rlrun.config.run import RunConfig
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import OrchestratorConfig, TrainerConfig
+from rlrun.config.models.run import RunConfig
 
 KEY = {"RLRUN_API_KEY": "secret"}
 

@@ -9,8 +9,8 @@ import pytest
 
 from rlrun.cli.rl import read
 from rlrun.cli.sft import SftConfig, main
-from rlrun.config.problems import ConfigError
-from rlrun.protocol import exit_codes
+from rlrun.config.loading.problems import ConfigError
+from rlrun.runtime import exit_codes
 
 WHOLE = """
 max_steps = 20

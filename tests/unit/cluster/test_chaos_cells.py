@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlrun.protocol.fault_points import POINTS, read_plan
+from rlrun.diagnostics.fault_points import POINTS, read_plan
 from tests.e2e.chaos.__main__ import start, table
 from tests.e2e.chaos.cells import CELLS
 

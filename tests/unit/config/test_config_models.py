@@ -9,10 +9,11 @@ from pydantic import BaseModel, ValidationError
 
 from rlrun.api import kubernetes
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.algorithm_names import AGGREGATIONS, CORRECTION_OPTIONS, KL_KINDS, PRESETS, PROXIMAL_METHODS
-from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
-from rlrun.config.companions import ReferenceConfig
-from rlrun.config.learning import (
+from rlrun.config.algorithm.names import AGGREGATIONS, CORRECTION_OPTIONS, KL_KINDS, PRESETS, PROXIMAL_METHODS
+from rlrun.config.loading.schema import expected, fields, find_field, shape_of
+from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.learning import (
     Aggregation,
     AlgorithmConfig,
     CorrectionConfig,
@@ -22,10 +23,9 @@ from rlrun.config.learning import (
     Proximal,
     RegularizerConfig,
 )
-from rlrun.config.model import ModelConfig, TinyModelConfig
-from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
-from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
-from rlrun.config.schema import expected, fields, find_field, shape_of
+from rlrun.config.models.model import ModelConfig, TinyModelConfig
+from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
+from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 
 
 def refused(model: type[BaseModel], **values: Any) -> str:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rlrun.config.free import CHARACTERS_MAX, LEVELS_MAX, FreeMapping, levels
-from rlrun.config.problems import ConfigError
-from rlrun.config.yaml_text import examine_yaml
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.yaml_text import examine_yaml
 
 FREE: TypeAdapter[Any] = TypeAdapter(FreeMapping)
 

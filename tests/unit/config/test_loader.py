@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loader import ConfigError, load, load_file
-from rlrun.config.roles import TrainerConfig
+from rlrun.config.loading.loader import ConfigError, load, load_file
+from rlrun.config.models.roles import TrainerConfig
 
 BASE = ["--model.path", "m", "--environments.0.id", "arithmetic"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.problems import ConfigError
-from rlrun.config.yaml_text import parse_yaml
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.yaml_text import parse_yaml
 
 
 def value(text: str) -> Any:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rlrun.api.crd import KEYS_KEY, RULES_KEY, spec_schema
+from rlrun.api.crd.admission_policy import validating_policy
+from rlrun.api.crd.definition import KEYS_KEY, RULES_KEY, spec_schema
+from rlrun.api.crd.rules import ROOT_RULES, RULES, TRANSITION_RULES
+from rlrun.api.crd.unset import reading_defaults
 from rlrun.api.manifest import parse_manifest
 from rlrun.api.pods import TrainerBlock
-from rlrun.api.policy import validating_policy
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
-from rlrun.api.rule import Rule, compact, quoted
-from rlrun.api.rules import ROOT_RULES, RULES, TRANSITION_RULES
-from rlrun.api.unset import reading_defaults
-from rlrun.config.problems import ConfigError
-from rlrun.config.schema import fields, walk
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.schema import fields, walk
+from rlrun.config.rule import Rule, compact, quoted
 from tests.controlplane.corpus import MALFORMED
 
 EVERY_RULE = [

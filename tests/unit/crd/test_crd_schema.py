@@ -12,12 +12,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from rlrun.api.crd import RULES_KEY, crd, spec_schema, status_schema
+from rlrun.api.crd.definition import RULES_KEY, crd, spec_schema, status_schema
+from rlrun.api.crd.unset import default_of
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import UNSERVED, RLRunStatus
-from rlrun.api.unset import default_of
-from rlrun.cli.crd import compact_size, crd_files
-from rlrun.config.schema import walk
+from rlrun.config.loading.schema import walk
+from tools.crd import compact_size, crd_files
 
 DEFAULTS = Path(__file__).parent / "golden" / "defaults.json"
 _ANY = "x-kubernetes-preserve-unknown-fields"

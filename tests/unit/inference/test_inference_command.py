@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.engine_arguments import is_owned
+from rlrun.config.models.engine_arguments import is_owned
 from rlrun.inference.__main__ import main
 from rlrun.inference.command import vllm_arguments, vllm_environment
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file, settings_from_mapping

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
-from rlrun.inference import handover as module
-from rlrun.inference.handover import Handover, HandoverError, Served
 from rlrun.inference.heartbeat import Heartbeat
-from rlrun.inference.receive import RefusedError
-from rlrun.inference.routes import Control, router
-from rlrun.protocol.transfer import TransferOffer
+from rlrun.inference.http.routes import Control, router
+from rlrun.inference.weights import handover as module
+from rlrun.inference.weights.handover import Handover, HandoverError, Served
+from rlrun.inference.weights.receive import RefusedError
+from rlrun.protocol.messages.transfer import TransferOffer
 
 
 class FakeEngine:

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlrun.inference.preflight import INDEX, FolderError, check_adapter, check_model, check_weights, tensor_shapes
 from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.weights.preflight import (
+    INDEX,
+    FolderError,
+    check_adapter,
+    check_model,
+    check_weights,
+    tensor_shapes,
+)
 
 
 def weights(folder: Path, tensors: dict[str, tuple[int, ...]], complete: bool = True) -> Path:

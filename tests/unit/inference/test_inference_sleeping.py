@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from rlrun.inference.handover import Handover, HandoverError
 from rlrun.inference.settings import InferenceSettings
-from rlrun.inference.sleeping import COMPUTING, DROP_WEIGHTS, Sleeper, SleepGate
+from rlrun.inference.weights.handover import Handover, HandoverError
+from rlrun.inference.weights.sleeping import COMPUTING, DROP_WEIGHTS, Sleeper, SleepGate
 
 
 class FakeEngine:

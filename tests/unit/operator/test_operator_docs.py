@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from rlrun_operator.docs import ADMISSION_POLICY, PAGE, page
 from rlrun_operator.restrictions import admission_policy
 from rlrun_operator.status import reasons
+from tools.operator_docs import ADMISSION_POLICY, PAGE, page
 
 PACKAGE = Path(reasons.__file__).parents[1]
 EXPLAINED = {

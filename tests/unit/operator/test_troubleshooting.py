@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from rlrun.api.life import FailureReason
+from rlrun.api.lifecycle import FailureReason
 from rlrun_operator.status import reasons
 
 PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"

@@ -10,14 +10,14 @@ import aiohttp
 import pytest
 from orch_simulation import API_KEY, make_config
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator import attempt as attempt_module
 from rlrun.orchestrator.attempt import feed, open_attempt
 from rlrun.orchestrator.progress.server import Progress, starting
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
-from rlrun.protocol import exit_codes
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
 
 STEPS = 7
 

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.orchestrator.engines.load_control import Concurrency
 
 GROUP = 4

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlrun.config.learning import AdvantageConfig, FilterConfig
-from rlrun.config.rollout import CurriculumConfig
+from rlrun.config.models.learning import AdvantageConfig, FilterConfig
+from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.orchestrator.staleness import capacity, rebased
 from rlrun.orchestrator.tasks.curriculum import TaskPools, pool_of
 from rlrun.orchestrator.tasks.sampler import Draw, Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.batch import Batch, Dropped
+from rlrun.protocol.files.batch import Batch, Dropped
 
 
 def curriculum(**changes: Any) -> CurriculumConfig:

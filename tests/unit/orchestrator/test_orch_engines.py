@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
-from rlrun.config.rollout import SamplingConfig
-from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
-from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.config.models.rollout import SamplingConfig
+from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.orchestrator.aio.condition import Signal, Turns
 from rlrun.orchestrator.engines.health_monitor import MISSES, Monitor, Pace
 from rlrun.orchestrator.engines.load_control import REST_LOOKS, Concurrency

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlrun.config.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.learning import AdvantageConfig, AlgorithmConfig, FilterConfig
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EnvironmentConfig, SamplingConfig
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, FilterConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.orchestrator.batches.assemble import assemble
 from rlrun.orchestrator.batches.filters import (
     Rules,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orch_journal_world import a_rollout
 from orch_simulation import make_config
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.batches.filters import rules_of
 from rlrun.orchestrator.groups import Flight, Groups

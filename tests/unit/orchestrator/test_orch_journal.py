@@ -18,8 +18,8 @@ import pytest
 from orch_journal_world import a_rollout
 from orch_simulation import begin, make_config
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.orchestrator.journal import group_commit
 from rlrun.orchestrator.journal import writer as journal_module
 from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
@@ -32,10 +32,10 @@ from rlrun.orchestrator.journal.writer import (
     remove_settled,
     rollout_fingerprint,
 )
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import SLOW_SECONDS, RefusedError, Volume
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import SLOW_SECONDS, RefusedError, Volume
+from rlrun.runtime import exit_codes
 
 
 def entry(group: int, member: int = 0, text: str = "é\ud800") -> RolloutEntry:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.config.learning import AdvantageConfig, FilterConfig
+from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.environments.bounds import MAX_METRICS
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
 from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first, split_by_age
@@ -27,7 +27,7 @@ from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, too_
 from rlrun.orchestrator.tasks.permutation import permuted, share_out
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
 
 
 def rollout(reward: float, tokens: int = 3, version: int = 0, sequences: int = 1) -> Rollout:
@@ -349,7 +349,7 @@ def test_names_that_an_environment_makes_up_for_ever_have_a_bound() -> None:
 
 @pytest.mark.parametrize(("version", "expected"), [(0, True), (1, False), (3, True), (10, True), (9, True), (8, False)])
 def test_the_first_every_interval_and_the_last_version_are_evaluated(version: int, expected: bool) -> None:
-    from rlrun.config.rollout import EvaluationConfig
+    from rlrun.config.models.rollout import EvaluationConfig
 
     assert due(version, EvaluationConfig(interval=3), max_steps=10) is expected
     assert not due(version, None, max_steps=10)

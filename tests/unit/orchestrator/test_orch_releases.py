@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from orch_simulation import FakeEngine, eventually
 
-from rlrun.inference.client import EngineError
+from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import weight_sync as weights
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.protocol import exit_codes
-from rlrun.protocol.engine_protocol import OWN, PROTOCOL, REFUSED, of_header
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.engine_protocol import OWN, PROTOCOL, REFUSED, of_header
+from rlrun.runtime import exit_codes
 
 OTHER = {"protocol": PROTOCOL + 1, "release": "9.9.9"}
 

@@ -17,12 +17,12 @@ from rlrun.orchestrator.checkpoint.state import (
     write_snapshot,
 )
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
-from rlrun.protocol.batch import Batch, Sample, write_batch
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import Manifest, write_manifest
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.protocol.files.checkpoint_manifest import Manifest, write_manifest
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 
 def leave_batch(paths: RunPaths, step: int, attempt: int, *, versions: list[int], group: int, dispatched: int) -> None:

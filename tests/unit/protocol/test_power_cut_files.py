@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.protocol.attempts import first_attempt, write_attempt
-from rlrun.protocol.durable import create_json, new_folder, put_in_place, write_bytes, write_json
-from rlrun.protocol.manifest import MANIFEST
-from rlrun.protocol.paths import COMPLETE, RunPaths
+from rlrun.protocol.files.attempts import first_attempt, write_attempt
+from rlrun.protocol.files.checkpoint_manifest import MANIFEST
+from rlrun.protocol.files.durable import create_json, new_folder, put_in_place, write_bytes, write_json
+from rlrun.protocol.files.paths import COMPLETE, RunPaths
 from tests.power_cut import Disk
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, next_number, read_attempt, write_attempt
-from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, next_number, read_attempt, write_attempt
+from rlrun.protocol.files.paths import Artifact, RunPaths
 
 
 def first() -> Attempt:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.protocol.batch import Batch, BatchError, Dropped, Sample, Validation, read_batch, write_batch
+from rlrun.protocol.files.batch import Batch, BatchError, Dropped, Sample, Validation, read_batch, write_batch
 
 
 def sample(length: int = 4, **changes: Any) -> Sample:

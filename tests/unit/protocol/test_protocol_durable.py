@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.durable import create_json, new_folder, write_bytes, write_json
+from rlrun.protocol.files.durable import create_json, new_folder, write_bytes, write_json
 
 
 def names(folder: Path) -> list[str]:

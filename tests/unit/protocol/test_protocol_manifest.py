@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.protocol.manifest import (
+from rlrun.protocol.files.checkpoint_manifest import (
     MANIFEST,
     Manifest,
     ManifestError,
@@ -17,7 +17,7 @@ from rlrun.protocol.manifest import (
     verify,
     write_manifest,
 )
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.protocol.paths import COMPLETE, RunPaths
+from rlrun.protocol.files.paths import COMPLETE, RunPaths
 
 
 def test_every_name(tmp_path: Path) -> None:

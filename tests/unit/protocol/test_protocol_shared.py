@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlrun.protocol import shared
-from rlrun.protocol.api_key import key_digest
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import Join, SharedState
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import Join, SharedState
+from rlrun.protocol.messages.api_key import key_digest
 
 DIGEST = key_digest("the-guests-key")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.durable import create_json, new_folder, write_bytes, write_json
-from rlrun.protocol.storage import RefusedError, Volume
+from rlrun.protocol.files.durable import create_json, new_folder, write_bytes, write_json
+from rlrun.protocol.files.volume_faults import RefusedError, Volume
 
 CALLS = ("open", "fsync", "replace", "rename", "link", "mkdir", "unlink", "rmdir", "scandir")
 """What Python's files, folders and paths are made of."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rlrun.advantages.estimators import ADVANTAGES, RewardGroups
 from rlrun.advantages.levels import STD_FLOOR, Floats, Integers, normalized
-from rlrun.config.algorithm_names import is_import_path
+from rlrun.config.algorithm.names import is_import_path
 from rlrun.custom import bind
 
 SHARED_OPTIONS = ("turn_discount", "length_penalty", "global_std", "gamma", "adv_mean", "adv_std", "neg_clipped")

@@ -2,7 +2,7 @@
 
 `advantages` turns the rewards of groups into advantages (on tensors; the formulas are in `rlrun.advantages`, with numpy alone), `gae` a
 critic's values into advantages per token, `policy_loss` advantages into a differentiable scalar. Names, options and presets are data in
-`rlrun.config.algorithm_names`.
+`rlrun.config.algorithm.names`.
 """
 
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights
@@ -19,7 +19,7 @@ from rlrun.algorithms.proximal import proximal_logprobs
 from rlrun.algorithms.regularizers import Regularizers
 from rlrun.algorithms.returns import Estimate, Moments, gae, returns_to_go, whiten
 from rlrun.algorithms.values import ValueLoss, explained_variance, value_loss
-from rlrun.config.algorithm_names import AGGREGATIONS, DEFAULT_LOSS, PRESETS, Preset
+from rlrun.config.algorithm.names import AGGREGATIONS, DEFAULT_LOSS, PRESETS, Preset
 
 __all__ = [
     "AGGREGATIONS",

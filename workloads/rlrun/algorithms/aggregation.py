@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms.inputs import checked_lengths
-from rlrun.config.algorithm_names import AGGREGATIONS, known
+from rlrun.config.algorithm.names import AGGREGATIONS, known
 
 
 def aggregation_weights(

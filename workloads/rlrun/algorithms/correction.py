@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlrun.algorithms.inputs import LossInputs, checked_lengths, prepare
 from rlrun.algorithms.kl import bounded_exp
-from rlrun.config.algorithm_names import complete_correction
+from rlrun.config.algorithm.names import complete_correction
 
 
 class Corrected(NamedTuple):

@@ -2,7 +2,7 @@
 
 Notation: t trainer, i inference, o proximal log-prob, ρ = exp(t - i), r = exp(t - o), A advantage, sg stop-gradient.
 Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`. Its entry in
-`rlrun.config.algorithm_tables.LOSS_ENTRIES` declares it: the name, the options with their defaults and bounds.
+`rlrun.config.algorithm.tables.LOSS_ENTRIES` declares it: the name, the options with their defaults and bounds.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.proximal import proximal_logprobs as make_proximal
 from rlrun.algorithms.regularizers import Regularizers
-from rlrun.config.algorithm_names import (
+from rlrun.config.algorithm.names import (
     DEFAULT_LOSS,
     LOSS_ENTRIES,
     complete_correction,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlrun.config.algorithm_names import PROXIMAL_METHODS, known
+from rlrun.config.algorithm.names import PROXIMAL_METHODS, known
 
 
 def proximal_logprobs(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlrun.algorithms.inputs import LossInputs
 from rlrun.algorithms.kl import kl_estimate
-from rlrun.config.algorithm_names import KL_KINDS, known
+from rlrun.config.algorithm.names import KL_KINDS, known
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun
-from rlrun.config.examine import Examined, examine
-from rlrun.config.files import read_text
-from rlrun.config.layers import Layer, Reader
-from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.yaml_text import Document, examine_yaml
+from rlrun.config.loading.examine import Examined, examine
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.layers import Layer, Reader
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.yaml_text import Document, examine_yaml
 
 GROUP = API_VERSION.partition("/")[0]
 

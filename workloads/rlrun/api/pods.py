@@ -22,7 +22,7 @@ from rlrun.api.kubernetes import (
 from rlrun.config.base import Config
 from rlrun.config.formats import Distinct, GuestPattern, ImageReference
 from rlrun.config.free import FreeMapping
-from rlrun.config.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
+from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 
 
 def _without_reserved(template: Any) -> Any:

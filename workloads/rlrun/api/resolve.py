@@ -6,8 +6,8 @@ from typing import Any
 
 from rlrun.api.resource import SFT_ALGORITHM_FIELDS, RLRunSpec
 from rlrun.config.base import Config
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.roles import (
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.roles import (
     InferenceConfig,
     InferenceSpec,
     OrchestratorConfig,
@@ -16,7 +16,7 @@ from rlrun.config.roles import (
     TrainerConfig,
     TrainerSpec,
 )
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 
 MICRO_BATCH_TOKENS = 4096
 """Default row of a micro-batch where samples are shorter: smaller ones spend their time on anything but arithmetic."""

@@ -10,19 +10,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlrun.api import colocation, unread
-from rlrun.api.life import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
+from rlrun.api.lifecycle import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
 from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, PodFields, TrainerBlock
 from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
 from rlrun.config.base import Config
-from rlrun.config.checkpoint import CheckpointConfig, WeightSyncConfig
-from rlrun.config.data import DataConfig
 from rlrun.config.formats import OperatorName
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.policies import PoliciesConfig
-from rlrun.config.roles import TRAINING_TASKS, Task
-from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.data import DataConfig
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.policies import PoliciesConfig
+from rlrun.config.models.roles import TRAINING_TASKS, Task
+from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 API_VERSION = "rlrun.io/v1alpha1"
 KIND = "RLRun"

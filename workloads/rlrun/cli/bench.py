@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.arguments import COMMAND_LINE
-from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.roles import TrainerConfig
-from rlrun.config.yaml_text import Key
+from rlrun.config.loading.arguments import COMMAND_LINE
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.roles import TrainerConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol.durable import write_json
+from rlrun.protocol.files.durable import write_json
 from rlrun.trainer.bench_options import BenchOptions
 
 

@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from rlrun.config.arguments import COMMAND_LINE
-from rlrun.config.problems import ConfigError
-from rlrun.protocol import exit_codes
-from rlrun.protocol.privacy import refuse_inspection
+from rlrun.config.loading.arguments import COMMAND_LINE
+from rlrun.config.loading.problems import ConfigError
+from rlrun.runtime import exit_codes
+from rlrun.runtime.privacy import refuse_inspection
 
 
 def report(error: ConfigError) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli.common import arguments, piped
-from rlrun.config.parser import Parser
-from rlrun.config.rollout import EvaluationSamplingConfig
+from rlrun.config.loading.parser import Parser
+from rlrun.config.models.rollout import EvaluationSamplingConfig
 
 if TYPE_CHECKING:
     from rlrun.evaluate.job import Request

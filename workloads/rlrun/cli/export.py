@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rlrun.config.model import DType
-from rlrun.config.parser import Parser
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.loading.parser import Parser
+from rlrun.config.models.model import DType
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rlrun.cli import evaluation, export, local, render, tiny_model, validate, version
 from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 
 class Command(NamedTuple):

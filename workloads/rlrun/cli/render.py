@@ -8,9 +8,9 @@ from pathlib import Path
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
 from rlrun.cli.common import report
-from rlrun.config.parser import Parser
-from rlrun.config.problems import ConfigError
-from rlrun.protocol import exit_codes
+from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.problems import ConfigError
+from rlrun.runtime import exit_codes
 
 _UID = "00000000-0000-0000-0000-000000000000"
 """Of a run that no cluster has made yet."""

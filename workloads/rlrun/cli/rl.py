@@ -21,17 +21,17 @@ from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec, check_name
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
-from rlrun.config.arguments import COMMAND_LINE, parse_arguments
-from rlrun.config.examine import validate
-from rlrun.config.files import read_document
-from rlrun.config.help import help_text
-from rlrun.config.layers import Layer, Origin, Reader, merge
-from rlrun.config.loader import combined
-from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.schema import Shape, fields, snake
-from rlrun.config.yaml_text import Document, Key
-from rlrun.protocol import exit_codes
-from rlrun.protocol.paths import Role
+from rlrun.config.loading.arguments import COMMAND_LINE, parse_arguments
+from rlrun.config.loading.examine import validate
+from rlrun.config.loading.files import read_document
+from rlrun.config.loading.help import help_text
+from rlrun.config.loading.layers import Layer, Origin, Reader, merge
+from rlrun.config.loading.loader import combined
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import Shape, fields, snake
+from rlrun.config.loading.yaml_text import Document, Key
+from rlrun.protocol.files.paths import Role
+from rlrun.runtime import exit_codes
 
 ALIASES = {"ckpt": "checkpoint"}
 """PRIME-RL's names of our fields; its rollouts_per_example is the groupSize of every environment."""

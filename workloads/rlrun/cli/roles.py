@@ -14,15 +14,15 @@ from typing import NoReturn
 
 from rlrun.cli.bench import run_bench, take_bench
 from rlrun.cli.common import arguments, report
-from rlrun.config.arguments import COMMAND_LINE, parse_arguments
-from rlrun.config.files import read_document
-from rlrun.config.loader import load, load_file
-from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.config.loading.arguments import COMMAND_LINE, parse_arguments
+from rlrun.config.loading.files import read_document
+from rlrun.config.loading.loader import load, load_file
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import write_json
-from rlrun.protocol.paths import Role, RunPaths
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.runtime import exit_codes
 
 MODELS: dict[Role, type[RoleConfig]] = {
     "trainer": TrainerConfig,

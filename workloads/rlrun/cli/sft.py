@@ -10,12 +10,12 @@ from rlrun.api.resolve import resolve
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.rl import UID, RlConfig, start
-from rlrun.config.arguments import COMMAND_LINE
-from rlrun.config.files import read_text
-from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.roles import Task
+from rlrun.config.loading.arguments import COMMAND_LINE
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.models.roles import Task
 from rlrun.local.judge import judge_manifest, stopped
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 _MANIFESTS = (".yaml", ".yml", ".json")
 

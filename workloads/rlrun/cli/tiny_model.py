@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.cli.common import report
-from rlrun.config.help import help_text
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.loader import load
-from rlrun.config.model import TinyModelConfig
-from rlrun.config.problems import ConfigError
+from rlrun.config.loading.help import help_text
+from rlrun.config.loading.loader import load
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.model import TinyModelConfig
 from rlrun.local.user_code import check_user_code
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 PROG = "rlrun tiny-model DIR"
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.files import read_text
-from rlrun.config.parser import Parser
-from rlrun.config.problems import ConfigError
-from rlrun.config.rollout import EvaluationConfig
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.rollout import EvaluationConfig
 from rlrun.local.judge import Judged, judge_manifest
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 
 def parser() -> Parser:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rlrun import __version__
 from rlrun.api.resource import API_VERSION
-from rlrun.config.parser import Parser
-from rlrun.protocol import exit_codes
+from rlrun.config.loading.parser import Parser
+from rlrun.runtime import exit_codes
 
 
 def parser() -> Parser:

@@ -5,7 +5,7 @@
 `verifiers` tasksets. Nothing here imports torch or vllm.
 """
 
-from rlrun.environments.agent import AgentEnvironment, run_program
+from rlrun.environments.adapters.agent import AgentEnvironment, run_program
 from rlrun.environments.episode import EpisodeError, run_episode
 from rlrun.environments.protocol import (
     Demonstrates,

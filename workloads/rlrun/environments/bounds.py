@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.environments.protocol import Episode, Score
-from rlrun.protocol.printable import printable
+from rlrun.runtime.printable import printable
 
 MAX_REWARD = 1e9
 """Largest absolute reward: in float32, in which advantages are trained on, squares and sums over a batch stay finite."""

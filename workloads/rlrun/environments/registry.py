@@ -12,14 +12,14 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from rlrun.config.suggest import did_you_mean
-from rlrun.environments.arithmetic import Arithmetic, ArithmeticArgs
+from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 from rlrun.environments.bounds import describe
-from rlrun.environments.calculator import Calculator, CalculatorArgs
-from rlrun.environments.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8kArgs
+from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
+from rlrun.environments.bundled.calculator import Calculator, CalculatorArgs
+from rlrun.environments.bundled.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8kArgs
+from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import Environment
-from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.environments.verifiers_errors import VerifiersLoadError
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
 
 VERIFIERS = "verifiers:"
 
@@ -135,10 +135,10 @@ def _load_verifiers(id: str, args: Mapping[str, Any]) -> Environment:
     try:
         version = metadata.version("verifiers")
         if version.startswith("0.1."):
-            from rlrun.environments.verifiers_legacy import LegacyArgs, LegacyVerifiersEnvironment
+            from rlrun.environments.adapters.verifiers_legacy import LegacyArgs, LegacyVerifiersEnvironment
 
             return LegacyVerifiersEnvironment(id, name, check_args(id, LegacyArgs, args))
-        from rlrun.environments.verifiers_adapter import VerifiersArgs, VerifiersEnvironment
+        from rlrun.environments.adapters.verifiers_adapter import VerifiersArgs, VerifiersEnvironment
 
         return VerifiersEnvironment(id, name, check_args(id, VerifiersArgs, args))
     except ImportError as error:

@@ -12,8 +12,8 @@ from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.evaluation.evaluator import Answer
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.trainer.waiting import Since
-from rlrun.protocol.paths import Role
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.paths import Role
+from rlrun.protocol.files.volume_faults import Volume
 
 
 class Account:

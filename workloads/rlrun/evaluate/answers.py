@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rlrun.config.rollout import CompleteSampling, EnvironmentConfig
+from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.protocol import Split
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.evaluation.evaluator import Answer, Question, trace_line
-from rlrun.protocol.durable import fsync_path, make_folder
-from rlrun.protocol.failures import storage_errors
+from rlrun.protocol.files.durable import fsync_path, make_folder
+from rlrun.protocol.files.failures import storage_errors
 
 Key = tuple[int, int]
 """Position of the task in its split, and number of the sample."""

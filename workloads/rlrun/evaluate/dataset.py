@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.evaluate.play import Part
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.paths import TMP_SUFFIX
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import TMP_SUFFIX
+from rlrun.runtime import exit_codes
 
 SUFFIXES = (".jsonl", ".parquet")
 

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.config.run import RunConfig
-from rlrun.inference.client import EngineClient, EngineError, EngineUnavailableError
+from rlrun.config.models.run import RunConfig
+from rlrun.inference.client.engine_client import EngineClient, EngineError, EngineUnavailableError
 from rlrun.local.failure import exit_code, explain
 from rlrun.local.plan import Ports, engine_processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, free_port, gpus
 from rlrun.local.supervisor import Supervisor
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 _POLL_SECONDS = 0.25
 _FORBIDDEN = (401, 403)

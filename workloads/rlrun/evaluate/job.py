@@ -13,14 +13,14 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.files import read_text
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.problems import ConfigError
-from rlrun.config.rollout import EnvironmentConfig, EvaluationConfig, EvaluationSamplingConfig
-from rlrun.config.run import RunConfig
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, EvaluationSamplingConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.config.suggest import did_you_mean
-from rlrun.config.yaml_text import Key
 from rlrun.environments.protocol import Split
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
@@ -30,11 +30,11 @@ from rlrun.local.architecture import TRAINER
 from rlrun.local.judge import judge_manifest
 from rlrun.local.model import prepare_model
 from rlrun.local.preflight import check_model
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import model_folder
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import model_folder
+from rlrun.runtime import exit_codes
 
 API_KEY_VARIABLE = "RLRUN_API_KEY"
 ALL_TASKS = 1_000_000

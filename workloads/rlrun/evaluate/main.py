@@ -14,15 +14,15 @@ from typing import Self
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 
-from rlrun.config.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError
 from rlrun.evaluate import dataset, report
 from rlrun.evaluate.job import Job, Request, prepare
 from rlrun.evaluate.play import Part, run
 from rlrun.local.measures import table
 from rlrun.orchestrator.failures import first_cause
-from rlrun.protocol import exit_codes, role_log
-from rlrun.protocol.durable import write_json
-from rlrun.protocol.failures import RoleError, storage_errors
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.runtime import exit_codes, role_log
 
 INTERRUPTED = 130
 _WIDTH = 160

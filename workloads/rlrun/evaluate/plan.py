@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EvaluationConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EvaluationConfig
 from rlrun.environments.protocol import Split
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Export

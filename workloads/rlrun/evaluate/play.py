@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.evaluate.answers import AnswerFile, Entry, Line, fingerprint, keep
 from rlrun.evaluate.engines import Engines, check_given, given_engines, own_engines
 from rlrun.evaluate.job import Job
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Staging
-from rlrun.inference.client import EngineClient
+from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.aio.background import background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
@@ -28,10 +28,10 @@ from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.player import Player
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
 
 
 class Watcher(Protocol):

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import read_attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import complete_checkpoints
-from rlrun.protocol.paths import ADAPTER_WEIGHTS, COMPLETE, Artifact, RunPaths, artifacts_in_steps
-from rlrun.protocol.run_folder import recorded_run
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.attempts import read_attempt
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import ADAPTER_WEIGHTS, COMPLETE, Artifact, RunPaths, artifacts_in_steps
+from rlrun.protocol.files.run_folder import recorded_run
+from rlrun.runtime import exit_codes
 
 Kind = Literal["base", "whole", "adapter", "checkpoint"]
 _NAME = re.compile(r"^(?:v|step_|checkpoint-)(\d+)(?:\.a(\d+))?$")

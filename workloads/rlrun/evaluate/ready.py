@@ -6,19 +6,19 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EvaluationConfig
-from rlrun.config.run import fingerprint
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EvaluationConfig
+from rlrun.config.models.run import fingerprint
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import exporter, highest_rank
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import check_number, first_attempt, write_attempt
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.run_folder import recorded_run
+from rlrun.protocol.files.attempts import check_number, first_attempt, write_attempt
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import recorded_run
+from rlrun.runtime import exit_codes
 
 _STAGING = ".evaluation.a"
 

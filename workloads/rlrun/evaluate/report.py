@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.rollout import solved_rewards
+from rlrun.config.models.rollout import solved_rewards
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part
 from rlrun.local.measures import RESULTS

@@ -14,7 +14,8 @@ from typing import Any
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.diagnostics import heap
 from rlrun.evaluate import report
 from rlrun.evaluate.account import Account
 from rlrun.evaluate.answers import keep
@@ -34,9 +35,9 @@ from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
-from rlrun.protocol import exit_codes, heap
-from rlrun.protocol.durable import write_json
-from rlrun.protocol.failures import FULL_BYTES, RoleError
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.failures import FULL_BYTES, RoleError
+from rlrun.runtime import exit_codes
 
 
 async def run(

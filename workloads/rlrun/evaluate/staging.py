@@ -11,13 +11,13 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import ModelConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
 from rlrun.evaluate.policies import Policy
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import link_files, new_folder
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
+from rlrun.protocol.files.durable import link_files, new_folder
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
+from rlrun.runtime import exit_codes
 
 Export = Callable[[Policy, Path], None]
 """Makes a model folder of a checkpoint; the folder does not exist yet."""

@@ -7,14 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import InferenceConfig
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import InferenceConfig
+from rlrun.diagnostics import stacks
 from rlrun.inference.from_config import settings_from_config
 from rlrun.inference.server import serve
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
-from rlrun.protocol import exit_codes, stacks
-from rlrun.protocol.failures import RoleError, write_error
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.runtime import exit_codes
 
 
 def main(argv: list[str] | None = None) -> int:

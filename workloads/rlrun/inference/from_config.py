@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlrun.config.roles import InferenceConfig
+from rlrun.config.models.roles import InferenceConfig
 from rlrun.inference.settings import InferenceSettings
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 
 
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:

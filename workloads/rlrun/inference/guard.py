@@ -11,8 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from rlrun.protocol.api_key import caller
-from rlrun.protocol.endpoints import (
+from rlrun.protocol.messages.api_key import caller
+from rlrun.protocol.messages.endpoints import (
     ENGINE_GENERATE,
     ENGINE_GENERATE_PACKED,
     ENGINE_HEALTH,

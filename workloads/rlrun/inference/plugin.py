@@ -14,8 +14,8 @@ def load() -> None:
     """Register the transfer of weights over gloo, and let a process that hangs be asked what it does."""
     if ENGINE_VARIABLE not in os.environ:
         return
-    from rlrun.inference.gloo_transfer import register
-    from rlrun.protocol.stacks import listen
+    from rlrun.diagnostics.stacks import listen
+    from rlrun.inference.weights.gloo_transfer import register
 
     register()
     listen()

@@ -17,18 +17,18 @@ from typing import Any
 from loguru import logger
 from pydantic import ValidationError
 
-from rlrun.inference.adapters import AdapterHandover
 from rlrun.inference.command import vllm_arguments, vllm_environment
 from rlrun.inference.fork import fork_the_engine, may_fork
-from rlrun.inference.handover import Handover
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.lifeline import tie_children_to_this_process
-from rlrun.inference.preflight import FolderError, Shapes, check_model
-from rlrun.inference.receive import Receiver
 from rlrun.inference.settings import InferenceSettings
-from rlrun.inference.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError, write_error
+from rlrun.inference.weights.handover import Handover
+from rlrun.inference.weights.lora_adapters import AdapterHandover
+from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
+from rlrun.inference.weights.receive import Receiver
+from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.runtime import exit_codes
 
 TERMINATED = 128 + signal.SIGTERM
 WARM_UP_TOKENS = 4
@@ -121,11 +121,11 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.launcher import serve_http
 
-    from rlrun.inference.connections import Connection
-    from rlrun.inference.generate import generate_router
     from rlrun.inference.guard import Guard
-    from rlrun.inference.routes import Control, router
-    from rlrun.inference.vllm_tokens import VLLMTokens
+    from rlrun.inference.http.connections import Connection
+    from rlrun.inference.http.generate import generate_router
+    from rlrun.inference.http.routes import Control, router
+    from rlrun.inference.http.vllm_tokens import VLLMTokens
 
     async with contextlib.AsyncExitStack() as stack:
         try:

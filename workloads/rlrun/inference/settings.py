@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.config.engine_arguments import problem_of_arguments
+from rlrun.config.models.engine_arguments import problem_of_arguments
 
 Device = Literal["cpu", "cuda"]
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.model import ModelConfig
-from rlrun.config.roles import TRAINING_TASKS
-from rlrun.config.yaml_text import Key
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.environments.process.life import Command, Limits
 from rlrun.local.user_code import Finding, Piece
 

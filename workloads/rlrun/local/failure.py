@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlrun.diagnostics.crash import how
 from rlrun.local.supervisor import Running, last_lines
-from rlrun.protocol import exit_codes
-from rlrun.protocol.diagnostics.crash import how
-from rlrun.protocol.failures import read_error, volume_is_full
-from rlrun.protocol.printable import printable
+from rlrun.protocol.files.failures import read_error, volume_is_full
+from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
 
 
 def first_cause(failed: Sequence[Running]) -> Running:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from rlrun.config.data import DataConfig, DataSetConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.yaml_text import Key
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.data import DataConfig, DataSetConfig
+from rlrun.config.models.model import ModelConfig
 from rlrun.local.user_code import Finding
 
 READ_SECONDS = 20.0
@@ -86,9 +86,9 @@ def _config_problem(file: Path) -> str | None:
 
 
 def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float) -> Iterator[Finding]:
-    from rlrun.environments.rows import Rows
+    from rlrun.environments.dataset_rows import Rows
     from rlrun.orchestrator.sft.conversation import conversation
-    from rlrun.protocol.failures import RoleError
+    from rlrun.protocol.files.failures import RoleError
 
     field = "spec.data"
     try:

@@ -11,20 +11,20 @@ from pydantic import BaseModel
 
 from rlrun.api.manifest import examine_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.config.arguments import COMMAND_LINE
-from rlrun.config.data import DataConfig
-from rlrun.config.examine import Examined, examine
-from rlrun.config.explain import place
-from rlrun.config.layers import Layer
-from rlrun.config.learning import AdvantageConfig
-from rlrun.config.model import ModelConfig
-from rlrun.config.problems import ConfigError, Problem
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.config.yaml_text import Key
+from rlrun.config.loading.arguments import COMMAND_LINE
+from rlrun.config.loading.examine import Examined, examine
+from rlrun.config.loading.explain import place
+from rlrun.config.loading.layers import Layer
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.data import DataConfig
+from rlrun.config.models.learning import AdvantageConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.local.architecture import proofs, trained_models, unproved
 from rlrun.local.inputs import check_data, check_model_folder
 from rlrun.local.user_code import Finding, check_user_code
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
 """Advantages that compare a rollout with its group: in a group of one they are 0."""

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.files import read_text
-from rlrun.config.parser import Parser
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import TRAINING_TASKS
-from rlrun.config.run import RunConfig
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import TRAINING_TASKS
+from rlrun.config.models.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
@@ -31,12 +31,12 @@ from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
 from rlrun.local.view import View, duration
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import next_number
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.run_folder import check_same_run, recorded_run
+from rlrun.protocol.files.attempts import next_number
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import check_same_run, recorded_run
+from rlrun.runtime import exit_codes
 
 _POLL_SECONDS = 0.25
 _INTERRUPTED = 130

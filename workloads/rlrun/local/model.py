@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import PreflightError
 from rlrun.local.supervisor import last_lines
-from rlrun.protocol import exit_codes
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 _POLL_SECONDS = 0.1
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlrun.config.roles import TRAINING_TASKS, orchestrator_module
-from rlrun.config.run import RunConfig
-from rlrun.protocol.failures import ERROR_FILE, ROLE_ENVIRONMENT
-from rlrun.protocol.paths import Role, RunPaths
-from rlrun.protocol.processes import LAUNCH_VARIABLE
+from rlrun.config.models.roles import TRAINING_TASKS, orchestrator_module
+from rlrun.config.models.run import RunConfig
+from rlrun.protocol.files.failures import ERROR_FILE, ROLE_ENVIRONMENT
+from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.runtime.processes import LAUNCH_VARIABLE
 from rlrun.trainer.ranks.launch import torchrun_command
 
 

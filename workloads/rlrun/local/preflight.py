@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.config.model import ModelConfig
+from rlrun.config.models.model import ModelConfig
 from rlrun.local.inputs import check_model_folder
 from rlrun.local.plan import Ports
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.run_folder import check_writable
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import check_writable
+from rlrun.runtime import exit_codes
 
 _PORTS = range(15_000, 29_000)
 """Below those that the kernel gives to outgoing connections: one of these would have the port before its process has started."""

@@ -8,12 +8,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rlrun.config.base import Config
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import Ports
 from rlrun.local.preflight import PreflightError
-from rlrun.protocol import exit_codes, shared
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 _FILE = "local.json"
 

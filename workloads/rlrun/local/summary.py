@@ -10,7 +10,7 @@ import plotext
 from rich.console import Console
 from rich.table import Table
 
-from rlrun.protocol.paths import ADAPTER_CONFIG, RunPaths
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
 

@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlrun.diagnostics import stacks
 from rlrun.local.plan import RoleProcess
-from rlrun.protocol import stacks
-from rlrun.protocol.bounded_log import cut_back
-from rlrun.protocol.failures import telling_lines
-from rlrun.protocol.processes import LAUNCH_VARIABLE, processes_with
+from rlrun.protocol.files.failures import telling_lines
+from rlrun.runtime.bounded_log import cut_back
+from rlrun.runtime.processes import LAUNCH_VARIABLE, processes_with
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

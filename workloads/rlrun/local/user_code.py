@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.config.algorithm_names import is_import_path
-from rlrun.config.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.model import TinyModelConfig
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.config.yaml_text import Key
-from rlrun.environments.process.check import check
+from rlrun.config.algorithm.names import is_import_path
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.user_code_check import check
 
 
 @dataclass(frozen=True)

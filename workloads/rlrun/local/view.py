@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlrun.protocol.endpoints import ORCHESTRATOR_PROGRESS
-from rlrun.protocol.printable import printable
+from rlrun.protocol.messages.endpoints import ORCHESTRATOR_PROGRESS
+from rlrun.runtime.printable import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _POLL_TIMEOUT_SECONDS = 2.0

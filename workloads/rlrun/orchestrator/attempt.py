@@ -14,7 +14,7 @@ from typing import Protocol
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.background import Background, background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
@@ -24,12 +24,12 @@ from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.client import TrainerClient
 from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.failures import FULL_BYTES
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.run_folder import MIN_FREE_BYTES
-from rlrun.protocol.storage import Volume, watched
+from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.failures import FULL_BYTES
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import MIN_FREE_BYTES
+from rlrun.protocol.files.volume_faults import Volume, watched
+from rlrun.runtime import exit_codes
 
 
 class RunningAttempt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
 
 
 def first_cause(error: BaseException) -> BaseException:

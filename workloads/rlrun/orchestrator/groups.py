@@ -19,7 +19,7 @@ from typing import Literal
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.batches.assemble import split_by_age
 from rlrun.orchestrator.batches.filters import Rules, reason_to_drop, rules_of
@@ -33,9 +33,9 @@ from rlrun.orchestrator.rollouts.engine_session import Affinity
 from rlrun.orchestrator.staleness import is_fed, rebased, too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Dropped
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.batch import Dropped
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 MAX_FILTERED_BATCHES = 64
 """The run fails when as many rollouts as so many batches hold are filtered in a row."""

@@ -15,10 +15,11 @@ from typing import Protocol
 
 from loguru import logger
 
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.diagnostics import heap, stacks
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
@@ -35,11 +36,11 @@ from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.tokenizer import preload
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.protocol import exit_codes, heap, role_log, stacks
-from rlrun.protocol.failures import RoleError, write_error
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.privacy import refuse_inspection
-from rlrun.protocol.shared import model_folder
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import model_folder
+from rlrun.runtime import exit_codes, role_log
+from rlrun.runtime.privacy import refuse_inspection
 
 OpenEnvironments = Callable[
     [Sequence[EnvironmentConfig], Path, Background], AbstractAsyncContextManager[Sequence[Arena]]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.batches.producer import BatchProducer, readmit_rollouts
@@ -45,9 +45,9 @@ from rlrun.orchestrator.progress.snapshot import Standing
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.trainer.client import TrainerGoneError
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.channel import Event
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.channel import Event
 
 
 class Pipeline:

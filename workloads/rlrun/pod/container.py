@@ -9,26 +9,27 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import TRAINING_TASKS
-from rlrun.config.run import RunConfig
-from rlrun.pod.claim import claim_when_possible, has_begun
-from rlrun.pod.meeting import PodServer, channel_problem, join
-from rlrun.pod.output import Output
-from rlrun.pod.process import Launch, run_process
-from rlrun.pod.report import failure_text, write_termination_message
-from rlrun.pod.roles import EVERYWHERE, config_in_pod, model_command, role_command, role_environment
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import TRAINING_TASKS
+from rlrun.config.models.run import RunConfig
+from rlrun.diagnostics import stacks
+from rlrun.diagnostics.symptoms import symptom_of
+from rlrun.pod.role.hang_report import StuckRole
+from rlrun.pod.role.output import Output
+from rlrun.pod.role.process import Launch, run_process
+from rlrun.pod.role.roles import EVERYWHERE, config_in_pod, model_command, role_command, role_environment
+from rlrun.pod.role.termination_message import failure_text, write_termination_message
 from rlrun.pod.settings import KEY_VARIABLE, PodSettings
 from rlrun.pod.signals import Signals
-from rlrun.pod.stuck import StuckRole
-from rlrun.pod.waits import wait_until
-from rlrun.protocol import exit_codes, stacks
-from rlrun.protocol.attempts import check_number
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import ERROR_FILE, RoleError, read_error, volume_is_full
-from rlrun.protocol.paths import Role, RunPaths
-from rlrun.protocol.symptoms import symptom_of
+from rlrun.pod.start.ownership import claim_when_possible, has_begun
+from rlrun.pod.start.rendezvous import PodServer, channel_problem, join
+from rlrun.pod.start.waits import wait_until
+from rlrun.protocol.files.attempts import check_number
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import ERROR_FILE, RoleError, read_error, volume_is_full
+from rlrun.protocol.files.paths import Role, RunPaths
+from rlrun.runtime import exit_codes
 
 _PEERS_SECONDS = 2.0
 _LOOK_SECONDS = 0.05

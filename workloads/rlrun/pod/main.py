@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlrun.pod.signals import Signals, StoppedError
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 # Imported late, all that takes time: until `Signals` is made, a signal to the first process of a container is lost, and the container then
 # lives on to the end of its grace period. A pod is often deleted just when its container starts again.
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
         print(_USAGE, file=sys.stderr)
         return exit_codes.USAGE
     from rlrun.pod.settings import settings_from_environment
-    from rlrun.protocol.failures import RoleError
-    from rlrun.protocol.privacy import refuse_inspection
+    from rlrun.protocol.files.failures import RoleError
+    from rlrun.runtime.privacy import refuse_inspection
 
     refuse_inspection()  # its variables have the run's key
     try:
@@ -82,8 +82,8 @@ def _share_code(folder: str) -> int:
 def _make_folders(folders: Sequence[str], signals: Signals) -> int:
     from pathlib import Path
 
-    from rlrun.pod.folders import make_folders
-    from rlrun.protocol.failures import RoleError
+    from rlrun.pod.start.folders import make_folders
+    from rlrun.protocol.files.failures import RoleError
 
     try:
         make_folders([Path(folder) for folder in folders], say=_say, signals=signals)
@@ -100,16 +100,16 @@ def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signal
     import tempfile
     from pathlib import Path
 
-    from rlrun.pod.report import cut, write_termination_message
-    from rlrun.protocol.failures import RoleError
+    from rlrun.pod.role.termination_message import cut, write_termination_message
+    from rlrun.protocol.files.failures import RoleError
 
     try:
         if command == "trainer":
-            from rlrun.pod.first_start import is_first_start
+            from rlrun.pod.start.first_start import is_first_start
 
             if not is_first_start(pod.state, pod.attempt):
                 return _hold(pod, signals)
-        from rlrun.pod.own_file import wait_for_own_file
+        from rlrun.pod.start.own_file import wait_for_own_file
 
         wait_for_own_file(pod, command, say=_say, signals=signals)
         from rlrun.pod.container import Container
@@ -128,7 +128,7 @@ def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signal
 
 def _hold(pod: PodSettings, signals: Signals) -> int:
     """Do nothing until the pod is deleted."""
-    from rlrun.pod.meeting import PodServer
+    from rlrun.pod.start.rendezvous import PodServer
 
     reason = "the trainer's process of this pod has ended; the pod holds until it is deleted"
     print(f"rlrun-pod: {reason}", file=sys.stderr, flush=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlrun.config.file_mark import VARIABLE
-from rlrun.protocol import exit_codes
-from rlrun.protocol.endpoints import RENDEZVOUS_PORT
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.file_mark import VARIABLE
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.endpoints import RENDEZVOUS_PORT
+from rlrun.runtime import exit_codes
 
 KEY_VARIABLE = "RLRUN_API_KEY"
 Implementation = Literal["real", "stub"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from loguru import logger
 
-from rlrun.inference.handover import UNKNOWN_VERSION
+from rlrun.inference.weights.handover import UNKNOWN_VERSION
 from rlrun.stub.policy import WEIGHTS, Policy, read_adapter, read_policy
 from rlrun.stub.replies import Reply, Sampled, Vocabulary
 from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScript, claim, end
@@ -57,7 +57,7 @@ class Choice:
 
 
 class StubEngine:
-    """Samples from the policy that it holds, or from an adapter that a request names; satisfies `rlrun.inference.adapters.LoRAEngine`.
+    """Samples from the policy that it holds, or from an adapter that a request names; satisfies `lora_adapters.LoRAEngine`.
 
     Args:
         model: folder of the model that it starts with.

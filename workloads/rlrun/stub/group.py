@@ -20,9 +20,9 @@ from queue import SimpleQueue
 
 from loguru import logger
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.endpoints import RENDEZVOUS_PORT
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.endpoints import RENDEZVOUS_PORT
+from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.stop import Stop
 
 JOIN_SECONDS = 1800.0

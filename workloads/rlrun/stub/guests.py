@@ -9,10 +9,10 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.stub.run import Run
 from rlrun.stub.script import Script
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS

@@ -25,12 +25,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import InferenceConfig
-from rlrun.inference.adapters import AdapterHandover
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import InferenceConfig
+from rlrun.diagnostics import stacks
 from rlrun.inference.from_config import settings_from_config
-from rlrun.inference.generate import (
+from rlrun.inference.guard import Guard
+from rlrun.inference.heartbeat import Heartbeat
+from rlrun.inference.http.generate import (
     CLIENT_GONE,
     GONE,
     GenerateError,
@@ -40,17 +42,16 @@ from rlrun.inference.generate import (
     generate_router,
     unless_gone,
 )
-from rlrun.inference.guard import Guard
-from rlrun.inference.handover import Handover
-from rlrun.inference.heartbeat import Heartbeat
-from rlrun.inference.preflight import FolderError, Shapes, check_model
-from rlrun.inference.routes import Control, router
+from rlrun.inference.http.routes import Control, router
 from rlrun.inference.settings import InferenceSettings, SettingsError
-from rlrun.inference.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
-from rlrun.protocol import exit_codes, role_log, stacks
-from rlrun.protocol.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
-from rlrun.protocol.failures import RoleError, write_error
-from rlrun.protocol.packed import FLOATS, INTEGERS
+from rlrun.inference.weights.handover import Handover
+from rlrun.inference.weights.lora_adapters import AdapterHandover
+from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
+from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS
+from rlrun.runtime import exit_codes, role_log
 from rlrun.stub.engine import AdapterRequest, Choice, StubEngine
 from rlrun.stub.script import InferenceScript, load_script
 

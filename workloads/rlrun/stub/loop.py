@@ -9,12 +9,12 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.config.run import fingerprint
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError, write_error
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.run import fingerprint
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
 from rlrun.stub.group import Leader, follow, master, place
 from rlrun.stub.guests import GuestRuns
 from rlrun.stub.model import ensure_model

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.batch import Batch
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch
 from rlrun.stub.policy import Policy
 from rlrun.trainer.learning.lr_schedule import learning_rate
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.model import TinyModelConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.failures import RoleError, storage_errors, write_error
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.failures import RoleError, storage_errors, write_error
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.stub.policy import Policy, write_model
 from rlrun.stub.script import PolicyScript, load_script
 from rlrun.trainer.__main__ import read_config

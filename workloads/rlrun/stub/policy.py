@@ -11,11 +11,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import new_folder
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.durable import new_folder
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
+from rlrun.runtime import exit_codes
 from rlrun.stub.script import PolicyScript
 
 WEIGHTS = "model-00001-of-00001.safetensors"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 _ASKED = re.compile(r"<([^<>]+)>$")
 """The end of a prompt of `reverse-text`, without special tokens."""

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.batch import Batch, Validation
-from rlrun.protocol.durable import make_folder
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import TRAINER_PART, describe, flush_trainer_part, remove_trainer_part
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume, trouble_of, watched
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.batch import Batch, Validation
+from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe, flush_trainer_part, remove_trainer_part
+from rlrun.protocol.files.durable import make_folder
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume, trouble_of, watched
 from rlrun.stub.metrics import step_metrics, validation_metrics
 from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_adapter, write_model, write_policy
 from rlrun.stub.script import Script

@@ -13,8 +13,8 @@ from loguru import logger
 from pydantic import Field, ValidationError, model_validator
 
 from rlrun.config.base import Config
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.stop import Stop
 
 VARIABLE = "STUB_SCRIPT"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.protocol import exit_codes, stacks
-from rlrun.protocol.failures import RoleError, write_error
-from rlrun.protocol.paths import RunPaths
+from rlrun.diagnostics import stacks
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.__main__ import attempt_number, configure_log, read_config
 from rlrun.trainer.ranks.stop import Stop
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import TrainerConfig
-from rlrun.config.run import fingerprint
-from rlrun.protocol import exit_codes, role_log, stacks
-from rlrun.protocol.diagnostics import crash
-from rlrun.protocol.failures import RoleError, write_error
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.symptoms import lost_peer
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.run import fingerprint
+from rlrun.diagnostics import crash, stacks
+from rlrun.diagnostics.symptoms import lost_peer
+from rlrun.protocol.files.failures import RoleError, write_error
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes, role_log
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.ranks.stop import Stop
 

@@ -24,12 +24,12 @@ import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture
-from rlrun.config.model import ModelConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.packing import plan
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.packing.micro_batches import plan
+from rlrun.runtime import exit_codes
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.learning.critic import check_layout, critic_around, to_critic
 from rlrun.trainer.learning.learner import Learner

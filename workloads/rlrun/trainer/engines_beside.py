@@ -11,8 +11,8 @@ from typing import Any
 
 from loguru import logger
 
-from rlrun.protocol.endpoints import ENGINE_STATUS
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.endpoints import ENGINE_STATUS
 
 START_SECONDS = 7200.0
 """Longest wait for the engines' start: they may have to fetch hundreds of gigabytes and compile."""

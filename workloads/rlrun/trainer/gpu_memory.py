@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlrun.protocol.fault_points import reach
+from rlrun.diagnostics.fault_points import reach
 from rlrun.trainer.engines_beside import EnginesBeside
 
 _HOST = torch.device("cpu")

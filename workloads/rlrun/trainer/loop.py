@@ -18,11 +18,11 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS, LiveFeed, ReplayFeed, cut_metrics
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.protocol.channel import Phase
+from rlrun.protocol.messages.channel import Phase
 from rlrun.trainer.channel.run_channel import Channel
 
 _OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_for_turn")

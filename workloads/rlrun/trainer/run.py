@@ -21,14 +21,14 @@ from typing import Literal
 from loguru import logger
 
 from rlrun.algorithms import Mixture
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.channel import Phase
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.protocol.messages.channel import Phase
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.manager import Checkpoints
 from rlrun.trainer.checkpoints.unsaved import Refused

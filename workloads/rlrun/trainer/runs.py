@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.shared import SlotState
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.shared import SlotState
+from rlrun.runtime import exit_codes
 from rlrun.trainer.run import Run
 
 Order = dict[str, Any]

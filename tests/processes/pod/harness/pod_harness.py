@@ -17,10 +17,10 @@ from typing import Any
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol.endpoints import POD_PORT, POD_READY
-from rlrun.protocol.processes import LAUNCH_VARIABLE
+from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
+from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 DEADLINE_SECONDS = 60.0
 _DRIVER = """

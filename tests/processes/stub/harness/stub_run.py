@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import rlrun
-from rlrun.config.run import RunConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.paths import RunPaths
 
 IMPORT_PATH = f"{Path(__file__).parent / 'without_torch'}:{Path(rlrun.__file__).parent.parent}"
 API_KEY = "a-key-of-this-run"

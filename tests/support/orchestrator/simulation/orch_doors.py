@@ -11,8 +11,8 @@ from typing import Literal
 from aiohttp import web
 from orch_simulation import FakeEngine
 
-from rlrun.inference.client import EngineError
-from rlrun.protocol import endpoints
+from rlrun.inference.client.engine_client import EngineError
+from rlrun.protocol.messages import endpoints
 
 Mode = Literal["up", "hangs", "answers_500", "answers_nonsense"]
 

@@ -6,8 +6,8 @@ import asyncio
 import os
 from pathlib import Path
 
+from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import Episode, Score, Task
-from rlrun.environments.reverse_text import ReverseText, ReverseTextArgs
 
 
 class Faulty(ReverseText):

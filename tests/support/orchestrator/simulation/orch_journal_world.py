@@ -13,8 +13,8 @@ from unittest import mock
 
 import numpy as np
 
-from rlrun.config.learning import AdvantageConfig, FilterConfig
-from rlrun.config.rollout import CurriculumConfig, PoolConfig
+from rlrun.config.models.learning import AdvantageConfig, FilterConfig
+from rlrun.config.models.rollout import CurriculumConfig, PoolConfig
 from rlrun.orchestrator.batches.assemble import assemble, choose, split_by_age
 from rlrun.orchestrator.batches.filters import Rules, reason_to_drop
 from rlrun.orchestrator.checkpoint import state
@@ -27,10 +27,10 @@ from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, write_attempt
-from rlrun.protocol.batch import Batch, Dropped, write_batch
-from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, Dropped, write_batch
+from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, write_manifest
+from rlrun.protocol.files.paths import RunPaths
 
 GROUP, BATCH, STEPS = 2, 4, 6
 LABELS = ("plain", "pooled")

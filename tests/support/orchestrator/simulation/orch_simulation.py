@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import EnvironmentConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments.registry import load
 from rlrun.environments.stage import InProcessStage
-from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
-from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.main import OpenEnvironments, run
 from rlrun.orchestrator.rollouts.environment_pool import Arena, arenas_of
 from rlrun.orchestrator.stop import Stop
-from rlrun.protocol.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
-from rlrun.protocol.batch import Batch, read_batch
-from rlrun.protocol.manifest import Manifest, complete_checkpoints, write_manifest
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
+from rlrun.protocol.files.batch import Batch, read_batch
+from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, write_manifest
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.channel.run_channel import Channel
 
 API_KEY = "key"

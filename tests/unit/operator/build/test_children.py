@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loader import load_file
-from rlrun.config.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
-from rlrun.config.run import RunConfig
+from rlrun.config.loading.loader import load_file
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
+from rlrun.config.models.run import RunConfig
 from rlrun.orchestrator.progress.lease import CREDENTIALS, lease_from_environment
 from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, ROLES, RUN_LABEL, SPEC_HASH_ANNOTATION

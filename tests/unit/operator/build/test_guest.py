@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.loader import load_file
-from rlrun.config.run import RunConfig
+from rlrun.config.loading.loader import load_file
+from rlrun.config.models.run import RunConfig
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
 from rlrun_operator.render import Host, RunContext, api_key_secret, workloads
 from rlrun_operator.render.placement import HOSTNAME

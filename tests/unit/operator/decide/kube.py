@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlrun.protocol import annotations as keys
+from rlrun.protocol.messages import annotations as keys
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.deletion import remembered
 from rlrun_operator.kube.resources import PART_KINDS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.protocol import annotations as keys
-from rlrun.protocol import exit_codes
+from rlrun.protocol.messages import annotations as keys
+from rlrun.runtime import exit_codes
 from rlrun_operator.names import Ref
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.life import BackoffSpec
+from rlrun.api.lifecycle import BackoffSpec
 from rlrun_operator.failures.detect import next_number
 from rlrun_operator.failures.policy import restart_backoff
 from rlrun_operator.names import Ref

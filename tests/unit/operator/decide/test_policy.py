@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rlrun.api.life import FailurePolicySpec, FailureReason
+from rlrun.api.lifecycle import FailurePolicySpec, FailureReason
 from rlrun_operator.failures.detect import Cause, Kind
 from rlrun_operator.failures.policy import Budget, verdict
 from rlrun_operator.status import reasons

@@ -21,7 +21,7 @@ from rlrun.environments.process.wire import Document, Lines, WireError
 from rlrun.environments.process.worker import RemoteModel, Worker
 from rlrun.environments.protocol import ModelClient, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
-from rlrun.protocol.privacy import refuse_inspection
+from rlrun.runtime.privacy import refuse_inspection
 
 SOCKET_MODE = 0o660
 """The orchestrator is another user of the same group, and connecting to a socket takes the right to write to it."""

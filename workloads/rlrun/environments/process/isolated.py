@@ -17,8 +17,8 @@ from rlrun.environments.process.supervised import Record, Supervised, first_of, 
 from rlrun.environments.process.talk import Ready, StartError, Talk
 from rlrun.environments.protocol import ModelClient, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 class IsolatedEnvironment:

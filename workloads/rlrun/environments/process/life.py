@@ -15,15 +15,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlrun.environments.process import worker
+from rlrun.environments.process.containment.keeper import STACKS
+from rlrun.environments.process.containment.kill import (
+    MARK_VARIABLE,
+    Known,
+    is_stopped,
+    kill_all,
+    kill_descendants,
+    usage,
+)
 from rlrun.environments.process.heartbeat import Page
-from rlrun.environments.process.keeper import STACKS
-from rlrun.environments.process.kill import MARK_VARIABLE, Known, is_stopped, kill_all, kill_descendants, usage
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, DeathKind, Ready, StartError, Talk
 from rlrun.environments.process.variables import EVERYTHING, named_by, passed, withheld_hint
 from rlrun.environments.process.wire import Document, WireError
 from rlrun.environments.process.worker import BROKEN_LOOP, LOST
-from rlrun.protocol.bootstrap import python_command
+from rlrun.runtime.bootstrap import python_command
 
 MAX_PROCESSES = 256
 """More processes than this are taken for a fork bomb."""

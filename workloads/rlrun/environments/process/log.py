@@ -6,8 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from rlrun.protocol.bounded_log import BoundedLog
-from rlrun.protocol.printable import printable
+from rlrun.runtime.bounded_log import BoundedLog
+from rlrun.runtime.printable import printable
 
 MAX_BYTES = 8 * 1024 * 1024
 KEPT_BYTES = 16 * 1024

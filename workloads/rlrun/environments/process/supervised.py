@@ -15,8 +15,8 @@ from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.protocol import ModelClient
 from rlrun.environments.stage import Played, TaskRef
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 MAX_DEATHS = 5
 """Ends in a row, without one good rollout between, after which the run fails; those by rollouts of the same task count once."""

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlrun.config.formats import RESERVED_VARIABLES
+from rlrun.diagnostics.stacks import FILE_VARIABLE
 from rlrun.environments.rewards.judge import JudgeArgs
-from rlrun.protocol.processes import LAUNCH_VARIABLE
-from rlrun.protocol.stacks import FILE_VARIABLE
+from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 EVERYTHING = "*"
 """All variables but RLRun's own: for code that has them in the run, too, and for a container of its own."""

@@ -20,8 +20,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
-from rlrun.config.algorithm_names import Kind
+from rlrun.config.algorithm.names import Kind
 from rlrun.custom import bind
+from rlrun.diagnostics import heap, stacks
 from rlrun.environments.bounds import (
     MAX_REQUESTS,
     BoundsError,
@@ -32,15 +33,14 @@ from rlrun.environments.bounds import (
 )
 from rlrun.environments.distinct import SharedTaskError
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.process import enclosure, keeper
+from rlrun.environments.process.containment import enclosure, keeper
+from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, tell
 from rlrun.environments.process.heartbeat import Page
-from rlrun.environments.process.loop import EpisodeLoop, Stepped, tell
 from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
-from rlrun.protocol import heap, stacks
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
 
 BROKEN_LOOP, LOST = 179, 180
 """Exit codes of a process whose event loop cannot go on, and of one that has lost its connection."""

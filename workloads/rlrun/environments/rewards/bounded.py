@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from rlrun.protocol.bootstrap import python_command
+from rlrun.runtime.bootstrap import python_command
 
 T = TypeVar("T")
 IMPORT_SECONDS = 60.0

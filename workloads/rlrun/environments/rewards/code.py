@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlrun.environments.rewards import sandbox
-from rlrun.protocol.processes import threads_of
+from rlrun.runtime.processes import threads_of
 
 Outcome = Literal["ok", "failed", "timeout", "output", "threads"]
 """`ok`: exit code 0. `failed`: another one, or a signal (memory and processor time included). `timeout`, `output`, `threads`: too much

@@ -6,7 +6,7 @@ import resource
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 
 MOST = 1 << 20
 """Not raised above: programs that environments start may go through all numbers up to the limit."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from rlrun.protocol.storage import RefusedError, Trouble, Volume, pauses
+from rlrun.protocol.files.volume_faults import RefusedError, Trouble, Volume, pauses
 
 _T = TypeVar("_T")
 

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlrun.advantages import token_advantages
-from rlrun.config.learning import AdvantageConfig
+from rlrun.config.models.learning import AdvantageConfig
 from rlrun.orchestrator.batches.filters import Rules, is_trained_on, shaped_reward
 from rlrun.orchestrator.rollouts.conversation import Recorded
 from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.batch import NO_VERSION, Batch, Sample
+from rlrun.protocol.files.batch import NO_VERSION, Batch, Sample
 
 Values = npt.NDArray[np.float32]
 PER_TOKEN = "gae"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlrun.config.learning import AdvantageConfig, FilterConfig
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import CurriculumConfig
+from rlrun.config.models.learning import AdvantageConfig, FilterConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.tasks.curriculum import pool_of
 from rlrun.orchestrator.types import FinishedGroup, Rollout, run_lengths
 

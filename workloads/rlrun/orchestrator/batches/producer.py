@@ -9,7 +9,7 @@ from functools import partial
 
 from loguru import logger
 
-from rlrun.config.rollout import solved_rewards
+from rlrun.config.models.rollout import solved_rewards
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
 from rlrun.orchestrator.aio.volume import in_thread, insist
 from rlrun.orchestrator.batches.assemble import assemble, choose_first, split_by_age
@@ -31,10 +31,10 @@ from rlrun.orchestrator.progress.step_metrics import (
     group_metrics,
 )
 from rlrun.orchestrator.types import FinishedGroup
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, BatchError, write_batch
-from rlrun.protocol.compute import stepwise
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.batch import Batch, BatchError, write_batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.runtime.compute import stepwise
 
 
 class BatchProducer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, BatchError, read_batch
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import artifacts_in_steps
+from rlrun.protocol.files.batch import Batch, BatchError, read_batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import artifacts_in_steps
+from rlrun.runtime import exit_codes
 
 
 class Recording:

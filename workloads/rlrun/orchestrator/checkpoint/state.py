@@ -11,16 +11,16 @@ from typing import Any
 
 from loguru import logger
 
+from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.journal.ledger import FORMAT_VERSION, Ledger, LedgerError, LedgerState
 from rlrun.orchestrator.staleness import too_old
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt, read_attempt
-from rlrun.protocol.batch import NO_VERSION, Batch, BatchError, read_batch
-from rlrun.protocol.durable import write_json
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import ORCHESTRATOR_PART, complete_checkpoints
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt, read_attempt
+from rlrun.protocol.files.batch import NO_VERSION, Batch, BatchError, read_batch
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, complete_checkpoints
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 STATE_FILE = "state.json"
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.trainer.client import TrainerGoneError
-from rlrun.protocol.storage import RefusedError, Volume, pauses
+from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
 
 Part = tuple[int, Callable[[], None]]
 """A step, and what writes its part."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.inference.client import EngineClient
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.inference.client.engine_client import EngineClient
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.discovery import Discovery, Resolve

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from loguru import logger
 
-from rlrun.inference.client import EngineError
+from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.engines.pool import Engine, EnginePool, Replica
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 INTERVAL_SECONDS = 2.0
 LOOK_UP_SECONDS = 10.0

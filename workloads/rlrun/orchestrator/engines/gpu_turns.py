@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from rlrun.inference.client import EngineError
+from rlrun.diagnostics.fault_points import reach
+from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 SLEEP_SECONDS = 300.0
 """Longest time until an engine has been put to sleep, tried again and again, before the attempt fails."""

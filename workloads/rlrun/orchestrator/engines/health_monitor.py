@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.inference.client import EngineError
+from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 

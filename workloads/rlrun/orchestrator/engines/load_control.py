@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.inference.client.engine_metrics import EngineMetrics
 
 DECREASE = 0.9
 """The least that a look with preemptions leaves of what the engine holds, as a share of it."""

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from rlrun.inference.client import Completion
-from rlrun.inference.engine_metrics import EngineMetrics
+from rlrun.inference.client.engine_client import Completion
+from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.orchestrator.aio.condition import Signal, Turns
 from rlrun.orchestrator.engines.load_control import Concurrency
 

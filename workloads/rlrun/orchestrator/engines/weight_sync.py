@@ -12,13 +12,13 @@ from collections import deque
 
 from loguru import logger
 
-from rlrun.inference.client import EngineError, EngineUnavailableError
+from rlrun.diagnostics.fault_points import reach
+from rlrun.inference.client.engine_client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool, Replica
-from rlrun.protocol import exit_codes
-from rlrun.protocol.engine_protocol import OWN, REFUSED, mismatch, of_status
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.engine_protocol import OWN, REFUSED, mismatch, of_status
+from rlrun.runtime import exit_codes
 
 KNOCK_SECONDS = 5.0
 """Longest wait for any answer of a replica that is out of rotation, before it is asked for a hand-over."""

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import CompleteSampling, EvaluationConfig, solved_rewards
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import CompleteSampling, EvaluationConfig, solved_rewards
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.protocol import Split
 from rlrun.environments.stage import TaskRef
-from rlrun.inference.client import EngineUnavailableError
+from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.pass_at_k import passes
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics

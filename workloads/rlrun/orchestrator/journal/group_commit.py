@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from loguru import logger
 
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.protocol.storage import RefusedError, Volume, pauses
+from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
 
 CLOSE_SECONDS = 5.0
 """Longest wait for the last flush: on a volume that does not answer it may never end."""

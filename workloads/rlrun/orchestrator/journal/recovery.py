@@ -22,8 +22,8 @@ from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.paths import RunPaths
 
 Member = tuple[int, int]
 """Group and index within it."""

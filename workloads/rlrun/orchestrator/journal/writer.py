@@ -16,14 +16,14 @@ from typing import Any
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.journal.format import Entry, Head, encode, encode_head, groups_of
 from rlrun.orchestrator.journal.group_commit import GroupCommit
-from rlrun.protocol.durable import fsync_path, make_folder
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import JournalSegment, RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.durable import fsync_path, make_folder
+from rlrun.protocol.files.paths import JournalSegment, RunPaths
+from rlrun.protocol.files.volume_faults import Volume
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A file that is larger gets no more records: files are deleted as a whole."""

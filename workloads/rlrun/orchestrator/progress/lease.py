@@ -21,10 +21,10 @@ from typing import Any
 import aiohttp
 from loguru import logger
 
+from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.progress.server import Progress
-from rlrun.protocol import annotations as names
-from rlrun.protocol.annotations import RESULT_MAX, RESULTS_MAX
-from rlrun.protocol.fault_points import reach
+from rlrun.protocol.messages import annotations as names
+from rlrun.protocol.messages.annotations import RESULT_MAX, RESULTS_MAX
 
 RENEW_SECONDS = 10.0
 """Longest time between two renewals; whoever watches the Lease expects one every 15 s."""

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from loguru import logger
 
+from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
 from rlrun.orchestrator.progress.step_metrics import step_line
 from rlrun.orchestrator.types import FinishedGroup
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
 
 _TAIL_BYTES = 1024 * 1024
 """No line is longer."""

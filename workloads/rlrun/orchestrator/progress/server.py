@@ -12,17 +12,17 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from rlrun.orchestrator.trainer.waiting import Waiting
-from rlrun.protocol import exit_codes
-from rlrun.protocol.api_key import holds_key
-from rlrun.protocol.endpoints import (
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.volume_faults import Trouble, Volume
+from rlrun.protocol.messages.api_key import holds_key
+from rlrun.protocol.messages.endpoints import (
     ORCHESTRATOR_HEALTH,
     ORCHESTRATOR_METRICS,
     ORCHESTRATOR_PROGRESS,
     ORCHESTRATOR_READY,
 )
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.site import Site
-from rlrun.protocol.storage import Trouble, Volume
+from rlrun.runtime import exit_codes
+from rlrun.runtime.site import Site
 
 _STEPS_FOR_ETA = 20
 

@@ -14,7 +14,7 @@ from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.orchestrator.progress.server import Progress, StepClock, told
 from rlrun.orchestrator.progress.step_metrics import discarded
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
-from rlrun.protocol.storage import Trouble
+from rlrun.protocol.files.volume_faults import Trouble
 
 
 class Standing:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.config.rollout import SOLVED
+from rlrun.config.models.rollout import SOLVED
 from rlrun.environments.bounds import MAX_METRICS
 from rlrun.orchestrator.types import FinishedGroup
-from rlrun.protocol.batch import Batch, Sample
+from rlrun.protocol.files.batch import Batch, Sample
 
 
 def batch_metrics(batch: Batch, solved: Mapping[str, float]) -> dict[str, float]:

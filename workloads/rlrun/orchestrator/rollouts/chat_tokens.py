@@ -20,7 +20,7 @@ from typing import Any
 from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import arguments_of, without_tools
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
-from rlrun.protocol.packed import INTEGERS
+from rlrun.protocol.messages.packed import INTEGERS
 
 _STAND_IN = "@#reply#@"
 _PROBE: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _STAND_IN}]

@@ -21,15 +21,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.config.roles import TrajectoryStrategy
+from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.tool_calls import arguments_of
-from rlrun.inference.client import Completion
+from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
-from rlrun.protocol.batch import NO_VERSION
-from rlrun.protocol.compute import compute
-from rlrun.protocol.packed import FLOATS, INTEGERS
+from rlrun.protocol.files.batch import NO_VERSION
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS
+from rlrun.runtime.compute import compute
 
 _NO_VERSION = array(INTEGERS, [NO_VERSION])
 _CHARACTERS = 4
@@ -129,7 +129,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished sequence, columns as in `rlrun.protocol.batch.Sample`, all `[T]`."""
+    """One finished sequence, columns as in `rlrun.protocol.files.batch.Sample`, all `[T]`."""
 
     input_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.bool_]

@@ -6,10 +6,10 @@ import asyncio
 
 from loguru import logger
 
-from rlrun.config.rollout import SamplingConfig
+from rlrun.config.models.rollout import SamplingConfig
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
-from rlrun.inference.client import EngineUnavailableError
+from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.groups import Flight, Groups, Outcome
 from rlrun.orchestrator.rollouts.conversation import RolloutError
@@ -19,8 +19,8 @@ from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.staleness import capacity
 from rlrun.orchestrator.types import FinishedGroup, Rollout
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 MAX_RETRIES = 2
 """Rollouts of a group that failed are played again this often; then the group is dropped and another takes its place."""

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlrun.config.rollout import CompleteSampling, SamplingConfig
+from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.environments.protocol import Tool
-from rlrun.inference.client import Completion, EngineError, EngineUnavailableError
+from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool, Replica
 from rlrun.orchestrator.rollouts.tool_parsing import Said
-from rlrun.protocol.packed import integers
+from rlrun.protocol.messages.packed import integers
 
 MAX_TRIES = 5
 """Replicas that one request is sent to before its rollout gives up."""

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.rollout import EnvironmentConfig
-from rlrun.environments.process import enclosure
+from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.environments.process.containment import enclosure
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Stage, TaskRef
 from rlrun.orchestrator.aio.background import Background
-from rlrun.protocol import exit_codes
-from rlrun.protocol.bootstrap import SOCKETS_VARIABLE, socket_of
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import SOCKETS_VARIABLE, socket_of
 
 MAX_HANG_SECONDS = 60.0
 """For which an environment's event loop may stand still; never longer than an episode may take."""

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
-from rlrun.inference.client import EngineUnavailableError
+from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
 from rlrun.orchestrator.rollouts.conversation import Conversation, RolloutError

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.config.data import DataConfig
+from rlrun.config.models.data import DataConfig
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

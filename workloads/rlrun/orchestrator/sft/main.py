@@ -7,9 +7,9 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.data import DataConfig
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.environments.rows import Rows
+from rlrun.config.models.data import DataConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.environments.dataset_rows import Rows
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.attempt import feed, open_training
@@ -22,13 +22,13 @@ from rlrun.orchestrator.sft.state import base_position
 from rlrun.orchestrator.stop import Stop
 from rlrun.orchestrator.trainer.client import TrainerClient
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.batch import Sample
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import model_folder
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.batch import Sample
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import model_folder
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
 
 
 def load_chat(config: OrchestratorConfig) -> ChatEncoder:

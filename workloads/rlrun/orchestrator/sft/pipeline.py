@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.best_effort_writer import Courtesy
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread, insist, worst
@@ -28,13 +28,13 @@ from rlrun.orchestrator.sft.samples import Position, Reader, summary
 from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
 from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.batch import Batch, BatchError, Sample, Validation, write_batch
-from rlrun.protocol.channel import Event
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.batch import Batch, BatchError, Sample, Validation, write_batch
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.protocol.messages.channel import Event
+from rlrun.runtime import exit_codes
 
 STEPS_AHEAD = 4
 """Batches that may wait for the trainer."""

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.config.data import DataConfig
-from rlrun.environments.rows import RowError, Rows
+from rlrun.config.models.data import DataConfig
+from rlrun.environments.dataset_rows import RowError, Rows
 from rlrun.orchestrator.rollouts.chat_tokens import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
 from rlrun.orchestrator.sft.conversation import conversation
 from rlrun.orchestrator.sft.mixture import Mixture
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Sample
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.batch import Sample
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 _POLICY = 0
 """No policy sampled the tokens; the version is one that every step knows."""

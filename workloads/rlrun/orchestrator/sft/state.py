@@ -6,14 +6,14 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.sft.samples import Position
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.durable import write_json
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import ORCHESTRATOR_PART
-from rlrun.protocol.paths import RunPaths
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
+from rlrun.protocol.files.durable import write_json
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 
 STATE_FILE = "data.json"
 FORMAT_VERSION = 1

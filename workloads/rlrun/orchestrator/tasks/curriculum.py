@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from rlrun.config.rollout import CurriculumConfig
+from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.tasks.permutation import permuted, share_out
 
 Pool = Literal["easy", "hard"]

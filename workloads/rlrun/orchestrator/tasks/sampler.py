@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from rlrun.config.roles import OrchestratorConfig
-from rlrun.config.rollout import CurriculumConfig
+from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.staleness import newest_seen
 from rlrun.orchestrator.tasks.curriculum import TaskPools
 from rlrun.orchestrator.tasks.permutation import permuted, share_out
-from rlrun.protocol.batch import Batch
+from rlrun.protocol.files.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import aiohttp
 from loguru import logger
 from pydantic import BaseModel, ValidationError
 
-from rlrun.protocol import channel, exit_codes
-from rlrun.protocol.channel import BatchReady, Event, EventList, OrchestratorSaved, TrainerState
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages import channel
+from rlrun.protocol.messages.channel import BatchReady, Event, EventList, OrchestratorSaved, TrainerState
+from rlrun.runtime import exit_codes
 
 POLL_SECONDS = 5.0
 """Length of one long poll; the trainer's phase is at most this old."""

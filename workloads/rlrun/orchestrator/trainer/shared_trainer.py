@@ -9,13 +9,14 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import OrchestratorConfig
+from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.trainer.client import SILENCE_SECONDS, STARTUP_SECONDS, TrainerClient
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
-from rlrun.protocol import exit_codes, shared
-from rlrun.protocol.api_key import guest_key, key_digest
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.shared import Join
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.shared import Join
+from rlrun.protocol.messages.api_key import guest_key, key_digest
+from rlrun.runtime import exit_codes
 
 LOOK_SECONDS = 0.2
 REMIND_SECONDS = 60.0

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlrun.protocol.channel import RankState, TrainerState
-from rlrun.protocol.paths import Role
+from rlrun.protocol.files.paths import Role
+from rlrun.protocol.messages.channel import RankState, TrainerState
 
 SETTLED_SECONDS = 5.0
 """Ranks that have been apart for less are on their way to the same place."""

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, BatchError, read_batch
-from rlrun.protocol.durable import write_bytes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths, artifacts_in_steps
+from rlrun.protocol.files.batch import Batch, BatchError, read_batch
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths, artifacts_in_steps
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
 TICK_SECONDS = 0.5

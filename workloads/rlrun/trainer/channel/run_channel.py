@@ -16,8 +16,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rlrun.protocol import channel as protocol
-from rlrun.protocol.channel import (
+from rlrun.protocol.files.volume_faults import Trouble
+from rlrun.protocol.messages import channel as protocol
+from rlrun.protocol.messages.channel import (
     BatchReady,
     Event,
     EventKind,
@@ -28,10 +29,9 @@ from rlrun.protocol.channel import (
     StorageTrouble,
     TrainerState,
 )
-from rlrun.protocol.endpoints import TRAINER_READY
-from rlrun.protocol.site import Handler
-from rlrun.protocol.storage import Trouble
-from rlrun.protocol.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.messages.endpoints import TRAINER_READY
+from rlrun.protocol.messages.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
+from rlrun.runtime.site import Handler
 from rlrun.trainer.channel.server import ChannelServer, refuse
 
 MAX_WAIT_SECONDS = 60.0

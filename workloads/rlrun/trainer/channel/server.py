@@ -10,13 +10,13 @@ from typing import Protocol
 from aiohttp import web
 from pydantic import ValidationError
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.api_key import caller
-from rlrun.protocol.channel import GONE
-from rlrun.protocol.endpoints import TRAINER_READY
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.shared import channel_of
-from rlrun.protocol.site import Handler, Site
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.shared import channel_of
+from rlrun.protocol.messages.api_key import caller
+from rlrun.protocol.messages.channel import GONE
+from rlrun.protocol.messages.endpoints import TRAINER_READY
+from rlrun.runtime import exit_codes
+from rlrun.runtime.site import Handler, Site
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 5.0

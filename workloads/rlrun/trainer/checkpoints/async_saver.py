@@ -16,11 +16,11 @@ import torch.distributed as dist
 from loguru import logger
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import FileEntry
-from rlrun.protocol.storage import RefusedError
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.checkpoint_manifest import FileEntry
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.volume_faults import RefusedError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.dcp import Part, Progress, snapshot, write
 from rlrun.trainer.checkpoints.unsaved import Refused
 from rlrun.trainer.ranks.group import COLLECTIVE_TIMEOUT, Group

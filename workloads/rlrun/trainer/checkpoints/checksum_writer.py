@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from rlrun.protocol.manifest import FileEntry
+from rlrun.protocol.files.checkpoint_manifest import FileEntry
 
 
 class ChecksumWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # torch is not type-checked

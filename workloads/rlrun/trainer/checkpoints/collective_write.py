@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from rlrun.protocol.storage import RefusedError, StorageReason, Trouble, trouble_of
+from rlrun.protocol.files.volume_faults import RefusedError, StorageReason, Trouble, trouble_of
 from rlrun.trainer.ranks.group import Group
 
 _REASONS: tuple[StorageReason, ...] = ("StorageFull", "StorageReadOnly", "StorageSlow")

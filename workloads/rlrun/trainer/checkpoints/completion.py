@@ -11,10 +11,9 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.checkpoint import CheckpointConfig
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import (
+from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.checkpoint_manifest import (
     ORCHESTRATOR_PART,
     TRAINER_PART,
     FileEntry,
@@ -25,8 +24,9 @@ from rlrun.protocol.manifest import (
     remove_trainer_part,
     write_manifest,
 )
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume, trouble_of
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume, trouble_of
 from rlrun.trainer.checkpoints.resume import delete_superfluous
 from rlrun.trainer.checkpoints.unsaved import Refused
 

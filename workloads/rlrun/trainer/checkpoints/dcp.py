@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import make_folder
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.manifest import TRAINER_PART, FileEntry, remove_trainer_part
-from rlrun.protocol.storage import RefusedError
+from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, FileEntry, remove_trainer_part
+from rlrun.protocol.files.durable import make_folder
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.volume_faults import RefusedError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.checksum_writer import ChecksumWriter
 from rlrun.trainer.checkpoints.collective_write import agree_among, caught

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import Volume
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import Volume
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver, Written

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rlrun.config.checkpoint import CheckpointConfig, ResumeConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import (
+from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.attempts import (
     Attempt,
     Origin,
     check_number,
@@ -18,9 +18,7 @@ from rlrun.protocol.attempts import (
     read_attempt,
     write_attempt,
 )
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.manifest import (
+from rlrun.protocol.files.checkpoint_manifest import (
     MANIFEST,
     ORCHESTRATOR_PART,
     ManifestError,
@@ -28,7 +26,9 @@ from rlrun.protocol.manifest import (
     read_manifest,
     verify,
 )
-from rlrun.protocol.paths import Artifact, RunPaths
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.runtime import exit_codes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from rlrun.protocol.storage import Trouble, Volume
+from rlrun.protocol.files.volume_faults import Trouble, Volume
 
 SAVING = "save a checkpoint"
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 120.0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.batch import Batch, Validation
-from rlrun.protocol.packing import Row, plan
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch, Validation
+from rlrun.protocol.packing.micro_batches import Row, plan
 from rlrun.trainer.channel.batch_feed import read_checked
 from rlrun.trainer.checkpoints.dcp import seed_step
 from rlrun.trainer.learning.learner import Learner

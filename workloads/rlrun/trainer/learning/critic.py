@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from rlrun.advantages.levels import Floats, level_means, level_stds
 from rlrun.algorithms import explained_variance, gae, value_loss
 from rlrun.algorithms.returns import Moments
-from rlrun.config.companions import CriticConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.packing import Row
+from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.packing.micro_batches import Row
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import Signals, release
 from rlrun.trainer.learning.forward import MicroBatch, micro_batch
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward

@@ -13,7 +13,7 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from rlrun.protocol.batch import Sample
+from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.lm_head import find_head, logits_statistics
 from rlrun.trainer.modeling.packed_attention import Layout, layout
 from rlrun.trainer.modeling.parallel.rows import RowPart, join, row_part

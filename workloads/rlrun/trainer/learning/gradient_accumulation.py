@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rlrun.config.parallel import GradientAccumulation
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.parallel import GradientAccumulation
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 _ATTRIBUTE = "_rlrun_gradient_accumulation"
 _BYTES = 4

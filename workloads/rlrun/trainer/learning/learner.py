@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture
-from rlrun.config.roles import TrainerConfig
+from rlrun.config.models.roles import TrainerConfig
 from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
 from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate, make_critic
 from rlrun.trainer.learning.forward import micro_batch

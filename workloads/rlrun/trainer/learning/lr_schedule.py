@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rlrun.config.learning import SchedulerConfig
+from rlrun.config.models.learning import SchedulerConfig
 
 
 def learning_rate(config: SchedulerConfig, peak: float, step: int, max_steps: int) -> float:

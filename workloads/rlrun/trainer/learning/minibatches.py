@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.packing import Row
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.packing.micro_batches import Row
 
 
 @dataclass(frozen=True)

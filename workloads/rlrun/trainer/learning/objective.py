@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from rlrun.algorithms import Mixture, Objective, Regularizers
-from rlrun.config.algorithm_names import complete_options
-from rlrun.config.learning import AlgorithmConfig
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.algorithm.names import complete_options
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 def bind_objective(config: TrainerConfig) -> Mixture:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlrun.config.learning import OptimizerConfig
+from rlrun.config.models.learning import OptimizerConfig
 from rlrun.trainer.modeling.shard import decoder_layers
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlrun.config.companions import ReferenceConfig
-from rlrun.config.model import ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.forward import MicroBatch
 from rlrun.trainer.modeling.load_weights import load_sharded

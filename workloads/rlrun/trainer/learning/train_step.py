@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from rlrun.algorithms import Mixture
 from rlrun.algorithms.mixture import Divisors
-from rlrun.protocol.batch import Batch, Sample
-from rlrun.protocol.packing import Row
+from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.learning.gradient_accumulation import prepare_backward

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from rlrun.protocol.batch import Batch
-from rlrun.protocol.packing import Row
+from rlrun.protocol.files.batch import Batch
+from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import micro_batch, token_statistics
 from rlrun.trainer.ranks.group import Group
 

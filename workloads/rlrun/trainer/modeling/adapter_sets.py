@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rlrun.config.lora import LoRAConfig
+from rlrun.config.models.lora import LoRAConfig
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shard import local_part
 

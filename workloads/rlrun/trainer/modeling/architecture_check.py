@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import MicroBatch, token_statistics
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.packed_attention import layout

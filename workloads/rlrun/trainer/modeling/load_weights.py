@@ -15,10 +15,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from rlrun.config.model import ModelConfig
-from rlrun.config.parallel import AttentionKernel
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import AttentionKernel
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.architecture_check import check_architecture, find_fault
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from rlrun.config.parallel import AttentionKernel
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.parallel import AttentionKernel
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import gather
 
 NAME = "rlrun_packed"

@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rlrun.config.model import ModelConfig
-from rlrun.config.parallel import ActivationCheckpointing, GradientAccumulation
-from rlrun.config.roles import TrainerSpec
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import ActivationCheckpointing, GradientAccumulation
+from rlrun.config.models.roles import TrainerSpec
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import gradient_accumulation
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.adapter_sets import Adapters
 from rlrun.trainer.modeling.flops import Cost, model_cost

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from rlrun.config.model import TinyModelConfig
-from rlrun.config.run import RunConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import new_folder
-from rlrun.protocol.failures import RoleError, storage_errors, write_error
-from rlrun.protocol.paths import RunPaths
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.run import RunConfig
+from rlrun.protocol.files.durable import new_folder
+from rlrun.protocol.files.failures import RoleError, storage_errors, write_error
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.character_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
 
 WARMUP_BATCH = 64

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlrun.config.parallel import ParallelismConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.dims import Meshes, ParallelDims
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)

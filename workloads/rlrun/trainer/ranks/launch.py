@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.config.roles import TrainerConfig
+from rlrun.config.models.roles import TrainerConfig
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from loguru import logger
 from torch.distributed import TCPStore
 
-from rlrun.protocol.channel import Phase, RankState
+from rlrun.protocol.messages.channel import Phase, RankState
 
 _CONNECT_SECONDS = 30.0
 _ANSWER_SECONDS = 2.0

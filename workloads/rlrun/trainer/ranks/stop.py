@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlrun.protocol import exit_codes
+from rlrun.runtime import exit_codes
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _REQUEST = signal.SIGUSR1

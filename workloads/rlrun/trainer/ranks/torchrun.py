@@ -1,7 +1,7 @@
 """torchrun, whose exit code is that of the first rank that failed: `python -m rlrun.trainer.ranks.torchrun <torchrun's arguments>`.
 
 torchrun itself ends with 1 whatever happened, and prints a table of failures after the message that a person looks for. Who restarts the
-group needs to know whether that can help (`protocol.exit_codes`). A rank that a signal ended says nothing, while its peers tell that they
+group needs to know whether that can help (`runtime.exit_codes`). A rank that a signal ended says nothing, while its peers tell that they
 lost a connection: its last word is written here, in place of theirs.
 """
 
@@ -17,9 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from rlrun.protocol import stacks
-from rlrun.protocol.diagnostics import crash
-from rlrun.protocol.failures import RoleError, telling_lines, write_error
+from rlrun.diagnostics import crash, stacks
+from rlrun.protocol.files.failures import RoleError, telling_lines, write_error
 from rlrun.trainer.__main__ import crash_file, log_folder
 
 _SIGNALLED = 128

@@ -16,11 +16,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rlrun.protocol import shared
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import SharedState
-from rlrun.protocol.symptoms import between_ranks
+from rlrun.diagnostics.symptoms import between_ranks
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import SharedState
 from rlrun.trainer.ranks.group import Group
 
 MEETING_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""Requests of other runs for a slot, and the answers: rank 0's side of `protocol.shared`."""
+"""Requests of other runs for a slot, and the answers: rank 0's side of `protocol.files.shared`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.loader import load_file
-from rlrun.config.problems import ConfigError
-from rlrun.config.roles import TrainerConfig
-from rlrun.config.run import fingerprint
-from rlrun.config.sharing import refusal
-from rlrun.protocol import exit_codes, shared
-from rlrun.protocol.api_key import guest_proof
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import Join, SharedState, SlotState
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.config.models.run import fingerprint
+from rlrun.config.models.sharing import refusal
+from rlrun.protocol.files import shared
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import Join, SharedState, SlotState
+from rlrun.protocol.messages.api_key import guest_proof
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import resume
 
 LOOK_SECONDS = 0.5

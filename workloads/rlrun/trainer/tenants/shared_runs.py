@@ -12,12 +12,12 @@ from typing import Any
 
 from loguru import logger
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.attempts import attempt_of
-from rlrun.protocol.failures import RoleError
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.shared import SlotState
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.attempts import attempt_of
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.shared import SlotState
+from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import LiveFeed
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.process import Link, Process

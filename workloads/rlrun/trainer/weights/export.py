@@ -18,16 +18,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlrun.config.checkpoint import ExportConfig, ResumeConfig
-from rlrun.config.lora import LoRAConfig
-from rlrun.config.model import DType, ModelConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.durable import link_files, new_folder
-from rlrun.protocol.failures import RoleError, storage_errors
-from rlrun.protocol.manifest import TRAINER_PART
-from rlrun.protocol.paths import COMPLETE, RunPaths
-from rlrun.protocol.run_folder import recorded_run
-from rlrun.protocol.shared import model_folder
+from rlrun.config.models.checkpoint import ExportConfig, ResumeConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import DType, ModelConfig
+from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
+from rlrun.protocol.files.durable import link_files, new_folder
+from rlrun.protocol.files.failures import RoleError, storage_errors
+from rlrun.protocol.files.paths import COMPLETE, RunPaths
+from rlrun.protocol.files.run_folder import recorded_run
+from rlrun.protocol.files.shared import model_folder
+from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from rlrun.config.model import DType, ModelConfig
-from rlrun.protocol.durable import fsync_path, fsync_tree, make_folder, put_in_place
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
+from rlrun.config.models.model import DType, ModelConfig
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, put_in_place
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
 from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, parts

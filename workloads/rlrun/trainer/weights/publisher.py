@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlrun.config.roles import TrainerConfig
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.fault_points import reach
-from rlrun.protocol.paths import RunPaths
-from rlrun.protocol.storage import RefusedError, Volume, pauses
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.collective_write import Together

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 
-from rlrun.protocol.attempts import Attempt
-from rlrun.protocol.paths import COMPLETE, Artifact, RunPaths
+from rlrun.protocol.files.attempts import Attempt
+from rlrun.protocol.files.paths import COMPLETE, Artifact, RunPaths
 
 MIN_KEPT_VERSIONS = 3
 

@@ -1,7 +1,7 @@
 """Versions for the engines without the volume: rank 0 keeps the newest ones in host memory and sends them on request.
 
 The ranks gather a version once, when it is published; sending needs rank 0 alone, in a thread for each engine, while the next step is
-trained. So an engine that comes late, or a second time, costs the trainer nothing. What is said, says `rlrun.protocol.transfer`.
+trained. So an engine that comes late, or a second time, costs the trainer nothing. What is said, says `rlrun.protocol.messages.transfer`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from loguru import logger
 from torch import Tensor
 
-from rlrun.protocol.transfer import SECONDS, Joining, NotHeldError, TensorInfo, TransferOffer, TransferRequest
+from rlrun.protocol.messages.transfer import SECONDS, Joining, NotHeldError, TensorInfo, TransferOffer, TransferRequest
 from rlrun.trainer.ranks.loopback import is_loopback, loopback_store
 
 KEPT_VERSIONS = 2

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlrun.config.parallel import ParallelismConfig
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.config.models.parallel import ParallelismConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 
 @dataclass(frozen=True)

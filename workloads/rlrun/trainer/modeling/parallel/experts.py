@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import linear
 
-from rlrun.protocol import exit_codes
-from rlrun.protocol.failures import RoleError
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange, reduce_from
 
 

@@ -1,0 +1,98 @@
+"""Logs on the volume have a bound."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlrun.local.plan import RoleProcess
+from rlrun.local.supervisor import Supervisor
+from rlrun.pod.role import output
+from rlrun.runtime import bounded_log
+from rlrun.runtime.bounded_log import BoundedLog, cut_back
+
+
+def test_a_full_log_moves_aside_and_the_newest_lines_stay(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "logs" / "role.log", max_bytes=1000)
+    for number in range(1000):
+        log.append(b"line %05d\n" % number)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "logs").iterdir()}
+    assert files.keys() == {"role.log", "role.log.1"}
+    assert all(len(text) <= 1011 for text in files.values())
+    assert (files["role.log.1"] + files["role.log"]).splitlines()[-1] == b"line 00999"
+    numbers = [int(line.split()[1]) for line in (files["role.log.1"] + files["role.log"]).splitlines()]
+    assert numbers == [*range(numbers[0], 1000)]
+
+
+def test_threads_that_write_one_log_lose_no_line_but_the_oldest(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "role.log", max_bytes=1 << 20)
+
+    def write(name: int) -> None:
+        for number in range(500):
+            log.append(b"%d %d\n" % (name, number))
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len((tmp_path / "role.log").read_bytes().splitlines()) == 2000
+
+
+def test_a_log_whose_folder_cannot_be_made_takes_nothing_until_it_can(tmp_path: Path) -> None:
+    blocker = tmp_path / "logs"
+    blocker.write_text("a file")
+    log = BoundedLog(blocker / "role.log")
+    log.append(b"lost\n")
+    blocker.unlink()
+    log.append(b"kept\n")
+    assert (blocker / "role.log").read_bytes() == b"kept\n"
+
+
+def test_a_file_that_another_process_appends_to_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "role.log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 100)
+        cut_back(path, max_bytes=100)
+        assert path.stat().st_size == 100, "full is more than that"
+        writer.write(b"y")
+        cut_back(path, max_bytes=100)
+        writer.write(b"the end\n")
+    assert path.read_bytes() == b"the end\n"
+    assert bounded_log.earlier(path).read_bytes() == b"x" * 100 + b"y"
+
+
+def test_a_pod_bounds_what_its_role_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "BoundedLog", lambda path: BoundedLog(path, max_bytes=100_000))
+    monkeypatch.setattr(output, "_write", lambda stream, chunk: None)
+    kept = output.Output(tmp_path / "role.log")
+    reading, writing = os.pipe()
+    kept.pump(reading, output.STDOUT)
+    with os.fdopen(writing, "wb") as pipe:
+        for _ in range(100):
+            pipe.write(b"z" * 9_999 + b"\n")
+    kept.close()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert {"role.log.1"} <= sizes.keys() <= {"role.log", "role.log.1"}  # the last chunk may have filled it
+    assert all(size < 200_000 for size in sizes.values())
+
+
+def test_one_machine_bounds_what_its_roles_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.local.supervisor.cut_back", lambda path: cut_back(path, max_bytes=1000))
+    supervisor = Supervisor("test-bounded-log")
+    chatty = ("/bin/sh", "-c", "i=0; while [ $i -lt 200 ]; do echo aaaaaaaaaaaaaaaaaaaa; i=$((i+1)); done; sleep 60")
+    log = tmp_path / "trainer.log"
+    supervisor.start([RoleProcess("trainer", "trainer", chatty, {}, log, tmp_path / "error.json")])
+    try:
+        for _ in range(1000):
+            supervisor.exited()
+            if bounded_log.earlier(log).exists() and log.stat().st_size == 0:
+                break
+            threading.Event().wait(0.01)
+        assert bounded_log.earlier(log).stat().st_size > 1000
+        assert log.stat().st_size == 0
+    finally:
+        supervisor.stop(0.1)

@@ -1,0 +1,276 @@
+"""`python -m tools.docs [--write]`: the files that follow from the models: reference pages, CRD and its chart.
+
+Without `--write`, exit code 1 when one is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic.alias_generators import to_camel
+
+from rlrun.cli import evaluation, export, main, render, validate, version
+from rlrun.config.algorithm.names import (
+    ADVANTAGE_ENTRIES,
+    AGGREGATIONS,
+    CORRECTION_OPTIONS,
+    LOSS_ENTRIES,
+    PRESETS,
+    PROXIMAL_METHODS,
+    Entry,
+    Option,
+    default_aggregation,
+    needs,
+)
+from rlrun.runtime import exit_codes
+from tools.crd import crd_files
+from tools.docs_resource import NOTE, cells, page, resource_page, status_page
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = "docs/reference"
+
+
+def pages() -> dict[str, str]:
+    """Every reference page: file name -> text."""
+    return {
+        "rlrun.md": resource_page(),
+        "status.md": status_page(),
+        "presets.md": presets_page(),
+        "cli.md": cli_page(),
+    }
+
+
+def generated_files() -> dict[str, str]:
+    """Every generated file: path from the repository's root -> text."""
+    return {f"{REFERENCE}/{name}": text for name, text in pages().items()} | crd_files()
+
+
+def presets_page() -> str:
+    """The presets, and every advantage and loss with its options."""
+    lines = [
+        NOTE,
+        "",
+        "# Presets, advantages and losses",
+        "",
+        "`spec.algorithm.preset` names an advantage, a loss, how the tokens' losses become one number, and filters. The other fields of",
+        "`spec.algorithm` replace its parts: `algorithm: {preset: aipo, loss: {name: aipo, options: {delta: 4.0}}}`. A name may also be an",
+        "import path `package.module:function` of your own: a loss is called as `function(LossInputs, **options)` and returns a",
+        "`TokenLoss` (see `rlrun.algorithms`), an advantage as `function(RewardGroups, **options)`, with numpy arrays, and returns one",
+        "number per rollout (see `rlrun.advantages`).",
+        "`environments[].algorithm` replaces the parts for one environment, all but the models and the bounds of staleness.",
+        "",
+        "Notation: t, i, o and ref are the log-probabilities of a token under the policy that is trained, the engine that sampled it, the",
+        "proximal and the reference policy; ρ = exp(t - i); A is the advantage; sg stops the gradient; d = e^t - e^i.",
+        "",
+        "## Presets",
+        "",
+        "| preset | advantage | loss | aggregation | filters | needs | meaning |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, preset in PRESETS.items():
+        missing = needs("loss", preset.loss, preset.loss_options) | needs(
+            "advantage", preset.advantage, preset.advantage_options
+        )
+        lines.append(
+            cells(
+                f"`{name}`",
+                f"`{preset.advantage}`{_given(preset.advantage_options)}",
+                f"`{preset.loss}`{_given(preset.loss_options)}",
+                f"`{preset.aggregation or default_aggregation(preset.loss, preset.loss_options)}`",
+                _given({to_camel(key): value for key, value in preset.filters.items()}).strip(),
+                ", ".join(missing),
+                preset.description,
+            )
+        )
+    for title, table in (("Advantages", ADVANTAGE_ENTRIES), ("Losses", LOSS_ENTRIES)):
+        lines += ["", f"## {title}"]
+        for name, entry in table.items():
+            lines += _algorithm(name, entry)
+    lines += _named(
+        "Aggregations", "`algorithm.aggregation`: how the losses of the tokens become one number.", AGGREGATIONS
+    )
+    lines += _named(
+        "Proximal policies", "`algorithm.proximal`: what `ppo`, `decoupled_ppo` and `gspo` keep near.", PROXIMAL_METHODS
+    )
+    lines += [
+        *_heading("Correction"),
+        "`algorithm.correction` multiplies the loss of each token, to correct for an engine that disagrees with the trainer about the same",
+        "tokens. x = o - i, or t - i without a proximal policy. A token that is masked stays in the denominator.",
+        "",
+    ]
+    lines += _options(CORRECTION_OPTIONS)
+    return page(lines)
+
+
+def _heading(title: str) -> list[str]:
+    return ["", f"## {title}", ""]
+
+
+def _named(title: str, text: str, table: Mapping[str, str]) -> list[str]:
+    rows = [cells(f"`{name}`", meaning) for name, meaning in table.items()]
+    return [*_heading(title), text, "", "| name | meaning |", "|---|---|", *rows]
+
+
+def _algorithm(name: str, entry: Entry) -> Iterable[str]:
+    yield from ("", f"### `{name}`", "", f"{entry.summary}.")
+    if entry.needs:
+        yield from ("", f"Needs a {entry.needs} model.")
+    if entry.options:
+        yield from ("", *_options(entry.options))
+
+
+def _options(options: Mapping[str, Option]) -> Iterable[str]:
+    yield from ("| option | default | values | meaning |", "|---|---|---|---|")
+    for option, spec in options.items():
+        meaning = spec.summary + (f"; needs a {spec.needs} model" if spec.needs else "")
+        yield cells(f"`{option}`", f"`{json.dumps(spec.default)}`", _values(spec), meaning)
+
+
+def _values(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in option.choices)
+    if isinstance(option.default, bool):
+        return "true, false"
+    low = "" if option.low == -math.inf else f"{'>' if option.low_excluded else '≥'} {option.low:g}"
+    high = "" if option.high == math.inf else f"≤ {option.high:g}"
+    return ", ".join(filter(None, (low, high, "null" if option.nullable else "")))
+
+
+def cli_page() -> str:
+    """The command lines, the order of sources and the exit codes."""
+    codes = [
+        (exit_codes.OK, "the run is complete, or the command did what it was asked"),
+        (exit_codes.FAILURE, "something broke that starting again may mend"),
+        (exit_codes.STORAGE, "the volume refuses to write (full, read-only)"),
+        (exit_codes.USAGE, "the command line is wrong"),
+        (exit_codes.DATA, "data is wrong: a model folder without weights, errors that dominate"),
+        (exit_codes.UNAVAILABLE, "a port is in use, or a device is missing"),
+        (exit_codes.CONFIGURATION, "the configuration is wrong"),
+    ]
+    lines = [NOTE, "", "# Command lines", "", "## `rlrun`", "", "```text", main.usage(), "```"]
+    commands = {
+        "validate": validate.parser(),
+        "render": render.parser(),
+        "export": export.parser(),
+        "version": version.parser(),
+        "eval": evaluation.eval_parser(),
+        "synthesize": evaluation.synthesize_parser(),
+    }
+    for name, parser in commands.items():
+        lines += ["", f"### `rlrun {name}`", "", "```text", parser.format_help().rstrip(), "```"]
+    lines += [
+        "",
+        "### `rlrun local`",
+        "",
+        "Starts all roles of a manifest on this machine; `rlrun local --help` tells its options.",
+        "",
+        "### `rlrun tiny-model DIR`",
+        "",
+        "Makes a tiny model; its options are the fields of [`spec.model.tiny`](rlrun.md#specmodeltiny), such as",
+        "`--hidden-size 64`. A folder that is not empty is refused.",
+        "",
+        "## `rl`",
+        "",
+        "A local run from configuration files, in one file or one per role:",
+        "",
+        "```text",
+        "rl @ run.toml [--max-steps 10 ...]",
+        "rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml [--max-steps 10 ...]",
+        "```",
+        "",
+        "The files hold the fields of [`spec`](rlrun.md#spec), and `name` and `output_dir` beside them. What a role's file says about the",
+        "whole run (`model`, `max_steps`, `seq_len`, `environments`, ...) is shared by all roles; two different values are an",
+        "error that names both. `ckpt` means `checkpoint`; `rollouts_per_example` is the group size of every environment that sets none.",
+        "It takes the options of `rlrun local` too.",
+        "",
+        "## `sft`",
+        "",
+        "Supervised fine-tuning, from a manifest (as `rlrun local`) or from files and options (as `rl`):",
+        "",
+        "```text",
+        "sft run.yaml [--output-dir DIR] [--resume]",
+        "sft @ run.toml [--data.path chats.jsonl | --data.name org/chats] [--data.split train] [--max-steps 10 ...]",
+        "```",
+        "",
+        "`data.path`, `data.name` and `data.split` are the only data set; `data.seq_len` in a file means `seq_len`.",
+        "",
+        "## `trainer`, `orchestrator`, `inference`",
+        "",
+        "```text",
+        "trainer @ run.json [--optimizer.lr 1e-5 ...]",
+        "```",
+        "",
+        "One role by hand. Of a `run.json` (as `rlrun render` prints it) the role's part is taken. `RLRUN_API_KEY` holds the secret that",
+        "all roles of the run share, `RLRUN_ATTEMPT` the attempt's number (default 1).",
+        "",
+        "## `--bench`",
+        "",
+        "`trainer`, `rl` and `sft` with `@ FILE --bench`, and `sft RUN.yaml --bench`, measure the trainer's step on fake data, with",
+        "random weights of the model's shape, and print a table of MFU, tokens/s, step time (mean ± standard deviation) and peak memory.",
+        "MFU counts 6·active parameters + 12·layers·hidden size·T FLOPs per token of a sequence of T tokens; it is `-` on a CPU,",
+        "whose peak is not known. `--bench.seq-lens 8192,16384` measures these instead of `seqLen`; `--bench.rows` are micro-batches per",
+        "rank and step (1), `--bench.steps` the measured steps (5) after `--bench.warmup` (2), `--bench.output FILE` keeps the",
+        "values as JSON.",
+        "",
+        "## Where values come from",
+        "",
+        "In this order, the first that says something wins:",
+        "",
+        "1. the command line: `--trainer.optimizer.lr 1e-5`, `--batch-size 8` or `--batch_size=8`, `--environments.0.group-size 4`,",
+        "   `--flag` and `--no-flag`, objects and lists as JSON; `--evaluation` turns an optional block on, `--no-evaluation` off;",
+        "2. configuration files, `@ a.toml @ b.yaml`: TOML, YAML or JSON; a later file wins, objects are merged, lists are replaced;",
+        "3. the environment: `RLRUN_TRAINER__OPTIMIZER__LR=1e-5`, or `PRIME_` instead of `RLRUN_`;",
+        "4. defaults.",
+        "",
+        "`--dry-run` prints the result as JSON and stops; `--help` lists every option. Every problem is told in one line: the source, the",
+        "field as it was written, the value, and what is expected.",
+        "",
+        "## Exit codes",
+        "",
+        "| code | meaning |",
+        "|---|---|",
+        *(cells(str(code), meaning) for code, meaning in codes),
+        "",
+        "64 to 78 are permanent: starting again cannot help.",
+    ]
+    return page(lines)
+
+
+def _given(options: Mapping[str, object]) -> str:
+    return f" {json.dumps(dict(options))}" if options else ""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Write the files, or say which are out of date."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.docs", description="The files that follow from the models: reference pages and CRD."
+    )
+    parser.add_argument("--write", action="store_true", help="write the files instead of comparing them")
+    parser.add_argument("--check", action="store_false", dest="write", help="compare them (the default)")
+    parser.add_argument("--folder", type=Path, default=ROOT, help="root of the repository")
+    options = parser.parse_args(argv)
+    code = exit_codes.OK
+    for name, text in generated_files().items():
+        path: Path = options.folder / name
+        if options.write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            continue
+        now = path.read_text() if path.is_file() else ""
+        if now != text:
+            changes = difflib.unified_diff(
+                now.splitlines(), text.splitlines(), str(path), "generated", lineterm="", n=0
+            )
+            print(f"{path} is out of date; run python -m tools.docs --write", *list(changes)[:20], sep="\n")
+            code = exit_codes.FAILURE
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run())

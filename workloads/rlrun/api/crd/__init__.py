@@ -1,0 +1,1 @@
+"""The CustomResourceDefinition and the admission policy, made from the models."""

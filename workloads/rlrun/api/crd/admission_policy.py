@@ -1,0 +1,157 @@
+"""The rules between fields as a ValidatingAdmissionPolicy: the API server judges them when a specification is written, and only then.
+
+As `x-kubernetes-validations` of the CRD they would be judged at every write of the status, too, over the whole object: most of what a run
+costs the API server. A policy also sees what a CRD's rules do not, the inside of free-form fields. It names every broken rule at once.
+
+Pure: models in, plain data out. `self` of a rule is bound by macros: `optional.optMap(self, ...)` for a block, `[item].map(self, ...)`
+for an item of a list, whose index macros do not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rlrun.api.crd.definition import GROUP, KEYS_KEY, PLURAL, RULES_KEY, VERSION, spec_schema
+from rlrun.api.crd.rules import ROOT_RULES, TRANSITION_RULES
+from rlrun.api.resource import RLRun
+from rlrun.config.free import LEVELS_MAX
+from rlrun.config.rule import Rule, compact, quoted
+
+Json = dict[str, Any]
+NAME = f"{PLURAL}.{GROUP}"
+SPEC_LEVELS_MAX = LEVELS_MAX + 4
+"""Lists and mappings inside each other, of a whole specification: `spec.environments[0].args` is four levels deep."""
+TOLD_MAX = 10
+"""Broken rules in one answer. The API server's own limit is 5 kiB; each message is cut at `MESSAGE_MAX`."""
+MESSAGE_MAX = 480
+_SPEC = "object.spec"
+_ROOT = quoted("")
+
+
+def validating_policy() -> list[Json]:
+    """The ValidatingAdmissionPolicy and its binding, which holds in all namespaces."""
+    api = {"apiVersion": "admissionregistration.k8s.io/v1"}
+    policy: Json = {
+        **api,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": NAME},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [
+                    {
+                        "apiGroups": [GROUP],
+                        "apiVersions": [VERSION],
+                        "operations": ["CREATE", "UPDATE"],
+                        "resources": [PLURAL],
+                    }
+                ]
+            },
+            # Else a rule of a newer release would keep a run of an older one from being labelled, or from losing a finalizer.
+            "matchConditions": [
+                {"name": "spec-written", "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec"}
+            ],
+            "variables": [{"name": name, "expression": cel} for name, cel in _variables()],
+            "validations": [
+                {
+                    "expression": "size(variables.problems) == 0",
+                    "messageExpression": _told(),
+                    "message": "spec breaks a rule; `rlrun validate` names it",
+                }
+            ],
+        },
+    }
+    binding: Json = {
+        **api,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": NAME},
+        "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+    }
+    return [policy, binding]
+
+
+def _variables() -> list[tuple[str, str]]:
+    """Name and CEL expression of each variable: lists of messages, and the sum of them all."""
+    schema = spec_schema(ruled=True)
+    found = [("indices", f"[{','.join(str(i) for i in range(_longest(schema)))}]"), ("deep", _deep())]
+    parts = [("ofName", f"[object].map(self,{_messages(ROOT_RULES[RLRun], _ROOT)})[0]")]
+    parts.append(("ofSpec", f"[{_SPEC}].map(self,{_messages(schema[RULES_KEY], quoted('spec'))})[0]"))
+    for name, inner in schema["properties"].items():
+        if below := _below(inner, quoted(f"spec.{name}"), 0):
+            parts.append((name, f"{_SPEC}.?{name}.optMap(self,{below}).orValue([])"))
+    changed = _messages(TRANSITION_RULES, _ROOT)
+    parts.append(
+        ("ofChange", f"request.operation=='CREATE'?[]:[object].map(self,[oldObject].map(oldSelf,{changed})[0])[0]")
+    )
+    every = "+".join(f"variables.{name}" for name, _ in [("deep", ""), *parts])
+    return [*found, *parts, ("problems", every)]
+
+
+def _longest(schema: Json) -> int:
+    """Most items that a list inside may have."""
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    return max([int(schema.get("maxItems", 0)), *(_longest(each) for each in inner if isinstance(each, dict))])
+
+
+def _below(schema: Json, path: str, lists: int) -> str:
+    """CEL list of what is wrong in the value `self` of this schema; empty: it has no rules.
+
+    Args:
+        path: of the value, as a CEL expression.
+        lists: how many lists it is inside of.
+    """
+    parts = [_messages(schema[RULES_KEY], path)] if schema.get(RULES_KEY) else []
+    for name, inner in schema.get("properties", {}).items():
+        if below := _below(inner, _plus(path, f".{name}"), lists):
+            parts.append(f"self.?{name}.optMap(self,{below}).orValue([])")
+    index = f"i{lists}"
+    if "items" in schema and (below := _below(schema["items"], _plus(path, "[", f"string({index})", "]"), lists + 1)):
+        item = f"[self[{index}]].map(self,({below}).join('; '))[0]"
+        parts.append(f"variables.indices.filter({index},{index}<size(self)).map({index},{item}).filter(s,s!='')")
+    if KEYS_KEY in schema:
+        key = _messages(schema[KEYS_KEY][RULES_KEY], _plus(path, ".", "k"))
+        parts.append(f"self.map(k,[k].map(self,({key}).join('; '))[0]).filter(s,s!='')")
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict) and (below := _below(values, _plus(path, ".", "k"), lists)):
+        parts.append(f"self.map(k,[self[k]].map(self,({below}).join('; '))[0]).filter(s,s!='')")
+    return "+".join(parts)
+
+
+def _plus(path: str, text: str, *more: str) -> str:
+    """A path with something behind it; `more` are an expression and a text in turns."""
+    return "+".join([path, quoted(text), *(part if i % 2 == 0 else quoted(part) for i, part in enumerate(more))])
+
+
+def _messages(rules: Iterable[Rule], path: str) -> str:
+    """CEL list of the messages of the rules that `self` breaks."""
+    each = []
+    for rule in rules:
+        field = rule.field or ""
+        prefix = [] if path == _ROOT else [path]
+        if field or prefix:
+            prefix.append(quoted(f"{field if prefix else field.lstrip('.')}: "))
+        each.append(f"({compact(rule.holds)})?'':{'+'.join([*prefix, rule.said()])}")
+    return f"[{','.join(each)}].filter(s,s!='')"
+
+
+def _told() -> str:
+    """CEL string of the first problems, on one line: the API server drops a message with a line break."""
+    cut = f"size(p)>{MESSAGE_MAX}?p.substring(0,{MESSAGE_MAX})+'…':p"
+    first = f"variables.indices.filter(i,i<{TOLD_MAX}&&i<size(variables.problems)).map(i,variables.problems[i])"
+    more = f"size(variables.problems)>{TOLD_MAX}?['and %d more'.format([size(variables.problems)-{TOLD_MAX}])]:[]"
+    return f"({first}.map(p,{cut})+({more})).join('; ').replace('\\n',' ').replace('\\r',' ')"
+
+
+def _deep() -> str:
+    """CEL list of one message when the specification is nested too deeply: CEL has no recursion, so it is written out."""
+    names = [f"v{i}" for i in range(SPEC_LEVELS_MAX)]
+    inner = f"{_children(names[-1])}.all(v,type(v)!=map&&type(v)!=list)"
+    for outer, name in zip(reversed(names[:-1]), reversed(names[1:]), strict=True):
+        inner = f"{_children(outer)}.all({name},{inner})"
+    message = f"spec: more than {SPEC_LEVELS_MAX} lists and mappings inside each other: flatten the value, or put it into a file"
+    return f"[{_SPEC}].all({names[0]},{inner})?[]:[{quoted(message)}]"
+
+
+def _children(name: str) -> str:
+    return f"(type({name})==map?{name}.map(k,{name}[k]):type({name})==list?{name}:[])"

@@ -1,0 +1,293 @@
+"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, and no default in `spec`.
+
+Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere and no `anyOf` but for int-or-string; so the models
+are walked here instead of translating pydantic's JSON schema. The rules between fields are in `policy`.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlrun.api.crd.rules import RULES
+from rlrun.api.crd.unset import default_of, reading_defaults
+from rlrun.api.kubernetes import NodeAffinity, PodAffinity
+from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
+from rlrun.api.status import UNSERVED, RLRunStatus
+from rlrun.config.formats import Distinct, Format
+from rlrun.config.loading.schema import shape_of
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.config.rule import Rule, quoted
+
+Json = dict[str, Any]
+_ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
+
+PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
+GROUP, _, VERSION = API_VERSION.partition("/")
+RULES_KEY = "rules"
+"""Where `spec_schema(ruled=True)` has the rules of a value."""
+KEYS_KEY = "propertyNames"
+"""Where it has the schema of a mapping's keys, if they have rules."""
+
+# Bounds for what the models leave open: the API server must know how much a rule can cost.
+STRING_MAX = 1024
+ITEMS_MAX = 64
+PROPERTIES_MAX = 64
+INTEGER_MAX = 2**53 - 1
+"""Larger integers are not exact in JSON."""
+
+_KUBERNETES = "rlrun.api.kubernetes"
+_DESCRIBED_ELSEWHERE = {
+    *((EnvironmentAlgorithm, name) for name in EnvironmentAlgorithm.model_fields),
+    (EnvironmentConfig, "sampling"),
+}
+"""Fields whose parts are those of `spec.algorithm` and `spec.sampling`, which describe them; a second time would not fit."""
+_FREE: tuple[type[BaseModel], ...] = (NodeAffinity, PodAffinity)
+"""Blocks whose fields' names alone the API server checks: in every role, the terms were a twentieth of the CRD."""
+_BOUNDS = {
+    "str": {"min_length": "minLength", "max_length": "maxLength"},
+    "list": {"min_length": "minItems", "max_length": "maxItems"},
+    "mapping": {"min_length": "minProperties", "max_length": "maxProperties"},
+}
+_SELECTABLE = (".status.phase",)
+"""Fields that `kubectl get rlr --field-selector` takes (Kubernetes 1.31 and newer)."""
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", 0),
+    ("Step", "string", ".status.steps", 0),
+    ("Reward", "number", ".status.progress.reward", 0),
+    ("Trainer", "string", ".status.trainerReady", 0),
+    ("Inference", "string", ".status.inferenceReady", 0),
+    ("Restarts", "integer", ".status.restarts", 0),
+    ("Ckpt", "integer", ".status.checkpoint.latestCompleteStep", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Reason", "string", ".status.reason", 1),
+    ("Attempt", "integer", ".status.attempt", 1),
+    ("Version", "integer", ".status.progress.policyVersion", 1),
+    ("Staleness", "number", ".status.progress.stalenessMean", 1),
+    ("Tok/s", "number", ".status.progress.tokensPerSecond", 1),
+)
+
+
+def crd() -> Json:
+    """The CustomResourceDefinition `rlruns.rlrun.io`."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": SHORT_NAMES,
+                "categories": CATEGORIES,
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "selectableFields": [{"jsonPath": path} for path in _SELECTABLE],
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "schema": {"openAPIV3Schema": _root()},
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, priority: int) -> Json:
+    column = {"name": name, "type": kind, "jsonPath": path}
+    return column | ({"priority": priority} if priority else {})
+
+
+def _root() -> Json:
+    text = {name: _words(info.description) for name, info in RLRun.model_fields.items()}
+    return {
+        "type": "object",
+        "description": _words(RLRun.__doc__),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": text["api_version"]},
+            "kind": {"type": "string", "description": text["kind"]},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
+            "spec": spec_schema(),
+            "status": status_schema(),
+        },
+    }
+
+
+def spec_schema(*, ruled: bool = False) -> Json:
+    """The schema of `spec`; `ruled`: with the `Rule`s of each value beside it."""
+    return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _words(RLRun.model_fields["spec"].description))
+
+
+def status_schema() -> Json:
+    """The schema of `status`. Without defaults, but for a status that nobody has written: what the operator did not write is unknown.
+
+    Atomic: it has one writer, and an owner of each of its fields would be a quarter of the object and of the cost of each write.
+    """
+    schema = _Writer(spec=False).model(RLRunStatus, _words(RLRunStatus.__doc__))
+    return schema | {"x-kubernetes-map-type": "atomic", "default": dict(UNSERVED)}
+
+
+class _Writer:
+    """Writes the schema of one half of the resource.
+
+    Args:
+        spec: what users write, with defaults and bounds everywhere; otherwise what the operator writes.
+        described: whether fields have their descriptions.
+        ruled: whether values have their rules.
+    """
+
+    def __init__(self, *, spec: bool, described: bool = True, ruled: bool = False) -> None:
+        self._spec, self._described, self._ruled = spec, described, ruled
+
+    def model(self, model: type[BaseModel], description: str = "") -> Json:
+        """A block."""
+        schema: Json = {"type": "object"}
+        if description and model.__module__ != _KUBERNETES:
+            schema["description"] = description
+        required = [info.alias or name for name, info in model.model_fields.items() if info.is_required()]
+        if required:
+            schema["required"] = required
+        schema["properties"] = {
+            info.alias or name: self._field(model, name) for name, info in model.model_fields.items()
+        }
+        if self._ruled and (rules := _rules(model)):
+            schema[RULES_KEY] = rules
+        return schema
+
+    def _field(self, owner: type[BaseModel], name: str) -> Json:
+        info = owner.model_fields[name]
+        described = self._described and owner.__module__ != _KUBERNETES
+        description = _words(f"{info.description} {_shown_default(info) if self._spec else ''}") if described else ""
+        here = self._described and (owner, name) not in _DESCRIBED_ELSEWHERE
+        inside = _Writer(spec=self._spec, described=here, ruled=self._ruled)
+        schema = dict(_ANY) if owner in _FREE else inside._type(info.annotation, info.metadata)
+        inner = schema.pop("description", "")
+        if description or inner:
+            schema = {"description": description or inner} | schema
+        if self._spec and default_of(info) is not None and type(None) in typing.get_args(info.annotation):
+            schema["nullable"] = True
+        return schema
+
+    def _type(self, annotation: Any, metadata: Iterable[Any] = ()) -> Json:
+        """The schema of an annotation; `metadata` is what `Annotated` and `Field` say about it."""
+        origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin is Annotated:
+            return self._type(args[0], (*args[1:], *metadata))
+        if origin in (typing.Union, types.UnionType):
+            return self._union([arg for arg in args if arg is not type(None)], metadata)
+        shape = shape_of(annotation, metadata)
+        bounds = dict(shape.bounds)
+        match shape.kind:
+            case "model":
+                return self.model(annotation, _words(annotation.__doc__))
+            case "choice":
+                return {"type": "string", "enum": list(shape.choices)}
+            case "bool":
+                return {"type": "boolean"}
+            case "int" | "float":
+                return self._number(shape.kind, bounds)
+            case "str":
+                return self._string(bounds, metadata)
+            case "list":
+                schema: Json = {"type": "array", "items": self._type(args[0])}
+                return schema | self._sizes("list", bounds, {"maxItems": ITEMS_MAX}) | _list_type(metadata)
+            case "mapping":
+                value = self._type(args[1])
+                schema = {"type": "object"}
+                schema |= value if _is_any(value) else {"additionalProperties": value}
+                if self._ruled and RULES_KEY in (key := self._type(args[0])):
+                    schema[KEYS_KEY] = key
+                return schema | self._sizes("mapping", bounds, {"maxProperties": PROPERTIES_MAX})
+            case _:
+                return dict(_ANY)
+
+    def _union(self, members: list[Any], metadata: Iterable[Any]) -> Json:
+        if len(members) == 1:
+            return self._type(members[0], metadata)
+        schemas = [self._type(member) for member in members]
+        if {schema.get("type") for schema in schemas} != {"string", "integer"}:
+            return dict(_ANY)
+        text, number = sorted(schemas, key=lambda schema: schema["type"] != "string")
+        schema = {"x-kubernetes-int-or-string": True, "maxLength": text["maxLength"], "minimum": number["minimum"]}
+        if RULES_KEY in text:
+            schema[RULES_KEY] = [replace(rule, holds=f"type(self) == int || {rule.holds}") for rule in text[RULES_KEY]]
+        return schema
+
+    def _number(self, kind: str, bounds: dict[str, Any]) -> Json:
+        schema: Json = {"type": "integer"} if kind == "int" else {"type": "number"}
+        for low in ("ge", "gt"):
+            if low in bounds:
+                schema["minimum"] = bounds[low]
+        for high in ("le", "lt"):
+            if high in bounds:
+                schema["maximum"] = bounds[high]
+        if "gt" in bounds:
+            schema["exclusiveMinimum"] = True
+        if "lt" in bounds:
+            schema["exclusiveMaximum"] = True
+        if "multiple_of" in bounds:
+            schema["multipleOf"] = bounds["multiple_of"]
+        if self._spec and kind == "int":
+            schema.setdefault("maximum", INTEGER_MAX)
+        return schema
+
+    def _string(self, bounds: dict[str, Any], metadata: Iterable[Any]) -> Json:
+        schema: Json = {"type": "string"} | self._sizes("str", bounds, {"maxLength": STRING_MAX})
+        formats = [item for item in metadata if isinstance(item, Format)]
+        if self._ruled and formats:
+            schema[RULES_KEY] = [_format_rule(item) for item in formats]
+        return schema
+
+    def _sizes(self, kind: str, bounds: dict[str, Any], otherwise: Json) -> Json:
+        sizes = {_BOUNDS[kind][key]: value for key, value in bounds.items() if key in _BOUNDS[kind]}
+        return otherwise | sizes if self._spec else sizes
+
+
+def _rules(model: type[BaseModel]) -> list[Rule]:
+    rules = [rule for base in reversed(model.__mro__) for rule in RULES.get(base, ())]
+    return [reading_defaults(rule, {"self": model}) for rule in rules]
+
+
+def _format_rule(item: Format) -> Rule:
+    return Rule(f"self.matches({quoted(f'^({item.pattern})$')})", f'got "{{self}}", expected {item.words}')
+
+
+def _list_type(metadata: Iterable[Any]) -> Json:
+    """How server-side apply merges a list; else it is atomic, as where the order of the items means something."""
+    for item in metadata:
+        if isinstance(item, Distinct):
+            keys = {"x-kubernetes-list-map-keys": [item.key]} if item.key else {}
+            return {"x-kubernetes-list-type": "map" if item.key else "set"} | keys
+    return {}
+
+
+def _is_any(schema: Json) -> bool:
+    return schema == _ANY
+
+
+def _shown_default(info: FieldInfo) -> str:
+    """The end of a description: the value that the operator takes where nothing is written."""
+    value = default_of(info)
+    if value is None or value == [] or value == {}:
+        return ""
+    return f"Default: {value if isinstance(value, str) else json.dumps(value)}."
+
+
+def _words(text: str | None) -> str:
+    return " ".join((text or "").split())

@@ -1,0 +1,174 @@
+"""Rules over a stored specification, in which only the fields stand that somebody wrote.
+
+The CRD fills in no default, so a rule reads `self.trainer.replicas` of an object that may have no `trainer`. Rules are written as if all
+fields were there; here each read of a field becomes one with the model's default: `self.?trainer.?replicas.orValue(1)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rlrun.config.loading.schema import Shape, fields
+from rlrun.config.rule import Rule, quoted
+
+_TEXT = r"'(?:\\.|[^'\\])*'"
+_PATH = r"(?<![\w.?])(?P<root>[A-Za-z_]\w*)(?P<path>(?:\.[a-zA-Z]\w*)+)(?!\w)"
+_READ = re.compile(
+    rf"(?P<text>{_TEXT})|has\({_PATH}\)|{_PATH.replace('root', 'of').replace('path', 'below')}(?P<call>\()?"
+)
+_MACRO = re.compile(rf"{_PATH}\.(?:all|exists|exists_one|filter|map)\((?P<name>\w+),")
+Roots = Mapping[str, type[BaseModel]]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One field of a path."""
+
+    owner: type[BaseModel]
+    name: str
+    info: FieldInfo
+    shape: Shape
+
+
+def reading_defaults(rule: Rule, roots: Roots) -> Rule:
+    """The rule for a specification without its defaults.
+
+    Args:
+        rule: written as if every field with a default were there.
+        roots: the model of each of its variables, `self` among them.
+    """
+    message = "".join(f"{{{_read(part, roots)}}}" if i % 2 else part for i, part in enumerate(rule.parts))
+    return replace(rule, holds=_read(rule.holds, roots), message=message)
+
+
+def always_there(info: FieldInfo) -> bool:
+    """Whether a block means the same unset and empty: it is required, or its default is made of its fields' defaults alone."""
+    return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
+
+
+def canonical(
+    root: str,
+    model: type[BaseModel],
+    names: Iterable[str] | None = None,
+    *,
+    depth: int = 0,
+    left_out: frozenset[str] = frozenset(),
+) -> Iterator[tuple[str, str]]:
+    """Name and CEL expression of each field of a block, alike for blocks that mean the same.
+
+    Args:
+        root: the block as an optional expression ends in `.`, such as `o.spec.?trainer.`.
+        model: of the block.
+        names: Python names of the fields; default: all.
+        depth: blocks and lists around it.
+        left_out: paths of fields that do not count, such as `claimTemplate.size`.
+    """
+    for name in names if names is not None else fields(model):
+        info, shape = model.model_fields[name], fields(model)[name]
+        alias = info.alias or name
+        if alias not in left_out:
+            inside = frozenset(path.partition(".")[2] for path in left_out if path.startswith(f"{alias}."))
+            yield alias, _canonical(f"{root}?{alias}", info, shape, depth, inside)
+
+
+def _canonical(read: str, info: FieldInfo, shape: Shape, depth: int, left_out: frozenset[str]) -> str:
+    """CEL expression of the field that the optional expression `read` is."""
+    inner, each = (shape.parts[0], f"i{depth}") if shape.kind == "list" else (shape, f"b{depth}")
+    if inner.model is None:
+        default = default_of(info)
+        return read if default is None else f"{read}.orValue({literal(default)})"
+    if shape.kind == "list":
+        return f"{read}.orValue([]).map({each},{_block(f'{each}.', inner.model, depth + 1, left_out)})"
+    if always_there(info) and not info.is_required():
+        return _block(f"{read}.", inner.model, depth, left_out)
+    if isinstance(info.default, BaseModel):
+        given = info.default.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        read = f"{read}.or(optional.of({literal(given)}))"
+    return f"{read}.optMap({each},{_block(f'{each}.', inner.model, depth + 1, left_out)})"
+
+
+def _block(root: str, model: type[BaseModel], depth: int, left_out: frozenset[str]) -> str:
+    return f"[{','.join(f'dyn({cel})' for _, cel in canonical(root, model, depth=depth, left_out=left_out))}]"
+
+
+def default_of(info: FieldInfo) -> Any:
+    """A field's default as plain data; None: unset means something of its own, or the field is a block."""
+    if info.is_required():
+        return None
+    value = info.get_default(call_default_factory=True, validated_data={})
+    return None if value is PydanticUndefined or isinstance(value, BaseModel) else value
+
+
+def literal(value: Any) -> str:
+    """Plain data as a CEL literal."""
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(literal(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{literal(name)}:{literal(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise TypeError(f"no CEL literal for {value!r}")
+
+
+def _read(expression: str, roots: Roots) -> str:
+    """An expression with its fields read as optional ones."""
+    known = dict(roots)
+    for macro in _MACRO.finditer(expression):
+        item = _steps(known, macro["root"], macro["path"].split(".")[1:])[0]
+        if item and (model := item[-1].shape.parts[0].model if item[-1].shape.kind == "list" else None):
+            known[macro["name"]] = model
+
+    def rewritten(found: re.Match[str]) -> str:
+        if found["text"] or (found["root"] or found["of"]) not in known:
+            return found[0]
+        if found["root"]:
+            steps, _ = _steps(known, found["root"], found["path"].split(".")[1:])
+            return f"{_optional(found['root'], steps)}.hasValue()" if len(steps) > 1 else found[0]
+        steps, rest = _steps(known, found["of"], found["below"].split(".")[1:])
+        end = "".join(f".{name}" for name in rest) + (found["call"] or "")
+        return (_value(found["of"], steps) if steps else found["of"]) + end
+
+    return _READ.sub(rewritten, expression)
+
+
+def _steps(known: Roots, root: str, names: list[str]) -> tuple[list[_Step], list[str]]:
+    """The fields at the beginning of a path, and what follows them: methods, keys of mappings."""
+    steps: list[_Step] = []
+    model = known.get(root)
+    for i, alias in enumerate(names):
+        found = None if model is None else _field(model, alias)
+        if found is None:
+            return steps, names[i:]
+        steps.append(found)
+        model = found.shape.model
+    return steps, []
+
+
+def _field(model: type[BaseModel], alias: str) -> _Step | None:
+    for name, info in model.model_fields.items():
+        if (info.alias or name) == alias:
+            return _Step(model, alias, info, fields(model)[name])
+    return None
+
+
+def _value(root: str, steps: list[_Step]) -> str:
+    default = default_of(steps[-1].info)
+    if default is not None:
+        return f"{_optional(root, steps)}.orValue({literal(default)})"
+    if all(step.info.is_required() for step in steps[:-1]):
+        return ".".join([root, *(step.name for step in steps)])
+    return f"{_optional(root, steps)}.value()"
+
+
+def _optional(root: str, steps: list[_Step]) -> str:
+    return root + "".join(f".{step.name}" if step.info.is_required() else f".?{step.name}" for step in steps)

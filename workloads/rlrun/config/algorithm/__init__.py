@@ -1,0 +1,1 @@
+"""Advantages, losses and presets by name: their options, defaults and bounds."""

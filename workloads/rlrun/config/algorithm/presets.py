@@ -1,0 +1,124 @@
+"""The presets: named points of the grid advantage x loss x aggregation x filters. Pure data; the docs page is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlrun.config.algorithm.options import OptionValue
+
+DEFAULT_PRESET = "aipo"
+DEFAULT_ADVANTAGE = "grpo"
+DEFAULT_LOSS = "aipo"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Options that are not listed have their default. `filters` holds fields of `FilterConfig`."""
+
+    description: str
+    advantage: str = DEFAULT_ADVANTAGE
+    loss: str = DEFAULT_LOSS
+    advantage_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    loss_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    aggregation: str | None = None
+    """None: that of the loss."""
+    filters: Mapping[str, OptionValue] = field(default_factory=dict)
+
+
+_CLIP = {"dual_clip": None}
+"""The papers clip the ratio on two sides only."""
+
+PRESETS: Mapping[str, Preset] = {
+    "aipo": Preset("the default: group-mean baseline without std, one-sided truncated importance sampling (LlamaRL)"),
+    "grpo": Preset(
+        "group mean and std, clipped ratio, mean over each answer's tokens, then over answers (DeepSeekMath; TRL's `loss_type: grpo`). "
+        "TRL's and verl's present default: `aggregation: token_mean`. The paper's KL term: `regularizers: {kl: 0.04}` and a `reference`",
+        advantage_options={"std": "group"},
+        loss="ppo",
+        loss_options=_CLIP,
+        aggregation="seq_mean_token_mean",
+    ),
+    "dr_grpo": Preset(
+        "clipped ratio, no std, each answer's sum divided by a constant length: no bias towards short or long answers (Dr. GRPO)",
+        advantage="dr_grpo",
+        loss="ppo",
+        loss_options=_CLIP,
+        aggregation="constant_length",
+    ),
+    "rloo": Preset(
+        "leave-one-out baseline; sum over each answer's tokens, mean over answers, as REINFORCE on whole answers has it; "
+        "truncated importance sampling where data are not on-policy",
+        advantage="rloo",
+        aggregation="seq_mean_token_sum",
+    ),
+    "opo": Preset(
+        "length-weighted baseline; the paper is exactly on-policy (`maxAsyncLevel: 0`), data that are not are weighed by truncated "
+        "importance sampling",
+        advantage="opo",
+    ),
+    "reinforce_pp": Preset(
+        "no groups: returns whitened over all loss tokens of the batch, clipped ratio (REINFORCE++, without its KL in the reward)",
+        advantage="reinforce_pp",
+        loss="ppo",
+        loss_options=_CLIP,
+    ),
+    "reinforce_pp_baseline": Preset(
+        "group-mean baseline, whitened over all loss tokens of the batch, clipped ratio (REINFORCE++-baseline). "
+        "Its KL term: `regularizers: {kl: ..., klKind: k2}` and a `reference`",
+        advantage="reinforce_pp_baseline",
+        loss="ppo",
+        loss_options=_CLIP,
+    ),
+    "max_rl": Preset(
+        "group-mean baseline divided by the mean: hard tasks weigh more (MaxRL); truncated importance sampling",
+        advantage="max_rl",
+    ),
+    "ppo": Preset(
+        "actor and critic: generalised advantage estimation, clipped ratio (PPO)",
+        advantage="gae",
+        loss="ppo",
+        loss_options=_CLIP,
+    ),
+    "decoupled_ppo": Preset(
+        "clipped ratio to the policy at the start of the step, weighted by its ratio to the engine (AReaL), on group-mean advantages",
+        loss="decoupled_ppo",
+        loss_options=_CLIP,
+    ),
+    "gspo": Preset(
+        "group mean and std, clipped ratio of whole answers, mean over answers (GSPO)",
+        loss="gspo",
+        advantage_options={"std": "group"},
+        aggregation="seq_mean_token_mean",
+    ),
+    "cispo": Preset(
+        "group mean and std, clipped importance weights, token mean (MiniMax-M1)",
+        loss="cispo",
+        advantage_options={"std": "group"},
+    ),
+    "sapo": Preset(
+        "group mean and std, soft gate on the ratio, mean over each answer's tokens, then over answers (SAPO)",
+        loss="sapo",
+        advantage_options={"std": "group"},
+        aggregation="seq_mean_token_mean",
+    ),
+    "masked_is": Preset(
+        "group-mean baseline, importance sampling with token and sequence masks (PRIME-RL v0.3)", loss="masked_is"
+    ),
+    "dppo": Preset("group-mean baseline, trust region on probability differences (PRIME-RL)", loss="dppo"),
+    "ipo": Preset("group-mean baseline, trust region on probability differences of either sign (PRIME-RL)", loss="ipo"),
+    "dapo": Preset(
+        "group mean and std, higher upper clip, token mean, dynamic sampling, soft penalty of overlong answers (DAPO)",
+        loss="ppo",
+        advantage_options={"std": "group"},
+        loss_options={**_CLIP, "eps_high": 0.28},
+        aggregation="token_mean",
+        filters={"zero_variance": True, "overlong_penalty": 1.0},
+    ),
+    "distill": Preset("on-policy distillation from a teacher, without rewards", loss="distill"),
+    "sft": Preset(
+        "likelihood: of an SFT run's demonstrations, or of a run's own rollouts weighted by their reward",
+        advantage="reward",
+        loss="sft",
+    ),
+}

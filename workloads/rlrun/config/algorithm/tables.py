@@ -1,0 +1,247 @@
+"""Names, options, defaults and bounds of every advantage, policy loss, aggregation and correction. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlrun.config.algorithm.options import Entry, Option
+
+AGGREGATIONS: Mapping[str, str] = {
+    "token_mean": "mean over all loss tokens of the batch",
+    "seq_mean_token_sum": "sum over the tokens of each sequence, mean over the sequences",
+    "seq_mean_token_mean": "mean over the tokens of each sequence, mean over the sequences",
+    "constant_length": "sum over the tokens of each sequence divided by a constant length, mean over the sequences (Dr. GRPO)",
+}
+PROXIMAL_METHODS: Mapping[str, str] = {
+    "inference": "o = i: the policy that sampled",
+    "recompute": "o = the policy at the start of the step",
+    "log_linear": "o = i + α(t - i), α = clamp((v_θ - 1 - v_b)/(v_θ - v_b), 0, 1) from the policy versions v; no extra pass",
+}
+KL_KINDS: Mapping[str, str] = {"k1": "d", "k2": "d²/2", "k3": "e^{-d} - 1 + d"}
+"""With d = t - ref."""
+
+_LEVELS = ("none", "group", "batch")
+_REWARDS = {
+    "turn_discount": Option(
+        1.0, "multiply the reward by this to the power of turns - 1", low=0.0, high=1.0, low_excluded=True
+    ),
+    "length_penalty": Option(0.0, "then subtract this times the rollout's tokens from the reward", low=0.0, high=1e9),
+}
+_GLOBAL_STD = {
+    "global_std": Option(False, "divide by the unbiased standard deviation of the rewards of the whole batch, + 1e-6")
+}
+_NEG_CLIPPED = {"neg_clipped": Option(False, "replace negative advantages by 0, last of all")}
+
+
+def _normalization(level: str) -> Mapping[str, Option]:
+    """AReaL's adv_norm: options that every estimator has, with this default."""
+    return {
+        "adv_mean": Option(
+            level, "then subtract the advantages' mean over the loss tokens of the group or batch", choices=_LEVELS
+        ),
+        "adv_std": Option(
+            level,
+            "divide by their unbiased standard deviation around what was subtracted, + 1e-6",
+            choices=_LEVELS,
+        ),
+    }
+
+
+_EVERY_ADVANTAGE = {**_REWARDS, **_GLOBAL_STD, **_normalization("none"), **_NEG_CLIPPED}
+_RETURN_TO_GO = {
+    **_REWARDS,
+    "gamma": Option(1.0, "discount of the reward per loss token between it and the token", low=0.0, high=1.0),
+    **_normalization("batch"),
+    **_NEG_CLIPPED,
+}
+
+ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
+    "grpo": Entry(
+        "R - mean of the group, over rollouts",
+        {
+            "mean": Option("group", "subtract the mean reward of the group, of the batch, or none", choices=_LEVELS),
+            "std": Option(
+                "none",
+                "divide by the rewards' unbiased standard deviation around what was subtracted, + 1e-6",
+                choices=_LEVELS,
+            ),
+            **_EVERY_ADVANTAGE,
+        },
+    ),
+    "dr_grpo": Entry("R - mean of the group; meant for the aggregation `constant_length`", dict(_EVERY_ADVANTAGE)),
+    "rloo": Entry("(R - mean)·G/(G-1): the mean of the other rollouts is the baseline", dict(_EVERY_ADVANTAGE)),
+    "opo": Entry(
+        "R - ΣR·L/ΣL: the length-weighted mean of the group is the baseline",
+        {
+            "leave_one_out": Option(False, "leave the rollout itself out of its baseline: (ΣRL - RL)/(ΣL - L)"),
+            **_EVERY_ADVANTAGE,
+        },
+        reads=("lengths",),
+    ),
+    "max_rl": Entry(
+        "(R - mean)/mean of the group, scaled to within ±(G-1); 0 where the mean is not positive",
+        dict(_EVERY_ADVANTAGE),
+    ),
+    "reinforce_pp": Entry(
+        "return-to-go of R, whitened over all loss tokens of the batch", _RETURN_TO_GO, reads=("lengths",)
+    ),
+    "reinforce_pp_baseline": Entry(
+        "return-to-go of R - mean of the group, whitened over all loss tokens of the batch",
+        _RETURN_TO_GO,
+        reads=("lengths",),
+    ),
+    "reward": Entry("R itself, without a baseline", dict(_EVERY_ADVANTAGE)),
+    "gae": Entry(
+        "generalised advantage estimation per token from a critic's values, whitened over all loss tokens of the batch",
+        {
+            "gamma": Option(1.0, "discount of the reward per token", low=0.0, high=1.0),
+            "lam": Option(1.0, "λ: 1 is the return less the value, 0 the one-step difference", low=0.0, high=1.0),
+            **_normalization("batch"),
+        },
+        needs="critic",
+    ),
+}
+
+_CLIP = {
+    "eps_low": Option(0.2, "the ratio is clipped from below at 1 - eps_low", low=0.0, high=1.0),
+    "eps_high": Option(0.2, "the ratio is clipped from above at 1 + eps_high", low=0.0),
+    "dual_clip": Option(3.0, "cap of the ratio where A < 0; null: none", low=1.0, low_excluded=True, nullable=True),
+}
+_KL_TAU = Option(1e-3, "weight of (log ρ)²", low=0.0)
+_TEACHER = {
+    "mask_low": Option(0.2, "drop where the probability fell by more than this", low=0.0),
+    "kl_tau": _KL_TAU,
+}
+
+LOSS_ENTRIES: Mapping[str, Entry] = {
+    "aipo": Entry(
+        "one-sided truncated importance sampling: -min(ρ, δ)·A",
+        {"delta": Option(8.0, "cap δ of the ratio ρ", low=0.0, low_excluded=True)},
+        weighs=True,
+    ),
+    "ppo": Entry(
+        "clipped ratio to the proximal policy, with a dual clip for negative advantages",
+        dict(_CLIP),
+        reads=("proximal_logprobs",),
+    ),
+    "decoupled_ppo": Entry(
+        "ppo on exp(t - o), weighted by sg exp(o - i)",
+        {
+            **_CLIP,
+            "cap": Option(5.0, "bound of the weight exp(o - i); null: none", low=0.0, low_excluded=True, nullable=True),
+            "cap_mode": Option("clamp", "clamp: cap the weight; mask: drop the token", choices=("clamp", "mask")),
+        },
+        reads=("proximal_logprobs",),
+        weighs=True,
+        proximal="recompute",
+    ),
+    "gspo": Entry(
+        "clipped ratio of the whole sequence, with a gradient per token",
+        {
+            "eps_low": Option(3e-4, "the sequence's ratio is clipped from below at 1 - eps_low", low=0.0, high=1.0),
+            "eps_high": Option(4e-4, "the sequence's ratio is clipped from above at 1 + eps_high", low=0.0),
+        },
+        reads=("proximal_logprobs",),
+    ),
+    "cispo": Entry(
+        "clipped importance weight times A·t: the gradient stays where the weight is clipped",
+        {
+            "eps_low": Option(
+                1.0, "the weight is clipped from below at 1 - eps_low; 1 means no bound", low=0.0, high=1.0
+            ),
+            "eps_high": Option(5.0, "the weight is clipped from above at 1 + eps_high", low=0.0),
+        },
+        weighs=True,
+    ),
+    "sapo": Entry(
+        "soft gate (4/τ)·σ(τ(ρ - 1)) instead of a clip: -gate·A; not together with proximal log-probs",
+        {
+            "tau_positive": Option(1.0, "τ where A > 0", low=0.0, low_excluded=True),
+            "tau_negative": Option(1.05, "τ elsewhere", low=0.0, low_excluded=True),
+        },
+        weighs=True,
+    ),
+    "masked_is": Entry(
+        "importance sampling that drops tokens and sequences of extreme ratio; -sg(ρ·coefficient)·t",
+        {
+            "ratio": Option(
+                "token", "ratio of each token, or one of the whole sequence", choices=("token", "sequence")
+            ),
+            "mask_low": Option(0.125, "drop the token below this ratio", low=0.0),
+            "mask_high": Option(8.0, "drop the token above this ratio", low=0.0, low_excluded=True),
+            "geo_mask_low": Option(0.1, "drop the sequence below this geometric-mean ratio", low=0.0),
+            "geo_mask_high": Option(
+                10.0, "drop the sequence above this geometric-mean ratio", low=0.0, low_excluded=True
+            ),
+            "sequence_mask_high": Option(
+                100.0, "drop the sequence if any of its ratios is above this", low=0.0, low_excluded=True
+            ),
+            "sequence_clip": Option(10.0, "cap of the sequence's ratio (ratio: sequence)", low=0.0, low_excluded=True),
+            "adv_tau": Option(1.0, "weight of the advantage", low=0.0),
+            "teacher_tau": Option(0.0, "weight of ref - t", low=0.0, needs="reference"),
+            "kl_tau": Option(0.0, "weight of -log ρ", low=0.0),
+        },
+        reads=("reference_logprobs",),
+        ordered=(("mask_low", "mask_high"), ("geo_mask_low", "geo_mask_high")),
+        weighs=True,
+    ),
+    "dppo": Entry(
+        "drop a token whose probability moved too far in the direction of its advantage; -A·ρ + kl_tau·(log ρ)²",
+        {
+            "mask_low": Option(0.2, "drop where A <= 0 and the probability fell by more than this", low=0.0),
+            "mask_high": Option(0.2, "drop where A > 0 and the probability rose by more than this", low=0.0),
+            "kl_tau": _KL_TAU,
+        },
+        weighs=True,
+    ),
+    "ipo": Entry(
+        "drop a token whose probability moved too far, whatever its advantage; -A·ρ + kl_tau·(log ρ)²",
+        {"thr": Option(0.1, "drop where the probability moved by more than this", low=0.0), "kl_tau": _KL_TAU},
+        weighs=True,
+    ),
+    "ref_kl": Entry(
+        "on-policy distillation: -sg(ref - t)·ρ + kl_tau·(log ρ)², whatever the rewards",
+        dict(_TEACHER),
+        reads=("reference_logprobs",),
+        needs="reference",
+        weighs=True,
+    ),
+    "distill": Entry(
+        "reverse KL to a teacher on tokens that the student sampled: the term of `ref_kl`",
+        dict(_TEACHER),
+        reads=("reference_logprobs",),
+        needs="reference",
+        weighs=True,
+        function="ref_kl",
+    ),
+    "sft": Entry("negative log-likelihood -w·t, weighted by the advantage w"),
+}
+"""The one declaration of each loss: its function is the one of the same name in `rlrun.algorithms.losses`, which imports torch."""
+
+CORRECTION_OPTIONS: Mapping[str, Option] = {
+    "action": Option(
+        "clamp",
+        "clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside, see `weight` for what is kept",
+        choices=("clamp", "mask"),
+    ),
+    "level": Option("token", "judge each token, or each sequence as a whole", choices=("token", "sequence")),
+    "measure": Option(
+        "ratio",
+        "ratio exp(x), or an estimate of KL(engine ‖ trainer): k1 = -x, k2 = x²/2, k3 = exp(x) - 1 - x",
+        choices=("ratio", "k1", "k2", "k3"),
+    ),
+    "reduce": Option(
+        "mean",
+        "of a sequence: mean (of the ratio: geometric mean), sum (of the ratio: product) or max over its tokens",
+        choices=("mean", "sum", "max"),
+    ),
+    "weight": Option(
+        "none",
+        "with mask: what is kept weighs 1 (none), or by its ratio: the token's, the product or the geometric mean of the sequence's",
+        choices=("none", "token", "sequence", "geometric"),
+    ),
+    "cap": Option(None, "cap of that weight; null: none besides the bounds", low=0.0, low_excluded=True, nullable=True),
+    "low": Option(0.0, "lower bound of the measure; for k1 the default is -high"),
+    "high": Option(2.0, "upper bound of the measure"),
+}
+"""With x = o - i, or t - i without proximal log-probs."""

@@ -1,0 +1,196 @@
+"""The command line and the environment as assignments to fields.
+
+@ a.toml @ b.yaml   --max-steps 5   --model.name=X   --environments.0.groupSize 4   --algorithm.loss '{"name": "ppo"}'
+--orchestrator.record-rollouts / --no-orchestrator.record-rollouts      --evaluation (its defaults) / --no-evaluation (none)
+RLRUN_MODEL__NAME=X   RLRUN_ENVIRONMENTS__0__GROUP_SIZE=4   PRIME_MAX_STEPS=5
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
+from rlrun.config.loading.problems import Problem
+from rlrun.config.loading.schema import Shape, child, fields, find_field, suggestion
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.suggest import did_you_mean
+
+COMMAND_LINE = "command line"
+ENVIRONMENT = "environment"
+PREFIXES = ("PRIME_", "RLRUN_")
+"""Prefixes of variables; the last one wins."""
+_RESERVED = ("RLRUN_API_KEY", "RLRUN_ATTEMPT")
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+@dataclass
+class Arguments:
+    """A parsed command line."""
+
+    files: list[Path] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    help: bool = False
+    dry_run: bool = False
+    layer: Layer = field(default_factory=Layer)
+    """Origins inside of JSON values, and the problems."""
+
+
+def parse_arguments(
+    model: type[BaseModel], argv: Sequence[str], *, aliases: Mapping[str, str] | None = None
+) -> Arguments:
+    """Split a command line into files and assignments; what cannot be read is a problem in the result's `layer`."""
+    result = Arguments()
+    reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        if token == "@":
+            if not rest:
+                _refuse(result.layer, "@", "needs a file after it")
+                break
+            result.files.append(Path(rest.pop(0)))
+        elif token.startswith("@"):
+            _refuse(result.layer, token, f'write "@ {token[1:]}" with a space')
+        elif token in ("-h", "--help"):
+            result.help = True
+        elif token == "--dry-run":
+            result.dry_run = True
+        elif token.startswith("--") and len(token) > 2:
+            _option(token, rest, reader, result)
+        else:
+            _refuse(result.layer, token, 'not an option; options begin with "--", a file is given as "@ FILE"')
+    return result
+
+
+def parse_environment(model: type[BaseModel], env: Mapping[str, str]) -> Arguments:
+    """Variables that name a field; one without `__` that names none belongs to another program and is left alone."""
+    result = Arguments()
+    for prefix in PREFIXES:
+        reader = Reader(model, ENVIRONMENT, style="snake", prefix=prefix)
+        for name in sorted(env):
+            words = name.removeprefix(prefix).lower().split("__")
+            if not name.startswith(prefix) or name in _RESERVED:
+                continue
+            if len(words) == 1 and words[0] not in model.model_fields:
+                continue
+            found = _resolve(reader, words)
+            if isinstance(found, str):
+                result.layer.problems.append(Problem(ENVIRONMENT, name, f"unknown field{found}"))
+            else:
+                key, shape = found
+                _add(result, reader, key, shape, name, parse_value(env[name], shape))
+    return result
+
+
+def parse_value(text: str, shape: Shape) -> Any:
+    """The value that `text` spells for a field of this shape; the text itself when it spells none, for the model to refuse."""
+    word = text.lower()
+    if shape.nullable and (word == "null" or (word == "none" and shape.kind != "str")):
+        return None
+    if shape.kind == "bool" and word in _TRUE + _FALSE:
+        return word in _TRUE
+    if shape.kind == "int" and re.fullmatch(r"[-+]?\d{1,4000}", text, re.ASCII):
+        return int(text)
+    if shape.kind == "float" and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text, re.ASCII):
+        return float(text)
+    if shape.kind in ("str", "bool", "int", "float") or text in shape.choices:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:
+    name, equals, given = token[2:].partition("=")
+    shown = f"--{name}"
+    found = _resolve(reader, name.split("."))
+    if isinstance(found, str):
+        if (positive := _without_no(name)) is not None:
+            negated = _resolve(reader, positive.split("."))
+            if not isinstance(negated, str) and (negated[1].kind == "bool" or negated[1].nullable) and not equals:
+                _add(result, reader, *negated, shown, False if negated[1].kind == "bool" else None)
+                return
+        _refuse(result.layer, shown, f"unknown option{found}")
+        if not equals and rest and not rest[0].startswith(("-", "@")):
+            rest.pop(0)  # its value, not a second problem
+        return
+    key, shape = found
+    follows = bool(rest) and not rest[0].startswith(("--", "@"))
+    if equals:
+        value = parse_value(given, shape)
+    elif shape.kind == "bool":
+        value = rest.pop(0).lower() in _TRUE if follows and rest[0].lower() in _TRUE + _FALSE else True
+    elif follows:
+        value = parse_value(rest.pop(0), shape)
+    elif shape.kind == "model":
+        value = {}
+    else:
+        _refuse(result.layer, shown, "needs a value")
+        return
+    _add(result, reader, key, shape, shown, value)
+
+
+def _without_no(name: str) -> str | None:
+    """`a.flag` for `no-a.flag` and `a.no-flag`."""
+    head, dot, last = name.rpartition(".")
+    for prefix in ("no-", "no_"):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+        if last.startswith(prefix):
+            return head + dot + last.removeprefix(prefix)
+    return None
+
+
+def _resolve(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
+    """The field that dotted words spell, or the end of the message that says why there is none."""
+    shape = Shape("model", model=reader.model)
+    key: Key = ()
+    for depth, word in enumerate(words):
+        if shape.kind == "model" and shape.model is not None:
+            name = find_field(shape.model, word if key else reader.aliases.get(word, word))
+            if name is None:
+                return _instead(reader, words, depth, shape.model)
+            key, shape = (*key, name), fields(shape.model)[name]
+        elif shape.kind == "list":
+            if not word.isdecimal() or len(word) > 6:
+                return f": {word!r} is not an index of a list; write a number from 0"
+            key, shape = (*key, int(word)), child(shape, 0)
+        elif shape.kind == "mapping":
+            key, shape = (*key, word), child(shape, word)
+        else:
+            return f": {'.'.join(words[:depth])} has no fields"
+    return key, shape
+
+
+def _instead(reader: Reader, words: Sequence[str], depth: int, model: type[BaseModel]) -> str:
+    if reader.source == COMMAND_LINE:
+        hint = suggestion(model, words[depth], reader.model, "kebab")
+        if hint.startswith(" (did you mean") and " or " not in hint:
+            close = hint.removeprefix(" (did you mean ").removesuffix("?)")
+            whole = close if "." in close else ".".join((*words[:depth], close, *words[depth + 1 :]))
+            return f" (did you mean --{whole}?)"
+        if not depth and (close := did_you_mean(words[0], ("help", "dry-run"))):
+            return close.replace("mean ", "mean --")
+        return hint
+    hint = suggestion(model, words[depth], model, "snake")
+    if not hint.startswith(" (did you mean"):
+        return hint
+    close = hint.removeprefix(" (did you mean ").removesuffix("?)")
+    return f" (did you mean {reader.prefix}{'__'.join((*words[:depth], close, *words[depth + 1 :])).upper()}?)"
+
+
+def _add(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: Any) -> None:
+    value = reader.value(value, shape, key, shown, (), result.layer)
+    result.assignments.append(Assignment(key, value, Origin(reader.source, shown, None, reader.style)))
+
+
+def _refuse(layer: Layer, path: str, message: str) -> None:
+    layer.problems.append(Problem(COMMAND_LINE, path, message))

@@ -1,0 +1,163 @@
+"""All problems of a document in one round.
+
+Pydantic judges a model's own rules only once all its fields are valid, and stops at the first rule that is broken. So what is
+wrong is replaced, by its default or a stand-in, and judged again until nothing is left. A problem that a replaced field takes part
+in may be a consequence of the replacement, and is not reported.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from rlrun.config.loading.explain import Fault, explain
+from rlrun.config.loading.layers import Layer
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import Shape, child
+from rlrun.config.loading.yaml_text import Key
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+MAX_ROUNDS = 100
+_STAND_IN = "placeholder"
+
+
+@dataclass(frozen=True)
+class Examined(Generic[ModelT]):
+    """A document as far as it can be understood."""
+
+    result: ModelT | None
+    """The model, with stand-ins for what is wrong; None: too much is."""
+    problems: list[Problem]
+    replaced: frozenset[Key]
+    """What is not as it was written, by paths of Python names."""
+
+    def is_replaced(self, key: Key) -> bool:
+        """Whether a value, something in it or something around it is not as it was written."""
+        return _touches(self.replaced, key)
+
+
+def examine(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
+    """Judge a layer's values until every problem is found."""
+    values, problems, replaced = copy.deepcopy(layer.values), list(layer.problems), set[Key]()
+    broken = {(problem.source, problem.path) for problem in problems}
+    result: ModelT | None = None
+    root = Shape("model", model=model)
+    for _ in range(MAX_ROUNDS):
+        try:
+            result = model.model_validate(values, strict=True, by_name=True, by_alias=False)
+            break
+        except ValidationError as error:
+            faults = explain(error, model, layer)
+        news = [fault for fault in faults if not _follows(fault, replaced, root)]
+        problems += [f.problem for f in news if (f.problem.source, f.problem.path) not in broken]
+        changed = [_replace(values, fault, root, replaced) for fault in faults]
+        if not any(changed):
+            break
+    problems = sorted(dict.fromkeys(problems), key=lambda p: (p.source, p.line or 0))
+    return Examined(result, problems, frozenset(replaced))
+
+
+def validate(model: type[ModelT], layer: Layer) -> ModelT:
+    """The model of a layer's values.
+
+    Raises:
+        ConfigError: all problems of the layer and of its values, in the order of their lines.
+    """
+    examined = examine(model, layer)
+    if examined.problems or examined.result is None:
+        raise ConfigError(examined.problems)
+    return examined.result
+
+
+def _touches(replaced: Iterable[Key], key: Key) -> bool:
+    return any(key[: len(other)] == other or other[: len(key)] == key for other in replaced)
+
+
+def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
+    """Whether a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
+    if any(fault.key[: len(other)] == other for other in replaced):
+        return True
+    lists = {key for key in fault.named if _shape(root, key).kind == "list"}
+    return any(_touches(replaced, key) for key in fault.named if key not in lists) or any(
+        key[: len(other)] == other for other in replaced for key in lists
+    )
+
+
+def _replace(values: dict[str, Any], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
+    """Take what a fault is about out of `values`; whether anything is different now."""
+    candidates = [key for key in fault.named if key not in replaced] if fault.rule else []
+    for key in (*candidates, *(fault.named if fault.rule else ()), fault.key):
+        if key and _replace_one(values, key, root, again=key in replaced):
+            replaced.add(key)
+            return True
+    return False
+
+
+def _replace_one(values: dict[str, Any], key: Key, root: Shape, *, again: bool) -> bool:
+    parent: Any = values
+    shape = root
+    for part in key[:-1]:
+        shape = child(shape, part)
+        try:
+            parent = parent[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    last, shape = key[-1], child(shape, key[-1])
+    if isinstance(parent, list):
+        stand_in = _stand_in(shape)
+        if not isinstance(last, int) or last >= len(parent) or parent[last] == stand_in:
+            return False
+        parent[last] = stand_in
+        return True
+    if not isinstance(parent, dict):
+        return False
+    value = parent.get(last)
+    if isinstance(value, list) and len(value) > 1 and shape.kind == "list":
+        parent[last] = value[:1]
+        return True
+    if last in parent and value != [] and not (again and value == _stand_in(shape)):
+        del parent[last]
+        return True
+    if again and last in parent:
+        return False
+    if _has_default(root, key):
+        return False
+    parent[last] = _stand_in(shape)
+    return True
+
+
+def _shape(root: Shape, key: Key) -> Shape:
+    return functools.reduce(child, key, root)
+
+
+def _has_default(root: Shape, key: Key) -> bool:
+    """Whether a field means something by itself when it is left out."""
+    shape = _shape(root, key[:-1])
+    if shape.model is None:
+        return True
+    info = shape.model.model_fields[str(key[-1])]
+    return not info.is_required() and info.get_default(call_default_factory=True) not in (None, [])
+
+
+def _stand_in(shape: Shape) -> Any:
+    """A value of the shape that means nothing."""
+    bounds = dict(shape.bounds)
+    makers: dict[str, Callable[[], Any]] = {
+        "str": lambda: _STAND_IN,
+        "bool": lambda: False,
+        "int": lambda: max(1, int(bounds.get("ge", 1))),
+        "float": lambda: max(1.0, float(bounds.get("ge", 1.0))),
+        "choice": lambda: shape.choices[0],
+        "list": lambda: [_stand_in(shape.parts[0])],
+        "mapping": dict,
+    }
+    if shape.kind != "model" or shape.model is None:
+        return makers.get(shape.kind, lambda: None)()
+    return {
+        name: _stand_in(child(shape, name)) for name, info in shape.model.model_fields.items() if info.is_required()
+    }

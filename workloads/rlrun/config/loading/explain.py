@@ -1,0 +1,145 @@
+"""Validation with messages for people: pydantic's errors in terms of what the user wrote, where, and what is expected instead."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rlrun.config.loading.layers import Layer, Origin, display
+from rlrun.config.loading.problems import Problem
+from rlrun.config.loading.schema import Shape, child, expected, find_field
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.suggest import did_you_mean
+
+_RULES = ("value_error", "assertion_error")
+_SHOWN_CHARACTERS = 60
+_FIELD_IN_MESSAGE = re.compile(r"[A-Za-z]\w*(?:\[\d+\])?(?:\.[A-Za-z]\w*(?:\[\d+\])?)*")
+_OF_RANGE = ("greater_than", "less_than", "multiple_of", "finite_number", "too_short", "too_long", "literal_error")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that pydantic refuses."""
+
+    key: Key
+    """The value, by Python names; of a rule between fields: their block."""
+    problem: Problem
+    rule: bool
+    """Whether a rule is broken; otherwise the value itself is wrong."""
+    named: tuple[Key, ...]
+    """Fields that the message of a rule names, the guilty one first."""
+
+
+def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[Fault]:
+    """One fault for each field that pydantic refuses."""
+    faults: dict[Key, Fault] = {}
+    for detail in error.errors(include_url=False):
+        key, shape = _place(detail["loc"], model)
+        if key not in faults:
+            rule = detail["type"] in _RULES
+            named = tuple(_named(_message(detail), key, model)) if rule else ()
+            faults[key] = Fault(key, _problem(detail, key, shape, model, layer), rule, named)
+    return list(faults.values())
+
+
+def _problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[BaseModel], layer: Layer) -> Problem:
+    kind, value = detail["type"], detail["input"]
+    if kind == "missing":
+        origin, owner = layer.origin(key[:-1]), _shape_at(model, key[:-1]).model or model
+        info = owner.model_fields[str(key[-1])]
+        meaning = (info.description or "").split("\n")[0].rstrip(".")
+        path = display(origin, owner, str(key[-1]))
+        return Problem(origin.source, path, f"required, but not set: {meaning}", origin.line)
+    if kind in _RULES:
+        origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _message(detail)
+        named = next((layer.origins[k] for k in _named(message, key, model) if k in layer.origins), origin)
+        path = where.path if where.source == named.source or not where.source else camel(key, model)
+        return Problem(named.source, path, message, named.line)
+    origin = layer.origin(key)
+    path = origin.path if key in layer.origins else camel(key, model)
+    got = _shown(value)
+    if not kind.startswith(_OF_RANGE) or isinstance(value, str | bool):
+        got += f" ({_kind_of(value)})" if _kind_of(value) else ""
+    if kind.endswith(("too_short", "too_long")):
+        size = len(value) if isinstance(value, str | list) else 0
+        got += f" with {size} {'characters' if isinstance(value, str) else 'items'}"
+    hint = ""
+    if kind == "literal_error" and isinstance(value, str):
+        hint = did_you_mean(value, [str(choice) for choice in shape.choices])
+    return Problem(origin.source, path, f"got {got}, expected {expected(shape)}{hint}", origin.line)
+
+
+def _place(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[Key, Shape]:
+    """Pydantic's location as a path of Python names; what it adds for the members of a union is left out."""
+    key: Key = ()
+    shape = Shape("model", model=model)
+    for part in loc:
+        if shape.kind == "model" and shape.model is not None:
+            name = find_field(shape.model, str(part))
+            if name is None:
+                break
+            key, shape = (*key, name), child(shape, name)
+        elif shape.kind in ("list", "mapping"):
+            key, shape = (*key, part), child(shape, part)
+        else:
+            break
+    return key, shape
+
+
+def _shape_at(model: type[BaseModel], key: Key) -> Shape:
+    shape = Shape("model", model=model)
+    for part in key:
+        shape = child(shape, part)
+    return shape
+
+
+def _message(detail: ErrorDetails) -> str:
+    return str(detail.get("ctx", {}).get("error", detail["msg"]))
+
+
+def _named(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
+    """The fields that a validator's message names, in its order."""
+    for words in _FIELD_IN_MESSAGE.findall(message):
+        loc = [int(part) if part.isdecimal() else part for part in re.split(r"[.\[\]]+", words.rstrip("]"))]
+        named, _ = _place((*key, *loc), model)
+        if len(named) == len(key) + len(loc):
+            yield named
+
+
+def place(key: Key, model: type[BaseModel], layer: Layer) -> Origin:
+    """Place where a field was set, or where it would be."""
+    origin = layer.origin(key)
+    return origin if key in layer.origins else replace(origin, path=camel(key, model))
+
+
+def camel(key: Key, model: type[BaseModel]) -> str:
+    """A path of Python names as a manifest spells it."""
+    shape, path = Shape("model", model=model), ""
+    for part in key:
+        if shape.model is not None:
+            name = shape.model.model_fields[str(part)].alias or str(part)
+            path += f".{name}" if path else name
+        else:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        shape = child(shape, part)
+    return path
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return ""
+    kinds = {str: "a string", list: "a list", dict: "a mapping", int: "a number", float: "a number"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), f"a {type(value).__name__}")

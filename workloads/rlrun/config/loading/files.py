@@ -1,0 +1,85 @@
+"""Configuration files as plain values: TOML, YAML and JSON, with line numbers where the format gives them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.yaml_text import Document, parse_yaml
+
+_FORMATS = (".toml", ".yaml", ".yml", ".json")
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        _refuse(path, "no such file")
+    except UnicodeDecodeError as error:
+        _refuse(path, f"not UTF-8 text (byte {error.start})")
+    except (OSError, ValueError) as error:
+        _refuse(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def read_document(path: Path) -> Document:
+    """The one document of a configuration file; a mapping.
+
+    Raises:
+        ConfigError: the file is missing, of an unknown format, broken (with the line), or not a mapping.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in _FORMATS:
+        _refuse(path, f"unknown format {suffix or 'without a suffix'!r}; known: {', '.join(_FORMATS)}")
+    text = read_text(path)
+    if suffix == ".toml":
+        document = Document(_toml(text, path))
+    elif suffix == ".json":
+        document = Document(_json(text, path))
+    else:
+        documents = parse_yaml(text, str(path))
+        if len(documents) > 1:
+            _refuse(path, f"{len(documents)} YAML documents; a configuration file holds one")
+        document = documents[0] if documents else Document({})
+    if not isinstance(document.value, dict):
+        _refuse(path, "holds no mapping of fields at its top")
+    return document
+
+
+def _toml(text: str, path: Path) -> Any:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        _refuse(path, f"not TOML: {_reason(error)}")
+
+
+def _json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise ConfigError([Problem(str(path), "", f"not JSON: {error.msg}", error.lineno)]) from None
+    except (ValueError, RecursionError) as error:
+        _refuse(path, f"not JSON: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}; remove one")
+    return result
+
+
+def _refuse(path: Path, message: str) -> NoReturn:
+    raise ConfigError([Problem(str(path), "", message)]) from None

@@ -1,0 +1,73 @@
+"""`--help` of a configuration model: every option with its type, bounds, default and description, grouped as the model is."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rlrun.config.loading.schema import Shape, expected, fields, spelled
+
+_WIDTH = 100
+_INDENT = 6
+
+
+def help_text(model: type[BaseModel], *, prog: str) -> str:
+    """The whole help page."""
+    head = [
+        f"usage: {prog} [@ FILE ...] [--option VALUE ...] [--dry-run] [--help]",
+        "",
+        *textwrap.wrap(model.__doc__ or "", _WIDTH),
+        "",
+        "Files are TOML, YAML or JSON; a later one wins over an earlier one, an option over all files, and both over",
+        "variables such as RLRUN_MODEL__NAME. Names may be written batch-size, batch_size or batchSize.",
+        "",
+        "  --dry-run   print the resolved configuration as JSON and stop",
+        "  --help      print this page and stop",
+    ]
+    return "\n".join([*head, *_group(model, "", "options")])
+
+
+def _group(model: type[BaseModel], prefix: str, title: str) -> Iterator[str]:
+    yield ""
+    yield f"{title}:"
+    nested: list[tuple[str, FieldInfo, type[BaseModel]]] = []
+    for name, shape in fields(model).items():
+        info, path = model.model_fields[name], f"{prefix}{spelled(model, name, 'kebab')}"
+        inner, below = (shape.parts[0], f"{path}.N") if shape.kind == "list" else (shape, path)
+        if inner.model is not None:
+            nested.append((below, info, inner.model))
+        else:
+            yield from _option(path, shape, info)
+    for path, info, inner_model in nested:
+        meaning = (info.description or "").split("\n")[0]
+        state = "required" if info.is_required() else "default: none" if default_of(info) is None else ""
+        yield from _group(inner_model, f"{path}.", f"--{path}{f' ({state})' if state else ''}: {meaning}".rstrip(":"))
+
+
+def _option(path: str, shape: Shape, info: FieldInfo) -> Iterator[str]:
+    flag = f"--{path} / --no-{path}" if shape.kind == "bool" else f"--{path} VALUE"
+    state = "required" if info.is_required() else f"default: {shown_default(info)}"
+    what = "" if shape.kind == "bool" else f"{expected(shape)}; "
+    yield f"  {flag}"
+    text = f"{info.description or ''} [{what}{state}]"
+    yield from textwrap.wrap(text.strip(), _WIDTH, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT)
+
+
+def default_of(info: FieldInfo) -> Any:
+    """A field's default as plain data; None for a required field."""
+    value = info.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
+        return None
+    return value.model_dump(by_alias=True) if isinstance(value, BaseModel) else value
+
+
+def shown_default(info: FieldInfo) -> str:
+    """A field's default as JSON, `none` for null."""
+    value = default_of(info)
+    return "none" if value is None else json.dumps(value)

@@ -1,0 +1,217 @@
+"""One source of configuration as a tree by Python names, with the origin of every value; and how sources are laid over each other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlrun.config.loading.problems import Problem
+from rlrun.config.loading.schema import Shape, Style, child, fields, find_field, snake, spelled, suggestion
+from rlrun.config.loading.yaml_text import Key
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Source of a value."""
+
+    source: str
+    path: str
+    """The field as the user spelled it."""
+    line: int | None = None
+    style: Style = "camel"
+    """How the source spells names."""
+
+
+@dataclass
+class Layer:
+    """Values of one source."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Key, Origin] = field(default_factory=dict)
+    """Of every value in `values`, by its path of Python names."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def origin(self, key: Key) -> Origin:
+        """The origin of `key`, or of the closest value around it."""
+        while key and key not in self.origins:
+            key = key[:-1]
+        return self.origins.get(key, Origin("configuration", ""))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reading of one source's document: its model, its name, and the places of its fields."""
+
+    model: type[BaseModel]
+    """The root model."""
+    source: str
+    lines: Mapping[Key, int] = field(default_factory=dict)
+    style: Style = "camel"
+    """The spelling that suggestions are written in."""
+    camel_only: bool = False
+    """Refuse every spelling but camelCase, as the API server does."""
+    prefix: str = ""
+    """Of variables of the environment."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields of the root model."""
+
+    def read(self, document: Mapping[str, Any], *, line: int | None = None) -> Layer:
+        """The whole document as a layer of the root model."""
+        layer = Layer(origins={(): Origin(self.source, "", line, self.style)})
+        layer.values = self.value(document, Shape("model", model=self.model), (), "", (), layer)
+        return layer
+
+    def value(self, value: Any, shape: Shape, key: Key, path: str, raw: Key, layer: Layer) -> Any:
+        """`value` of `shape` at `key` with its keys as Python names; origins and unknown keys go into `layer`.
+
+        Args:
+            value: plain data.
+            shape: what is expected there; a value of another kind is returned as it is, for the model to refuse.
+            key: path of Python names in the root model.
+            path: the path as the user spelled it.
+            raw: the path in the document, for the line.
+            layer: what is read so far.
+        """
+        if key:
+            layer.origins[key] = Origin(self.source, path, self.lines.get(raw), self.style)
+        if shape.kind == "model" and shape.model is not None and isinstance(value, dict):
+            return self._fields(value, shape.model, key, path, raw, layer)
+        if shape.kind == "list" and isinstance(value, list):
+            item = shape.parts[0]
+            return [self.value(part, item, (*key, i), f"{path}[{i}]", (*raw, i), layer) for i, part in enumerate(value)]
+        if shape.kind == "mapping" and isinstance(value, dict):
+            item = shape.parts[0]
+            return {
+                name: self.value(part, item, (*key, name), f"{path}.{name}", (*raw, name), layer)
+                for name, part in value.items()
+            }
+        return value
+
+    def _fields(
+        self, document: dict[str, Any], model: type[BaseModel], key: Key, path: str, raw: Key, layer: Layer
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, value in document.items():
+            here = f"{path}.{name}" if path else name
+            line = self.lines.get((*raw, name))
+            spelling = name if key else self.aliases.get(name, name)
+            known = find_field(model, spelling, camel_only=self.camel_only)
+            if known is None:
+                if model.model_config.get("extra") != "ignore":
+                    why = getattr(model, "refused_fields", {}).get(snake(name))
+                    hint = f": {why}" if why else suggestion(model, name, self.model, self.style)
+                    layer.problems.append(Problem(self.source, here, f"unknown field{hint}", line))
+            elif known in result:
+                other = layer.origins[*key, known].path
+                layer.problems.append(Problem(self.source, here, f"set twice, as {other} too; remove one", line))
+            else:
+                result[known] = self.value(value, fields(model)[known], (*key, known), here, (*raw, name), layer)
+        return result
+
+
+def merge(layers: Sequence[Layer]) -> Layer:
+    """All layers as one: a later value replaces an earlier one, mappings are merged, lists are replaced."""
+    result = Layer()
+    for layer in layers:
+        result.problems += layer.problems
+        result.values = _merge(result, layer, result.values, layer.values, ())
+        if () in layer.origins:
+            result.origins[()] = layer.origins[()]
+    return result
+
+
+def _merge(result: Layer, layer: Layer, below: Any, above: Any, key: Key) -> Any:
+    if isinstance(below, dict) and isinstance(above, dict):
+        merged = dict(below)
+        for name, value in above.items():
+            merged[name] = _merge(result, layer, below[name], value, (*key, name)) if name in below else value
+            if name not in below:
+                _take_origins(result, layer, (*key, name))
+        if key in layer.origins:
+            result.origins[key] = layer.origins[key]
+        return merged
+    _take_origins(result, layer, key)
+    return copy.deepcopy(above)
+
+
+def _take_origins(result: Layer, layer: Layer, key: Key) -> None:
+    depth = len(key)
+    for old in [k for k in result.origins if k[:depth] == key]:
+        del result.origins[old]
+    result.origins.update({k: origin for k, origin in layer.origins.items() if k[:depth] == key})
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One value for one path: an option of the command line or a variable of the environment."""
+
+    key: Key
+    value: Any
+    origin: Origin
+
+
+def assign(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignment]) -> None:
+    """Set values in `layer`, in order; a mapping is merged into what is there, an index of a list may be the next free one."""
+    for assignment in assignments:
+        *parents, last = assignment.key
+        shape = Shape("model", model=model)
+        place: Any = layer.values
+        ok = True
+        for depth, part in enumerate(parents):
+            ok = ok and _has_index(layer, place, part, assignment)
+            if not ok:
+                break
+            shape = child(shape, part)
+            inside = _inside(place, part)
+            if not isinstance(inside, dict | list):
+                inside = [] if shape.kind == "list" else {}
+                _put(place, part, inside)
+                layer.origins.setdefault(assignment.key[: depth + 1], assignment.origin)
+            place = inside
+        if ok and _has_index(layer, place, last, assignment):
+            _put(place, last, _merged(place, last, assignment.value))
+            layer.origins[assignment.key] = assignment.origin
+
+
+def _merged(place: Any, part: Any, value: Any) -> Any:
+    old = _inside(place, part)
+    if isinstance(old, dict) and isinstance(value, dict):
+        return {**old, **{name: _merged(old, name, new) for name, new in value.items()}}
+    return value
+
+
+def _inside(place: Any, part: Any) -> Any:
+    if isinstance(place, dict):
+        return place.get(part)
+    return place[part] if part < len(place) else None
+
+
+def _has_index(layer: Layer, place: Any, part: str | int, assignment: Assignment) -> bool:
+    if isinstance(place, dict) or (isinstance(part, int) and part <= len(place)):
+        return True
+    origin = assignment.origin
+    layer.problems.append(
+        Problem(
+            origin.source, origin.path, f"there is no item {part}; the next free index is {len(place)}", origin.line
+        )
+    )
+    return False
+
+
+def _put(place: Any, part: Any, value: Any) -> None:
+    if isinstance(place, list) and part == len(place):
+        place.append(value)
+    else:
+        place[part] = value
+
+
+def display(origin: Origin, model: type[BaseModel], name: str) -> str:
+    """The path of a field that is missing in a value of `origin`, in that source's spelling."""
+    own = spelled(model, name, origin.style)
+    if origin.source == "environment" and origin.path:
+        return f"{origin.path}__{name.upper()}"
+    return f"{origin.path}.{own}" if origin.path else own

@@ -1,0 +1,34 @@
+"""Problems of a configuration, printed one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlrun.runtime.printable import printable
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem for the user to fix."""
+
+    source: str
+    """Where the value came from: a file's name, `command line`, `environment` or `configuration`."""
+    path: str
+    """The field as the user spelled it; empty for the whole source."""
+    message: str
+    """What is wrong and what is expected."""
+    line: int | None = None
+    """Line in the source, from 1."""
+
+    def __str__(self) -> str:
+        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        return printable(": ".join(part for part in (where, self.path, self.message) if part))
+
+
+class ConfigError(Exception):
+    """A configuration with problems; `str()` is one line for each, in the order of the source."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__("\n".join(str(problem) for problem in self.problems))

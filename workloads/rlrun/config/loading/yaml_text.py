@@ -1,0 +1,179 @@
+"""YAML as JSON values with the line of every field. Reads what Kubernetes reads, and refuses what would surprise.
+
+Scalars follow the YAML 1.2 core schema: `1e-6` is a number, `yes` and `010` are strings, dates stay strings. Duplicate keys, keys that
+are not strings, custom tags and aliases that contain themselves are problems with a line number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from rlrun.config.loading.problems import ConfigError, Problem
+
+Key = tuple[str | int, ...]
+_MAX_NODES = 100_000
+_MAX_LEVELS = 100
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+for _name, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+", list("-+.0123456789")),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})\Z"), _first)
+
+
+@dataclass
+class Document:
+    """One YAML document."""
+
+    value: Any
+    line: int = 1
+    """Where it begins."""
+    lines: dict[Key, int] = field(default_factory=dict)
+    """Line of each mapping's key and each list's item, by its path."""
+
+
+def parse_yaml(text: str, source: str) -> list[Document]:
+    """All documents of a text; empty ones are left out.
+
+    Raises:
+        ConfigError: with the line of each problem.
+    """
+    documents, problems = examine_yaml(text, source)
+    if problems:
+        raise ConfigError(problems)
+    return documents
+
+
+def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]:
+    """All documents of a text as far as they are YAML, and every problem.
+
+    Raises:
+        ConfigError: the text ends in the middle of something.
+    """
+    builder = _Builder(source)
+    documents = []
+    whole = False
+    try:
+        for node in yaml.compose_all(text, Loader=_Loader):
+            document = Document(None, node.start_mark.line + 1)
+            document.value = builder.build(node, (), document.lines)
+            if document.value is not None:
+                documents.append(document)
+        whole = True
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        builder.refuse(mark.line + 1 if mark else None, f"not YAML: {said}")
+    except yaml.YAMLError as error:
+        builder.refuse(None, f"not YAML: {getattr(error, 'reason', error)}")
+    except (ValueError, OverflowError) as error:
+        builder.refuse(None, f"not YAML: {error}")
+    except RecursionError:
+        builder.refuse(_too_deep(text), f"more than {_MAX_LEVELS} lists and mappings inside each other; flatten it")
+    if not whole:
+        raise ConfigError(builder.problems)
+    return documents, builder.problems
+
+
+def _too_deep(text: str) -> int | None:
+    """The line where a text that cannot be composed is nested too deeply. Events are read without recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_LEVELS:
+            return event.start_mark.line + 1 if event.start_mark is not None else None
+    return None
+
+
+class _Builder:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems: list[Problem] = []
+        self.nodes = 0
+
+    def refuse(self, line: int | None, message: str) -> None:
+        self.problems.append(Problem(self.source, "", message, line))
+
+    def build(self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int] = frozenset()) -> Any:
+        line = node.start_mark.line + 1
+        self.nodes += 1
+        if self.nodes > _MAX_NODES:
+            raise ValueError(f"more than {_MAX_NODES} values; an alias repeats too much")
+        if id(node) in inside:
+            self.refuse(line, "an alias contains itself")
+            return None
+        inside = inside | {id(node)}
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, line)
+        if not node.tag.startswith((_TAG + "map", _TAG + "seq")):
+            self.refuse(line, f"tag {node.tag} is not supported; remove it")
+            return None
+        if isinstance(node, yaml.SequenceNode):
+            lines.update({(*path, i): item.start_mark.line + 1 for i, item in enumerate(node.value)})
+            return [self.build(item, (*path, i), lines, inside) for i, item in enumerate(node.value)]
+        return self._mapping(node, path, lines, inside)
+
+    def _scalar(self, node: yaml.ScalarNode, line: int) -> Any:
+        kind = node.tag.removeprefix(_TAG)
+        try:
+            match kind:
+                case "str" | "merge":
+                    return node.value
+                case "null":
+                    return None
+                case "bool":
+                    return node.value.lower() == "true"
+                case "int":
+                    return int(node.value)
+                case "float":
+                    return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
+        except ValueError:
+            self.refuse(line, f"{node.value[:40]!r} is not of the type that its tag says")
+            return None
+        self.refuse(line, f"tag {node.tag} is not supported; remove it")
+        return None
+
+    def _mapping(self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        first: dict[str, int] = {}
+        merged: list[yaml.Node] = []
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _TAG + "merge":
+                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                continue
+            if key_node.tag != _TAG + "str" or not isinstance(key_node, yaml.ScalarNode):
+                shown = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+                self.refuse(line, f"key {shown} is not a string; write it in quotes")
+                continue
+            key = key_node.value
+            if key in first:
+                self.refuse(line, f"duplicate key {key!r}: it is already set in line {first[key]}; remove one")
+                continue
+            first[key] = lines[*path, key] = line
+            result[key] = self.build(value_node, (*path, key), lines, inside)
+        for source in merged:
+            inherited_lines: dict[Key, int] = {}
+            inherited = self.build(source, path, inherited_lines, inside)
+            if not isinstance(inherited, dict):
+                self.refuse(source.start_mark.line + 1, "<< needs a mapping")
+                continue
+            for key in inherited.keys() - result.keys():
+                result[key] = inherited[key]
+                here = (*path, key)
+                lines.update({k: v for k, v in inherited_lines.items() if k[: len(here)] == here})
+        return result

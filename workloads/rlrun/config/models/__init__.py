@@ -1,0 +1,1 @@
+"""The blocks of a manifest and the roles' configuration, as models."""

@@ -1,0 +1,72 @@
+"""Objective of one environment where it differs from the run's: parts, each in place of the run's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+from rlrun.config.models.learning import (
+    AdvantageConfig,
+    Aggregation,
+    AlgorithmConfig,
+    CorrectionConfig,
+    FilterConfig,
+    LossConfig,
+    Proximal,
+    RegularizerConfig,
+)
+
+
+class EnvironmentAlgorithm(Config):
+    """What one environment learns otherwise than the run."""
+
+    loss: LossConfig | None = None
+    """Replaces the run's loss."""
+    advantage: AdvantageConfig | None = None
+    """Replaces the run's advantage."""
+    aggregation: Aggregation | None = None
+    """Replaces the run's aggregation."""
+    aggregation_length: Annotated[int, Field(ge=1)] | None = None
+    """Tokens that `constant_length` divides by."""
+    proximal: Proximal | None = None
+    """Replaces the run's proximal policy."""
+    regularizers: RegularizerConfig | None = None
+    """Replaces the run's regularizers."""
+    correction: CorrectionConfig | None = None
+    """Replaces the run's correction."""
+    filters: FilterConfig | None = None
+    """Replaces the run's filters."""
+
+    @model_validator(mode="after")
+    def _per_rollout(self) -> Self:
+        if self.advantage is not None and self.advantage.name == "gae":
+            raise ValueError(
+                "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage"
+            )
+        return self
+
+    def over(self, run: AlgorithmConfig) -> AlgorithmConfig:
+        """The algorithm of this environment: the run's, with the parts that are given here in their place.
+
+        Raises:
+            ValueError: the parts do not go together, or need what the run does not have; names field, value and fix.
+        """
+        given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        if "aggregation" in given:  # the run's length belongs to the run's aggregation
+            given.setdefault("aggregation_length", None)
+        if run.critic is not None and self.advantage is not None:
+            raise ValueError(
+                f"advantage ({self.advantage.name}) cannot replace gae of the run, whose critic reads the rewards of all "
+                "environments; remove it"
+            )
+        found = run.model_copy(update=given)
+        found.check_parts()
+        return found
+
+    @property
+    def of_trainer(self) -> EnvironmentAlgorithm | None:
+        """Without what the orchestrator alone reads; None when nothing is left."""
+        own = self.model_copy(update={"advantage": None, "filters": None})
+        return None if own == EnvironmentAlgorithm() else own

@@ -1,0 +1,274 @@
+"""Learning of the policy: objective, staleness bounds, optimizer and schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.algorithm.names import (
+    DEFAULT_PRESET,
+    Need,
+    complete_correction,
+    complete_options,
+    correction_problem,
+    default_proximal,
+    needs,
+    preset,
+)
+from rlrun.config.base import Config
+from rlrun.config.models.companions import CriticConfig, ReferenceConfig
+
+
+class _Objective(Config):
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """A known name, or `package.module:function` of the image."""
+    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """Its options, spelled as in the reference (`delta`, `eps_high`, ...)."""
+
+
+class LossConfig(_Objective):
+    """The policy loss per token."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        complete_options("loss", self.name, self.options)
+        return self
+
+
+class AdvantageConfig(_Objective):
+    """How a group's rewards become advantages."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        complete_options("advantage", self.name, self.options)
+        return self
+
+
+class FilterConfig(Config):
+    """What is not trained on, and what long answers cost. Rewards in metrics stay as the environment gave them."""
+
+    zero_variance: bool = False
+    """Drop groups of equal rewards and sample others (dynamic sampling)."""
+    overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Most taken off the reward over the last `overlongBuffer` of `maxTokens` (DAPO's soft penalty); 0: off."""
+    overlong_buffer: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of `maxTokens` over which the penalty rises."""
+    overlong_mask: bool = False
+    """Do not train on rollouts that were cut off."""
+    repetition_mask: bool = False
+    """Mask repetition: `repetitionWindow` tokens in a row, each above probability 0.99."""
+    repetition_window: Annotated[int, Field(ge=2, le=1_048_576)] = 512
+    """Also for the metric `batch/repetition`."""
+    gibberish_mask: bool = False
+    """Mask rollouts with a token of id above 100000 sampled below e^-2 of uniform probability."""
+
+
+class RegularizerConfig(Config):
+    """Terms added to the loss of each token."""
+
+    entropy: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Weight of the entropy bonus."""
+    kl: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Weight of the KL divergence to the reference; needs a reference."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Its estimate, with d = t - ref: d, d²/2, e^-d - 1 + d."""
+
+
+class CorrectionConfig(Config):
+    """Correction of the mismatch between trainer and engine, on top of the loss."""
+
+    action: Literal["clamp", "mask"] = "clamp"
+    """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside."""
+    weight: Literal["none", "token", "sequence", "geometric"] = "none"
+    """With mask, of what is kept: 1, or a ratio."""
+    cap: Annotated[float, Field(gt=0)] | None = None
+    """Cap of the weight."""
+    level: Literal["token", "sequence"] = "token"
+    """Judge each token, or each sequence as a whole."""
+    measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    """The ratio, or an estimate of the divergence (mask only)."""
+    reduce: Literal["mean", "sum", "max"] = "mean"
+    """Of a sequence's tokens; the mean of ratios is the geometric one."""
+    low: float | None = None
+    """Lower bound; default: 0, for k1 `-high`."""
+    high: float = 2.0
+    """Upper bound."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        complete_correction(self.options)
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `rlrun.algorithms` takes them."""
+        return self.model_dump(exclude_none=True)
+
+
+Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"]
+Proximal = Literal["inference", "recompute", "log_linear"]
+
+
+class AlgorithmConfig(Config):
+    """The objective and how far behind the policy its data may be."""
+
+    preset: Annotated[str, Field(min_length=1, max_length=63)] = DEFAULT_PRESET
+    """A named objective; the page of presets lists them. The fields that follow replace its parts."""
+    loss: LossConfig | None = None
+    """Replaces the preset's loss."""
+    advantage: AdvantageConfig | None = None
+    """Replaces the preset's advantage."""
+    aggregation: Aggregation | None = None
+    """Replaces how the preset makes one number of all tokens."""
+    aggregation_length: Annotated[int, Field(ge=1)] | None = None
+    """Tokens that `constant_length` divides by; default: `seqLen`."""
+    proximal: Proximal | None = None
+    """Policy that the trust region is measured from: the engine's, or that at the start of the step; default: the loss's."""
+    regularizers: RegularizerConfig = RegularizerConfig()
+    """Entropy bonus and KL to a reference."""
+    reference: ReferenceConfig | None = None
+    """Frozen model for `regularizers.kl`, `distill` and other parts that need one."""
+    critic: CriticConfig | None = None
+    """A value model that the trainer trains as well: for advantage `gae`."""
+    correction: CorrectionConfig | None = None
+    """Truncated importance weights or rejection."""
+    filters: FilterConfig | None = None
+    """Replaces the preset's filters."""
+    max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
+    """Pipeline depth: rollouts for step n start once version n-1-maxAsyncLevel is published; 0 is synchronous."""
+    max_off_policy_steps: Annotated[int, Field(ge=0, le=1024)] = 8
+    """A group is trained in step n only if it was dispatched at version n-1-maxOffPolicySteps or later."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        preset(self.preset)
+        if self.max_off_policy_steps < self.max_async_level:
+            raise ValueError(
+                f"maxOffPolicySteps ({self.max_off_policy_steps}) must be at least maxAsyncLevel ({self.max_async_level}): "
+                "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel"
+            )
+        self.check_parts()
+        if self.critic is not None and self.effective_advantage.name != "gae":
+            raise ValueError(
+                f"critic is not used by advantage {self.effective_advantage.name}; set advantage to gae or remove critic"
+            )
+        return self
+
+    def check_parts(self) -> None:
+        """Refuse parts of the objective that do not go together, or need a model that the run does not have.
+
+        Raises:
+            ValueError: names field, value and fix.
+        """
+        loss, proximal = self.effective_loss.name, self.effective_proximal
+        if loss == "decoupled_ppo" and proximal == "inference":
+            raise ValueError(
+                "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
+            )
+        if loss == "sapo" and proximal != "inference":
+            raise ValueError(f"proximal ({proximal}) cannot be combined with loss sapo; set it to inference")
+        if self.aggregation_length is not None and self.effective_aggregation != "constant_length":
+            raise ValueError(
+                f"aggregationLength ({self.aggregation_length}) needs aggregation constant_length; remove it"
+            )
+        if self.correction is not None:
+            complete = complete_correction(self.correction.options)
+            if problem := correction_problem(complete, loss, has_proximal=proximal != "inference"):
+                raise ValueError(problem)
+        for need, what in self.needs.items():
+            if need not in self.provided:
+                raise ValueError(
+                    f"{what} needs a {need} model, which this run does not have; set algorithm.{need}, "
+                    "or choose another preset or part"
+                )
+
+    @property
+    def needs(self) -> dict[Need, str]:
+        """Inputs of the objective besides the policy, each with the part that needs it."""
+        found: dict[Need, str] = {}
+        if self.regularizers.kl > 0:
+            found["reference"] = f"regularizers.kl ({self.regularizers.kl})"
+        found |= needs("loss", self.effective_loss.name, self.effective_loss.options)
+        return found | needs("advantage", self.effective_advantage.name, self.effective_advantage.options)
+
+    @property
+    def provided(self) -> frozenset[Need]:
+        """Inputs that the run has besides the policy."""
+        have: dict[Need, object] = {"reference": self.reference, "critic": self.critic}
+        return frozenset(need for need, config in have.items() if config is not None)
+
+    @property
+    def effective_loss(self) -> LossConfig:
+        """The loss after the preset: `loss` when it is given, else the preset's."""
+        settings = preset(self.preset)
+        return self.loss or LossConfig(name=settings.loss, options=dict(settings.loss_options))
+
+    @property
+    def effective_advantage(self) -> AdvantageConfig:
+        """The advantage after the preset: `advantage` when it is given, else the preset's."""
+        settings = preset(self.preset)
+        return self.advantage or AdvantageConfig(name=settings.advantage, options=dict(settings.advantage_options))
+
+    @property
+    def effective_aggregation(self) -> str | None:
+        """The aggregation after the preset; None: that of the loss."""
+        return self.aggregation or preset(self.preset).aggregation
+
+    @property
+    def effective_proximal(self) -> str:
+        """The proximal policy: `proximal` when it is given, else that of the loss."""
+        return self.proximal or default_proximal(self.effective_loss.name)
+
+    @property
+    def effective_filters(self) -> FilterConfig:
+        """The filters after the preset: `filters` when they are given, else the preset's."""
+        return self.filters or FilterConfig.model_validate(dict(preset(self.preset).filters))
+
+
+class OptimizerConfig(Config):
+    """How gradients become updates of the float32 master weights."""
+
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """`muon`: orthogonalised momentum for the layers' matrices, AdamW for all else."""
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Decoupled weight decay; `sgd` adds it to the gradient."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of AdamW's first moment."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of AdamW's second moment."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of AdamW's second moment."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of `muon` (default 0.95) and `sgd` (default 0.9)."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradients are scaled down to this global L2 norm; null: no clipping."""
+
+    @model_validator(mode="after")
+    def _only_its_own(self) -> Self:
+        """Refuse what would do nothing. A default is not told from a value that was left out: `run.json` holds them all."""
+        if self.name == "adamw" and self.momentum is not None:
+            raise ValueError(f"momentum ({self.momentum}) has no meaning for optimizer adamw; remove it")
+        if self.name == "sgd" and (self.beta1, self.beta2, self.eps) != (0.9, 0.999, 1e-8):
+            raise ValueError("beta1, beta2 and eps have no meaning for optimizer sgd; remove them")
+        return self
+
+    @property
+    def effective_momentum(self) -> float:
+        """The momentum after its default."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.95 if self.name == "muon" else 0.9
+
+
+class SchedulerConfig(Config):
+    """The learning rate over the run's steps."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up: constant, or decay to `minLrRatio` of the peak at `maxSteps`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises linearly from 0 to the peak."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Rate at the end as a share of the peak; for linear and cosine."""

@@ -1,0 +1,342 @@
+"""The three roles: the manifest's block of each (`...Spec`), and the resolved configuration that its process gets (`...Config`).
+
+A role's configuration is its block plus the shared values that flow into it. Paths come from `rlrun.protocol.files.paths`, never from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+from rlrun.config.formats import RunName, ServerArgument
+from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.data import DataConfig
+from rlrun.config.models.engine_arguments import problem_of_arguments
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.parallel import (
+    ActivationCheckpointing,
+    AttentionKernel,
+    ComputeDType,
+    GradientAccumulation,
+    ParallelismConfig,
+)
+from rlrun.config.models.policies import PoliciesConfig
+from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+
+Task = Literal["RL", "SFT", "Eval"]
+TRAINING_TASKS: tuple[Task, ...] = ("RL", "SFT")
+ASKING_TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task not in TRAINING_TASKS)
+"""They ask policies that there are: they have engines, and no trainer."""
+TrajectoryStrategy = Literal["interleaved", "branching"]
+
+
+def orchestrator_module(task: Task) -> str:
+    """Module that the orchestrator's process runs."""
+    return "rlrun.orchestrator" if task in TRAINING_TASKS else "rlrun.evaluate"
+
+
+class TrainerSpec(Config):
+    """The torchrun group that steps the optimizer (FSDP2)."""
+
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Pods of the trainer; on one machine their processes are all started here."""
+    processes_per_replica: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Ranks per replica; default: one per GPU, or one on CPU."""
+    gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs per replica; 0 trains on CPU."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """The learning rate's schedule."""
+    lora: LoRAConfig | None = None
+    """Train adapters; default: all weights."""
+    shared_with: RunName | None = None
+    """Another run (the host) whose trainer and engines this run uses; default: its own. Needs `lora`, of at most the host's rank."""
+    parallelism: ParallelismConfig = ParallelismConfig()
+    """How the ranks share model and data."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """Recompute a layer in backward (`full`; `attention`: all but attention; `selective`: nor matrix products), or fetch it
+    from host memory (`offload`); same result."""
+    attention: AttentionKernel = "auto"
+    """Kernel: flash attention over packed rows (`varlen`, GPUs only) or padded blocks (`sdpa`); auto: the first that the
+    device supports."""
+    compile: bool = False
+    """Compile every decoder layer (torch.compile)."""
+    compute_dtype: ComputeDType = "auto"
+    """Number format of forward and backward; auto: bfloat16 on GPUs, float32 on CPU."""
+    cpu_offload: bool = False
+    """Keep masters, gradients and optimizer state in host memory; needs GPUs."""
+    micro_batch_tokens: Annotated[int, Field(ge=16)] | None = None
+    """Most tokens per micro-batch; default: `seqLen`, at least 4096. Changes memory and speed, not the result."""
+    gradient_accumulation: GradientAccumulation = "reduce"
+    """Sum micro-batches' gradients in each rank's shard (`reduce`), or whole on every rank (`local`: less traffic)."""
+    updates_per_step: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Optimizer updates per step, each on its own random part of the batch."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        problem = self.parallelism.problem(self.world_size)
+        if problem is not None:
+            raise ValueError(problem)
+        if self.cpu_offload and self.gpus_per_replica == 0:
+            raise ValueError("cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload")
+        if self.attention == "varlen" and self.gpus_per_replica == 0:
+            raise ValueError("attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto")
+        if self.lora is not None and self.lora.dropout > 0 and self.parallelism.tp > 1:
+            raise ValueError(
+                f"parallelism.tp ({self.parallelism.tp}) drops different inputs on each rank; set lora.dropout: 0 or tp: 1"
+            )
+        if self.shared_with is not None and self.lora is None:
+            raise ValueError(
+                f"sharedWith ({self.shared_with}) needs lora: runs share a trainer by their adapters; set lora"
+            )
+        if (
+            self.lora is not None
+            and self.lora.modules_to_save
+            and (self.shared_with is not None or self.lora.slots > 1)
+        ):
+            raise ValueError(
+                "lora.modulesToSave trains whole modules, which runs cannot share; remove it, or sharedWith and lora.slots"
+            )
+        if self.shared_with is not None and self._says_what_the_host_says():
+            raise ValueError(
+                f"sharedWith ({self.shared_with}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
+                "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload "
+                "and gradientAccumulation"
+            )
+        if self.compile and self.activation_checkpointing in ("selective", "attention"):
+            raise ValueError(
+                f"compile (true) hides from activationCheckpointing ({self.activation_checkpointing}) what it selects; "
+                "set activationCheckpointing: full or remove compile"
+            )
+        return self
+
+    def _says_what_the_host_says(self) -> bool:
+        of_host = (
+            self.replicas == 1,
+            self.processes_per_replica is None,
+            self.gpus_per_replica == 0,
+            self.parallelism == ParallelismConfig(),
+            self.activation_checkpointing == "none",
+            self.attention == "auto",
+            not self.compile,
+            self.compute_dtype == "auto",
+            not self.cpu_offload,
+            self.gradient_accumulation == "reduce",
+            self.lora is None or self.lora.slots == 1,
+        )
+        return not all(of_host)
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Processes that torchrun starts in one replica."""
+        return self.processes_per_replica or self.gpus_per_replica or 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole group."""
+        return self.replicas * self.ranks_per_replica
+
+
+ENABLE_TOOLS = "--enable-auto-tool-choice"
+"""vLLM's flag that turns on a parser for the calls of tools, which another one names."""
+_PARSER_FLAGS = {
+    ENABLE_TOOLS,
+    "--tool-call-parser",
+    "--tool-parser-plugin",
+    "--reasoning-parser",
+    "--reasoning-parser-plugin",
+}
+"""vLLM's flags that say how a reply is taken apart."""
+
+
+class InferenceSpec(Config):
+    """The vLLM engines."""
+
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Engines, each with a server and the whole model."""
+    gpus_per_replica: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs per engine, tensorParallel x dataParallel; 0 runs the CPU build of vLLM."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs that hold one copy of the model together."""
+    data_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Copies of the model in one engine."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that the engine takes."""
+    cpu_kv_cache_gib: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Key-value cache of a CPU engine, in whole GiB."""
+    max_model_len: Annotated[int, Field(ge=16)] | None = None
+    """Longest sequence that the engine takes, in tokens; default: `seqLen`."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Most sequences that one engine decodes at the same time."""
+    extra_args: list[ServerArgument] = Field(default_factory=list, max_length=64)
+    """More arguments for vLLM's server, as on its command line."""
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Self:
+        needed = self.tensor_parallel * self.data_parallel
+        if self.gpus_per_replica not in (0, needed):
+            raise ValueError(
+                f"gpusPerReplica ({self.gpus_per_replica}) must be tensorParallel x dataParallel ({needed}), or 0 for CPUs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _arguments_are_free(self) -> Self:
+        if (problem := problem_of_arguments(self.extra_args)) is not None:
+            raise ValueError(problem)
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def parsers(self) -> list[str]:
+        """Entries of `extra_args` that configure the parsing of a reply: its calls of tools and its reasoning."""
+        found, values = [], False
+        for argument in self.extra_args:
+            flag, _, value = argument.partition("=")
+            flag = flag.replace("_", "-")
+            if flag.startswith("--"):
+                values = flag in _PARSER_FLAGS
+                argument = f"{flag}={value}" if value else flag
+            if values:
+                found.append(argument)
+        return found
+
+
+class OrchestratorSpec(Config):
+    """The process that makes rollouts, batches and decisions."""
+
+    batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 64
+    """Rollouts per step; divisible by every environment's groupSize."""
+    max_concurrency: Annotated[int, Field(ge=1, le=65536)] = 512
+    """Most rollouts in flight at once."""
+    oversampling_factor: Annotated[float, Field(ge=1, le=16)] = 1.0
+    """Start this many times the rollouts of a step, train the groups that finish first, and cancel the others."""
+
+    @property
+    def surplus(self) -> int:
+        """Rollouts that are started beyond those of a step."""
+        return round((self.oversampling_factor - 1) * self.batch_size)
+
+    trajectory_strategy: TrajectoryStrategy = "interleaved"
+    """Samples of a multi-turn episode: `branching` starts one where the chat template rewrites earlier turns."""
+    record_rollouts: bool = False
+    """Keep every packed batch for `--replay`; else a kept checkpoint's batches are deleted."""
+    max_error_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of errors among the last 100 (or batchSize, if larger) rollouts above which the run fails."""
+
+
+class RoleConfig(Config):
+    """What every role knows of its run."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)]
+    """The run's name."""
+    uid: Annotated[str, Field(min_length=1, max_length=64)]
+    """Unique over all runs that ever had this name; guards against a folder of another run."""
+    output_dir: Annotated[str, Field(min_length=1)]
+    """The run's folder; every other path follows from it by the file protocol."""
+    task: Task = "RL"
+    """Reinforcement learning, supervised fine-tuning, or evaluation."""
+    model: ModelConfig
+    """The policy."""
+    max_steps: Annotated[int, Field(ge=1)]
+    """Optimizer steps of the whole run."""
+    seq_len: Annotated[int, Field(ge=16)]
+    """Longest training sample, in tokens."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    """Seed of everything random."""
+    colocated: bool = False
+    """Trainer and engines have the same GPUs, in turn."""
+
+
+class TrainerConfig(TrainerSpec, RoleConfig):
+    """The trainer's resolved configuration."""
+
+    algorithm: AlgorithmConfig
+    """The objective."""
+    environment_algorithms: dict[str, EnvironmentAlgorithm] = Field(default_factory=dict)
+    """Parts of the objective that replace the run's for the samples of one environment, by its name."""
+    checkpoint: CheckpointConfig
+    """When to save and what to keep."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How versions reach the engines."""
+    engine_urls: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
+    """The engines on this machine, with `colocated`: the trainer has the GPUs while they sleep."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 29600
+    """Port of rank 0's channel to the orchestrator."""
+    host: str = "127.0.0.1"
+    """Address that the channel binds."""
+
+    @model_validator(mode="after")
+    def _environments(self) -> Self:
+        for name, own in self.environment_algorithms.items():
+            try:
+                own.over(self.algorithm)
+            except ValueError as error:
+                raise ValueError(f"environmentAlgorithms.{name}: {error}") from None
+        return self
+
+
+class InferenceConfig(InferenceSpec, RoleConfig):
+    """One engine's resolved configuration."""
+
+    lora: LoRAConfig | None = None
+    """The trainer's adapters."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How versions come."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """Port of the engine's server."""
+    host: str = "127.0.0.1"
+    """Address that the server binds."""
+
+
+class OrchestratorConfig(OrchestratorSpec, RoleConfig):
+    """The orchestrator's resolved configuration."""
+
+    algorithm: AlgorithmConfig
+    """The objective and the staleness bounds."""
+    environments: Annotated[list[EnvironmentConfig], Field(max_length=64)]
+    """The environments, with their sampling filled in; none in supervised fine-tuning."""
+    data: DataConfig | None = None
+    """The data of supervised fine-tuning."""
+    policies: PoliciesConfig | None = None
+    """Whose answers are asked for without training; null: the model's alone."""
+    sampling: SamplingConfig
+    """Default sampling."""
+    evaluation: EvaluationConfig | None
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig
+    """When the trainer saves."""
+    weight_sync: WeightSyncConfig
+    """Deadlines of the hand-over."""
+    trainer_url: str = "http://127.0.0.1:29600"
+    """Where rank 0's channel listens; the host's, with `sharedWith`."""
+    shared_with: RunName | None = None
+    """The run whose trainer and engines this one uses; default: its own."""
+    inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
+    """The engines."""
+    inference_service: Annotated[str, Field(min_length=1)] | None = None
+    """Instead of `inferenceUrls`: one address whose host name stands for all engines, which come and go, such as
+    `http://my-run-inference.team-a.svc:8000`. Every address that the name has is an engine."""
+    engine_parsers: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
+    """The engines' arguments that say how replies are taken apart; finished rollouts count only under the same ones."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] = 9100
+    """Port of the Prometheus metrics."""
+    host: str = "127.0.0.1"
+    """Address that the metrics bind."""
+    replay: str | None = None
+    """Folder of recorded batches (`rollouts/` of another run) that are trained on instead of new ones."""
+
+    @property
+    def engine_parses_tools(self) -> bool:
+        """Whether the engines have a parser that finds the calls of tools in replies."""
+        return ENABLE_TOOLS in self.engine_parsers

@@ -1,0 +1,235 @@
+"""Rollout configuration: environments, sampling and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from rlrun.config.base import Config
+from rlrun.config.formats import (
+    PRINTABLE,
+    EnvironmentId,
+    EnvironmentName,
+    ImageReference,
+    VariableName,
+    VolumePath,
+)
+from rlrun.config.free import FreeMapping
+from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+
+SOLVED = 1.0
+"""Reward from which a rollout counts as solved, unless its environment has a threshold of its own."""
+_ONLY_EVALUATION = "remove it (evaluation.sampling takes it)"
+
+
+class SamplingConfig(Config):
+    """How tokens are drawn. The log-probabilities that are trained on are those of the distribution after all of these."""
+
+    refused_fields: ClassVar[dict[str, str]] = dict.fromkeys(
+        (
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "min_tokens",
+        ),
+        f"the trainer recomputes log-probs of the whole distribution, which this would change; {_ONLY_EVALUATION}",
+    ) | {
+        "seed": f"the rollouts of a group would be alike; {_ONLY_EVALUATION}",
+        "stop": f"in training the environment says where a reply ends; {_ONLY_EVALUATION}",
+    }
+    """Fields of engines that are not for training, with the reason."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Softmax temperature. The trainer applies the same."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
+    """Longest reply of the model in one turn, in tokens."""
+
+
+class EvaluationSamplingConfig(Config):
+    """How tokens are drawn in evaluation; what is left out is as in training."""
+
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    """0: the likeliest token. Default: as in training."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Longest reply in one turn. Default: as in training."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] = 0
+    """Tokens before a reply may end."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Only the likeliest tokens of this total probability."""
+    top_k: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Only this many of the likeliest tokens; 0: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Only tokens of this share of the likeliest one's probability."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Divides the logits of tokens seen before."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from the logits of tokens sampled before."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """The same, for each time."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Of each task's first sample; the n-th has n more."""
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] = Field(
+        default_factory=list
+    )
+    """Texts that end a reply."""
+
+    def check(self, training: SamplingConfig, *, seq_len: int) -> None:
+        """Refuse what does not fit the sampling of one environment.
+
+        Raises:
+            ValueError: names the field, its value and the fix.
+        """
+        longest = training.max_tokens if self.max_tokens is None else self.max_tokens
+        if longest >= seq_len:
+            raise ValueError(
+                f"maxTokens ({longest}) must be less than seqLen ({seq_len}), which holds the prompt too; "
+                "lower maxTokens or raise seqLen"
+            )
+        if self.min_tokens > longest:
+            raise ValueError(
+                f"minTokens ({self.min_tokens}) must be at most maxTokens ({longest}); lower it or raise maxTokens"
+            )
+
+    def over(self, training: SamplingConfig) -> CompleteSampling:
+        """All of it for one environment.
+
+        Args:
+            training: the environment's sampling, for what is left out here.
+        """
+        own = self.model_dump(exclude_unset=True)
+        return CompleteSampling(**training.model_dump() | {k: v for k, v in own.items() if v is not None})
+
+
+class CompleteSampling(EvaluationSamplingConfig):
+    """Evaluation's sampling in one environment, with nothing left out."""
+
+    temperature: Annotated[float, Field(ge=0, le=10)]
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)]
+
+    def engine_parameters(self, sample: int) -> dict[str, Any]:
+        """Sampling parameters of the engine beyond temperature and length, by vLLM's names: those that differ from its defaults.
+
+        Args:
+            sample: number of the task's sample, from 0; each has a seed of its own.
+        """
+        own = self.model_dump(exclude_defaults=True, exclude={"temperature", "max_tokens", "seed"})
+        if self.seed is not None:
+            own["seed"] = (self.seed + sample) % 2**31
+        return own
+
+    def identity(self) -> dict[str, Any]:
+        """All that answers depend on, as JSON; fields at their defaults are left out, so that a new field leaves old answers valid."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+class PoolConfig(Config):
+    """Tasks that the policy finds easy or hard, by the mean reward of their last group."""
+
+    threshold: float
+    """Mean reward of the last group."""
+    fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of draws."""
+    train: bool = True
+    """Or sample others instead."""
+
+
+class CurriculumConfig(Config):
+    """Which tasks are drawn when."""
+
+    shuffle: bool = True
+    """A new order per epoch."""
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Steps until all tasks are open, the first first."""
+    easy: PoolConfig | None = None
+    """Tasks of this reward or more."""
+    hard: PoolConfig | None = None
+    """Tasks of this reward or less."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.easy is not None and self.hard is not None and self.hard.threshold >= self.easy.threshold:
+            raise ValueError(
+                f"hard.threshold ({self.hard.threshold}) must be below easy.threshold ({self.easy.threshold}); lower it"
+            )
+        return self
+
+
+class EnvironmentConfig(Config):
+    """One environment that makes tasks, runs episodes and scores them."""
+
+    id: EnvironmentId
+    """A shipped environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
+    name: EnvironmentName | None = None
+    """Name in metrics and traces; default: its id. Must be unique in the run."""
+    args: FreeMapping = Field(default_factory=dict)
+    """Arguments of the environment; each names its own in its documentation."""
+    ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Share of groups relative to the other environments' ratios."""
+    curriculum: CurriculumConfig | None = None
+    """Which tasks are drawn when."""
+    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Rollouts per task; their rewards are compared with each other."""
+    solved_reward: Annotated[float, Field(ge=-1e9, le=1e9)] = SOLVED
+    """A rollout of this reward or more counts as solved."""
+    sampling: SamplingConfig | None = None
+    """Replaces `spec.sampling` for this environment."""
+    algorithm: EnvironmentAlgorithm = EnvironmentAlgorithm()
+    """Parts of the objective of this environment alone, as `spec.algorithm` describes them."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """Longest time for one episode with its score, in seconds; then the rollout is rejected and counted."""
+    reward_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    """Longest time for one score, in seconds."""
+    start_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
+    """Longest time for loading the environment, in seconds."""
+    memory_gib: Annotated[float, Field(gt=0, le=65536)] = 8.0
+    """Memory of one worker's processes, above which they are restarted."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes that play side by side."""
+    python: Annotated[str, Field(min_length=1, max_length=1024), PRINTABLE] | None = None
+    """Interpreter that has the environment's packages; default: the orchestrator's, or `python3` of `image`."""
+    variables: Annotated[list[VariableName], Field(max_length=64)] = Field(default_factory=list)
+    """Environment variables of the orchestrator that its code gets besides the usual ones; `AWS_*`: all that begin so."""
+    image: ImageReference | None = None
+    """Image of the environment's own container beside the orchestrator, with Python and pydantic; left out on one machine."""
+    volume_paths: Annotated[list[VolumePath], Field(max_length=16)] = Field(default_factory=list)
+    """Folders and files of the run's volume that the container of `image` may read, as paths below its mount; default: none."""
+
+    @model_validator(mode="after")
+    def _paths_of_a_container(self) -> Self:
+        if self.volume_paths and self.image is None:
+            raise ValueError("volumePaths is for the container of image; set image or remove volumePaths")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The environment's name in metrics and traces."""
+        return self.name or self.id
+
+
+def solved_rewards(environments: Iterable[EnvironmentConfig]) -> dict[str, float]:
+    """Reward from which a rollout counts as solved, by the environment's label."""
+    return {environment.label: environment.solved_reward for environment in environments}
+
+
+class EvaluationConfig(Config):
+    """Held-out tasks, answered by one policy version between steps."""
+
+    interval: Annotated[int, Field(ge=1)] = 20
+    """Evaluate every this many policy versions, and always the first and the last."""
+    num_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Tasks from each environment's `eval` split."""
+    samples_per_task: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rollouts per task; the mean over them is avg@k."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=604_800)] = 1800.0
+    """Longest time that an evaluation holds back newer weights, in seconds; what is answered by then counts."""
+    sampling: EvaluationSamplingConfig | None = None
+    """How evaluation draws tokens, where it is not as in training."""
+
+    def sampling_over(self, training: SamplingConfig) -> CompleteSampling:
+        """Sampling of evaluation in an environment; `training` is the environment's own sampling."""
+        return (self.sampling or EvaluationSamplingConfig()).over(training)

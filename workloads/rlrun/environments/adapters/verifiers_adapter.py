@@ -1,0 +1,338 @@
+"""`verifiers:<taskset>`: a taskset of verifiers 0.4 (`verifiers.v1`) as one of our environments, all in this process.
+
+What verifiers does with servers and programs is done here without a socket:
+
+- its interception server stands between an agent program and a model endpoint; here the agent is a loop in this process
+  (`verifiers_harness.ChatHarness`) that asks our `ModelClient`, and `_DirectInterception` only hands over the session;
+- its tool servers are MCP processes; here their `@vf.tool` methods are called on the object (`verifiers_tools`).
+
+Everything else is verifiers' own: the taskset, `Env.run` with its `interaction`s, limits, `@stop` and `@intercept`
+hooks, setup and finalize, and its rewards. verifiers scores while the rollout's working folder still exists, so `run`
+carries the result in `Episode.info` and `score` only reads it.
+
+What cannot be played so is refused at load, with a reason: see `verifiers_playable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from verifiers.v1.agent import Agent, Agents
+from verifiers.v1.clients import EvalClientConfig
+from verifiers.v1.configs.agent import AgentConfig, agent_config_fields, resolve_agent
+from verifiers.v1.configs.retries import RetryConfig
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.envs.single_agent import SingleAgentEnv
+from verifiers.v1.episode import EnvInfo
+from verifiers.v1.episode import Episode as VerifiersEpisode
+from verifiers.v1.interception import Interception
+from verifiers.v1.session import RolloutSession
+from verifiers.v1.task import task_key
+from verifiers.v1.trace import Trace, TraceTask
+from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment, taskset_class
+
+from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
+from rlrun.environments.adapters.verifiers_harness import ChatHarness
+from rlrun.environments.adapters.verifiers_playable import check_seat, check_tasks, check_toolsets
+from rlrun.environments.adapters.verifiers_tools import ToolBox
+from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
+
+UNUSED_ENDPOINT = "http://127.0.0.1:9"
+"""The discard port: what an agent's endpoint reads in traces. Nothing connects to it; our client makes every call."""
+
+
+class VerifiersArgs(BaseModel):
+    """Arguments of a `verifiers:` environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    taskset: dict[str, Any] = Field(default_factory=dict)
+    """The taskset's own configuration (verifiers' `--env.taskset.*`)."""
+    env: dict[str, Any] = Field(default_factory=dict)
+    """The environment's own configuration (verifiers' `--env.*`): `id`, and what its `EnvConfig` declares."""
+    limit: int | None = Field(default=None, ge=2)
+    """Take only this many tasks from the taskset; needed for one that never ends."""
+    eval_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the taskset's distinct tasks held out for the eval split (at least one)."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Replies per episode; None leaves it to the taskset."""
+    setup_timeout_seconds: float = Field(default=60.0, gt=0)
+    """For a task's `setup`."""
+    scoring_timeout_seconds: float = Field(default=60.0, gt=0)
+    """For a task's `finalize`, and for all its rewards and metrics together."""
+
+
+class VerifiersEnvironment:
+    """A verifiers 0.4 taskset, run in process."""
+
+    def __init__(self, id: str, taskset_id: str, args: VerifiersArgs) -> None:
+        self.id = id
+        self.args = args
+        self._env = _load_env(taskset_id, args)
+        if type(self._env.taskset).task_type().NEEDS_CONTAINER:
+            raise VerifiersLoadError("its tasks need a container, and here they run in process")
+        if args.limit is None and not self._env.taskset.bounded:
+            raise VerifiersLoadError("the taskset never ends: set the argument 'limit'")
+        self._started = False
+        self._start_lock = asyncio.Lock()
+        shared = self._env.taskset.toolsets(self._env.taskset.config)
+        check_toolsets(shared, type(self._env.taskset).__name__)
+        self._has_shared_tools = bool(shared)
+        self._shared_tools = ToolBox(shared, shared=True)
+        try:
+            theirs = [*islice(self._env.taskset, args.limit)]
+        except Exception as error:
+            raise VerifiersLoadError(f"its load() raised {type(error).__name__}: {error}") from error
+        check_tasks(self._env, theirs)
+        self._tasks: dict[str, vf.Task] = {}
+        self._splits = self._divide(theirs)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of the taskset, divided by a hash of each task's content (its position aside)."""
+        return self._splits[split]
+
+    @cached_property
+    def single_turn(self) -> bool:
+        """Whether an episode asks the model once: no more is allowed, or the environment never answers."""
+        [seat] = agent_config_fields(self._env.config).values()
+        if (self.args.max_turns or seat.max_turns) == 1:
+            return True
+        first = next(iter(self._tasks.values()))  # the configuration, and so the tools, are those of all
+        has_tools = self._has_shared_tools or bool(type(first).toolsets(first.config))
+        return type(self._env) is SingleAgentEnv and not has_tools
+
+    async def run(self, task: Task, model: ModelClient) -> Episode:
+        theirs = self._tasks[task.id]
+        async with self._start_lock:
+            if not self._started:
+                await self._env.start()
+                await self._shared_tools.setup()
+                self._started = True
+        traces: list[Trace] = []
+        harnesses: list[ChatHarness] = []
+
+        def make(name: str, spec: AgentConfig) -> Agent:
+            return _InProcessAgent(self._agent_config(spec), model, self._shared_tools, traces, harnesses)
+
+        agents: Agents[Agent] = Agents(self._env.config, make)
+        try:
+            async with asyncio.timeout(self._env.config.timeout.episode):
+                await self._env.setup(agents)
+                await self._env.run(theirs, agents)
+        except Exception:
+            _raise_model_error(harnesses)
+            raise
+        _raise_model_error(harnesses)
+        if len(traces) != 1:
+            raise RuntimeError(f"its run() played {len(traces)} conversations; one per episode can be trained on")
+        trace = traces[0]
+        _check(trace)
+        record = VerifiersEpisode(
+            env=EnvInfo(id=self._env.config.env_id),
+            task=TraceTask(type=type(theirs).__name__, data=theirs.data, key=theirs.key, hash=theirs.hash),
+            traces=traces,
+        )
+        async with asyncio.timeout(self._env.config.timeout.finalize):
+            await self._env.finalize(theirs, record)
+        return Episode(
+            messages=harnesses[0].conversation,
+            replies=trace.num_turns,
+            info={
+                "reward": trace.reward,
+                "metrics": _metrics(trace),
+                "stop_condition": trace.stop_condition,
+                "truncated": trace.is_truncated,
+            },
+        )
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(reward=episode.info["reward"], metrics=dict(episode.info["metrics"]))
+
+    def _agent_config(self, spec: AgentConfig) -> AgentConfig:
+        timeout = spec.timeout.model_copy(
+            update={
+                "setup": spec.timeout.setup or self.args.setup_timeout_seconds,
+                "finalize": spec.timeout.finalize or self.args.scoring_timeout_seconds,
+                "scoring": spec.timeout.scoring or self.args.scoring_timeout_seconds,
+            }
+        )
+        max_turns = self.args.max_turns or spec.max_turns
+        # A retry would append to the tokens of the failed attempt; the orchestrator starts a new episode instead.
+        spec = spec.model_copy(update={"timeout": timeout, "max_turns": max_turns, "retries": RetryConfig()})
+        client = EvalClientConfig(base_url=UNUSED_ENDPOINT, api_key_var="RLRUN_NO_API_KEY")
+        return resolve_agent(spec, model="policy", client=client)
+
+    def _divide(self, theirs: list[vf.Task]) -> dict[str, list[Task]]:
+        contents = {index: _content(task) for index, task in enumerate(theirs)}
+        distinct = sorted(set(contents.values()))
+        if len(distinct) < 2:
+            raise VerifiersLoadError(
+                f"the taskset holds {len(distinct)} distinct tasks; training and evaluation need two"
+            )
+        held_out = set(distinct[: max(1, min(len(distinct) - 1, round(len(distinct) * self.args.eval_share)))])
+        splits: dict[str, list[Task]] = {"train": [], "eval": []}
+        for index, task in enumerate(theirs):
+            ours = Task(
+                id=f"{index}-{contents[index][:8]}",
+                prompt=_prompt(task.data),
+                answer=_text_or_none(getattr(task.data, "answer", None)),
+                info={"index": index},
+            )
+            self._tasks[ours.id] = task
+            splits["eval" if contents[index] in held_out else "train"].append(ours)
+        return splits
+
+
+class _InProcessAgent(Agent):  # type: ignore[misc]
+    """verifiers' agent with our loop for a harness and no servers around it."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        model: ModelClient,
+        shared_tools: ToolBox,
+        traces: list[Trace],
+        harnesses: list[ChatHarness],
+    ) -> None:
+        super().__init__(config, interception=_DirectInterception())
+        self._model = model
+        self._shared = shared_tools
+        self._traces = traces
+        self._harnesses = harnesses
+
+    async def run(self, task: vf.Task, **options: Any) -> Trace:
+        return await super().run(_without_tool_servers(task), **self._watched(options))
+
+    @asynccontextmanager
+    async def interaction(self, task: vf.Task, **options: Any) -> AsyncIterator[Any]:
+        async with super().interaction(_without_tool_servers(task), **self._watched(options)) as interaction:
+            yield interaction
+
+    def _watched(self, options: dict[str, Any]) -> dict[str, Any]:
+        theirs: Callable[[Trace], None] | None = options.get("on_trace")
+
+        def on_trace(trace: Trace) -> None:
+            self._traces.append(trace)
+            if theirs is not None:
+                theirs(trace)
+
+        return {**options, "on_trace": on_trace, "tools": {}}
+
+    def _rollout_params(self, task: vf.Task, runtime: Any, shared_tools: dict[str, Any]) -> dict[str, Any]:
+        params = super()._rollout_params(task, runtime, shared_tools)
+        own = ToolBox(type(task).toolsets(task.config), shared=False)
+        assert isinstance(self.interception, _DirectInterception)
+        harness = ChatHarness(params["harness"].config, self._model, self.interception.sessions, [self._shared, own])
+        self._harnesses.append(harness)
+        return {**params, "harness": harness}
+
+
+class _DirectInterception(Interception):  # type: ignore[misc]
+    """Hands a rollout's session to the harness; there is no server, so the base URL leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: dict[str, RolloutSession] = {}
+
+    async def start(self) -> None:
+        return None
+
+    def acquire(self, session: RolloutSession) -> AbstractAsyncContextManager[tuple[str, str, str]]:
+        return self._slot(session)
+
+    @asynccontextmanager
+    async def _slot(self, session: RolloutSession) -> AsyncIterator[tuple[str, str, str]]:
+        secret = session.trace.id
+        self.sessions[secret] = session
+        try:
+            yield UNUSED_ENDPOINT, secret, secret
+        finally:
+            self.sessions.pop(secret, None)
+            session.release()
+
+
+def _without_tool_servers(task: vf.Task) -> vf.Task:
+    """A copy for which verifiers launches no tool server; its class still declares them for `ToolBox`."""
+    clone = copy.copy(task)
+    clone.toolsets = lambda config: []
+    return clone
+
+
+def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env[Any]:
+    """The verifiers environment for a taskset with its one agent seat, whose harness and runtime are ours."""
+    try:
+        taskset_class(taskset_id)
+        config_type = env_config_type(taskset_id, args.env.get("id", ""))
+        harness_id = default_harness_id(taskset_id)
+    except Exception as error:
+        raise VerifiersLoadError(
+            f"verifiers finds no taskset {taskset_id!r} ({type(error).__name__}: {error}). A taskset is an installed "
+            "top-level package or module, named without dots, whose __all__ exports its Taskset"
+        ) from error
+    if harness_id != "bash":
+        raise VerifiersLoadError("it brings its own agent program (harness), and here the agent is our chat loop")
+    seats = [name for name, field in config_type.model_fields.items() if isinstance(field.default, AgentConfig)]
+    if len(seats) != 1:
+        raise VerifiersLoadError(f"its environment plays {len(seats)} agents ({', '.join(seats)}); one is supported")
+    try:
+        config = config_type.model_validate({**args.env, "taskset": {**args.taskset, "id": taskset_id}})
+        seat = agent_config_fields(config)[seats[0]]
+        check_seat(seats[0], seat)
+        pinned = AgentConfig.model_validate({"harness": {"id": "null"}, "runtime": {"type": "subprocess"}})
+        seat = seat.model_copy(update={"harness": pinned.harness, "runtime": pinned.runtime})
+        config = config.model_copy(update={seats[0]: seat})
+        return load_environment(config)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise VerifiersLoadError(f"its configuration is refused: {problems}") from error
+
+
+def _raise_model_error(harnesses: list[ChatHarness]) -> None:
+    """verifiers records what a model call raised and goes on; our caller must get it as it was."""
+    for harness in harnesses:
+        if harness.model_error is not None:
+            raise harness.model_error
+
+
+def _check(trace: Trace) -> None:
+    """Raise when the rollout failed or was not scored to the end."""
+    if not trace.ok:
+        error = trace.last_error
+        raise RuntimeError(f"{error.type}: {error.message}" if error else f"stopped by {trace.stop_condition}")
+    if trace.is_timeout and trace.stop_condition != "agent_timeout":
+        raise TimeoutError(f"{(trace.stop_condition or '').removesuffix('_timeout')} took too long")
+    unscored = [name for name, reward in trace.rewards.items() if reward is None]
+    if unscored:
+        raise RuntimeError(f"unscored rewards: {', '.join(unscored)}")
+
+
+def _metrics(trace: Trace) -> dict[str, float]:
+    scored = {f"reward_{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
+    return scored | {name: value for name, value in trace.metrics.items() if value is not None}
+
+
+def _content(task: vf.Task) -> str:
+    return str(task_key(task.data.model_dump(mode="json", exclude_none=True, exclude={"idx"})))
+
+
+def _prompt(data: vf.TaskData) -> list[Message]:
+    messages: list[Message] = []
+    if data.system_prompt is not None:
+        messages.append({"role": "system", "content": data.system_prompt})
+    if isinstance(data.prompt, str):
+        messages.append({"role": "user", "content": data.prompt})
+    else:
+        messages += [message_to_wire(message) for message in data.prompt or []]
+    return messages
+
+
+def _text_or_none(answer: object) -> str | None:
+    return None if answer is None else str(answer)

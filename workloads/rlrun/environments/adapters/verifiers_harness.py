@@ -1,0 +1,207 @@
+"""The agent of a verifiers rollout as a loop in this process: ask the model, run the tools it calls, ask again.
+
+It does for each model call what verifiers' interception server does around a request (limits and `@stop`, `@intercept`
+rewrites, the trace), with our `ModelClient` in the place of an HTTP endpoint. Tools go to the client with the request: the
+model's chat template writes them, and the engine's parser finds the calls in the reply.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from verifiers.v1 import graph
+from verifiers.v1.clients import ModelContext
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harness import Harness
+from verifiers.v1.runtimes import ProgramResult, Runtime
+from verifiers.v1.session import RolloutSession
+from verifiers.v1.task import TaskData
+from verifiers.v1.trace import ModelCall, TimeSpan, Trace
+from verifiers.v1.types import (
+    AssistantMessage,
+    Request,
+    Response,
+    SystemMessage,
+    Tool,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    UserMessage,
+)
+from verifiers.v1.types import Message as VerifiersMessage
+
+from rlrun.environments.adapters.verifiers_tools import ToolBox
+from rlrun.environments.protocol import Message, ModelClient, Reply
+
+
+class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
+    """Agent of one rollout. `conversation` is the model's messages, in and out; `model_error` what its client raised."""
+
+    APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
+    SUPPORTS_MCP: ClassVar[bool] = True
+    SUPPORTS_RESUME: ClassVar[bool] = True
+    EXECUTES_CODE: ClassVar[bool] = False
+    NEEDS_CONTAINER: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        config: HarnessConfig,
+        model: ModelClient,
+        sessions: Mapping[str, RolloutSession],
+        toolboxes: Sequence[ToolBox],
+    ) -> None:
+        super().__init__(config)
+        self._model = model
+        self._sessions = sessions
+        self._toolboxes = toolboxes
+        self._prepared = False
+        self.conversation: list[Message] = []
+        self.model_error: Exception | None = None
+        self._transcript: list[VerifiersMessage] = []
+
+    async def launch(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+    ) -> ProgramResult:
+        """The first segment: the task's prompt, if it has one, and the model's turns until it calls no tool."""
+        system, prompt = self.resolve_prompt(data)
+        if isinstance(prompt, str):
+            opening: list[VerifiersMessage] = [UserMessage(content=prompt)]
+        else:
+            opening = list(prompt or [])
+        return await self._segment(self._sessions[secret], data, system, opening)
+
+    async def resume(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+        messages: list[VerifiersMessage],
+        tool_interception_url: str | None = None,
+    ) -> ProgramResult:
+        """Continue after `messages` of the environment, which plays the user."""
+        system = data.system_prompt if not self._transcript else None
+        return await self._segment(self._sessions[secret], data, system, messages)
+
+    async def _segment(
+        self, session: RolloutSession, data: TaskData, system: str | None, messages: list[VerifiersMessage]
+    ) -> ProgramResult:
+        if not self._prepared:
+            self._prepared = True
+            await self._toolboxes[-1].setup(data)
+        if system is not None:
+            messages = [SystemMessage(content=system), *messages]
+        self._extend(messages)
+        while (response := await self._turn(session)) is not None:
+            if not response.message.tool_calls:
+                break
+            self._extend([await self._call(session, call) for call in response.message.tool_calls])
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+    @property
+    def _tools(self) -> list[Tool]:
+        return [tool for box in self._toolboxes for tool in box.tools]
+
+    @property
+    def _offered(self) -> dict[str, Any]:
+        """The tools as an argument of the model's client; none for a conversation without tools."""
+        functions = [tool.model_dump(include={"name", "description", "parameters"}) for tool in self._tools]
+        return {"tools": [{"type": "function", "function": function} for function in functions]} if functions else {}
+
+    def _extend(self, messages: Sequence[VerifiersMessage]) -> None:
+        self._transcript += messages
+        self.conversation += [message_to_wire(message) for message in messages]
+
+    async def _turn(self, session: RolloutSession) -> Response | None:
+        """One model call between verifiers' hooks; None when a limit or a `@stop` ended the rollout."""
+        trace = session.trace
+        if await session.refused() is not None:
+            return None
+        request, rewrites, stopped = await session.rewrite_request(
+            Request(messages=self._transcript, tools=self._tools or None)
+        )
+        trace.request_rewrites.extend(rewrites)
+        self._adopt(request.messages)
+        turn = graph.prepare_turn(trace, request.messages, request.tools)
+        if stopped is not None:
+            turn.commit_prompt()
+            trace.stop(stopped)
+            return None
+        started = time.time()
+        try:
+            reply = await self._model.complete(self.conversation, **self._offered)
+        except Exception as error:
+            self.model_error = error
+            raise
+        response, records, stopped = await session.rewrite_response(_response(reply, trace))
+        trace.response_rewrites.extend(records)
+        node = turn.commit(response)
+        trace.calls.append(
+            ModelCall(
+                node=node,
+                model=session.ctx.model,
+                finish_reason=response.finish_reason,
+                usage=response.usage,
+                time=TimeSpan(start=started, end=time.time()),
+            )
+        )
+        session.consume_prepared(turn.tail)
+        self._transcript.append(response.message)
+        self.conversation.append(reply.message)
+        stopped = stopped or await session.gate_tool_calls(node)
+        if stopped is not None:
+            trace.stop(stopped)
+            return None
+        return response
+
+    def _adopt(self, messages: list[VerifiersMessage]) -> None:
+        """Let `@intercept` rewrites of new messages reach the model; earlier messages cannot change."""
+        for index, (before, after) in enumerate(zip(self._transcript, messages, strict=True)):
+            if before != after:
+                self._transcript[index] = after
+                self.conversation[index] = message_to_wire(after)
+
+    async def _call(self, session: RolloutSession, call: ToolCall) -> ToolMessage:
+        def answer(content: str) -> ToolMessage:
+            return ToolMessage(tool_call_id=call.id, name=call.name, content=content)
+
+        box = next((box for box in self._toolboxes if call.name in box), None)
+        if box is None:
+            known = ", ".join(tool.name for tool in self._tools) or "none"
+            return answer(f"error: there is no function {call.name!r}; known: {known}")
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except ValueError as error:
+            return answer(f"error: the arguments of {call.name!r} are no JSON: {error}")
+        if not isinstance(arguments, dict):
+            return answer(f"error: the arguments of {call.name!r} must be a JSON object of names and values")
+        return answer(await box.call(call.name, arguments, session.trace))
+
+    async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
+        await self._toolboxes[-1].close()
+
+
+def _response(reply: Reply, trace: Trace) -> Response:
+    calls = [ToolCall(id=call["id"], **call["function"]) for call in reply.tool_calls]
+    return Response(
+        id=f"{trace.id}-{trace.num_turns}",
+        created=int(time.time()),
+        model="policy",
+        message=AssistantMessage(content=reply.message["content"], tool_calls=calls or None),
+        finish_reason="length" if reply.truncated else "tool_calls" if calls else "stop",
+        usage=Usage(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens),
+    )

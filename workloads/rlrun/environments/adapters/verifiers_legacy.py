@@ -1,0 +1,212 @@
+"""`verifiers:<id>` where verifiers 0.1 is installed: an environment of `load_environment`, with its own rollout and rubric.
+
+verifiers 0.1 asks its model through the OpenAI client. Here that client is the real one over a transport of ours: what it
+would send becomes a call of our `ModelClient`, and the reply becomes a chat completion. No connection is opened, and every
+0.1 environment works that asks for chat completions. It belongs into a virtual environment of its own
+(`environments[].python`), as its dependencies and those of verifiers 0.4 exclude each other.
+
+Tools that it offers go to the model with the request, and calls in the reply come back as the OpenAI client knows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import verifiers as vf
+from openai import AsyncOpenAI
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
+from rlrun.environments.adapters.verifiers_legacy_playable import check_environment, check_row, own_sampling
+from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
+
+NAME = "policy"
+"""What the model is called in requests."""
+
+
+_OF_CALLS = ("tool_calls", "tool_call_id", "name")
+"""Fields of a message that tell of calls and their answers."""
+
+
+class LegacyArgs(BaseModel):
+    """Arguments of a `verifiers:` environment of verifiers 0.1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's `load_environment`."""
+    limit: int | None = Field(default=None, ge=2)
+    """Take only this many rows of its data set."""
+    eval_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of its distinct prompts held out, at least one, if it has no data set for evaluation."""
+
+
+@dataclass
+class _Conversation:
+    """One rollout as its requests tell it."""
+
+    model: ModelClient
+    messages: list[Message] = field(default_factory=list)
+    replies: int = 0
+    truncated: bool = False
+    error: Exception | None = None
+
+
+_CURRENT: ContextVar[_Conversation] = ContextVar("conversation")
+"""The rollout that the present task plays: verifiers' tasks inherit it, so one client serves them all."""
+
+
+class _Transport(httpx.AsyncBaseTransport):  # type: ignore[misc]
+    """Answers chat completions from the current rollout's model client."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        asked = json.loads(await request.aread())
+        conversation = _CURRENT.get()
+        try:
+            completion = await _complete(conversation, asked, request.url.path)
+        except Exception as error:
+            conversation.error = error
+            raise
+        return httpx.Response(200, json=completion, request=request)
+
+
+async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if not path.endswith("/chat/completions"):
+        raise RuntimeError(f"it asks for {path}; only chat completions can be answered")
+    messages = [_plain(message) for message in asked["messages"]]
+    stop = asked.get("stop") or []
+    reply = await conversation.model.complete(
+        messages,
+        max_tokens=asked.get("max_completion_tokens") or asked.get("max_tokens"),
+        stop=[stop] if isinstance(stop, str) else stop,
+        tools=asked.get("tools") or None,
+    )
+    conversation.messages = [*messages, reply.message]
+    conversation.replies += 1
+    conversation.truncated = conversation.truncated or reply.truncated
+    finish = "length" if reply.truncated else "tool_calls" if reply.tool_calls else "stop"
+    return {
+        "id": f"reply-{conversation.replies}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": NAME,
+        "choices": [
+            {"index": 0, "finish_reason": finish, "message": reply.message},
+        ],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }
+
+
+def _plain(message: Mapping[str, Any]) -> Message:
+    """A message with its text as a string, and what it says of calls; verifiers may send a list of parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        if others := [str(part.get("type")) for part in content if part.get("type") != "text"]:
+            raise ValueError(f"a message has content of type {others[0]!r}; only 'text' is supported")
+        content = "".join(part["text"] for part in content)
+    calls = {name: message[name] for name in _OF_CALLS if message.get(name)}
+    return {"role": message["role"], "content": content or "", **calls}
+
+
+class LegacyVerifiersEnvironment:
+    """An environment of verifiers 0.1."""
+
+    def __init__(self, id: str, environment_id: str, args: LegacyArgs) -> None:
+        self.id = id
+        try:
+            self._env = vf.load_environment(environment_id, **args.args)
+        except Exception as error:
+            cause = error.__cause__ or error
+            raise VerifiersLoadError(
+                f"load_environment({environment_id!r}) raised {type(cause).__name__}: {cause}. "
+                "Its package must be installed where the environment runs (environments[].python)"
+            ) from error
+        if not hasattr(self._env, "run_rollout"):
+            raise VerifiersLoadError(f"verifiers {vf.__version__} has no run_rollout; install 0.1.14")
+        check_environment(self._env)
+        self._inputs: dict[str, dict[str, Any]] = {}
+        self._splits = self._divide(args)
+        self._client: Any = None
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._splits[split]
+
+    async def run(self, task: Task, model: ModelClient) -> Episode:
+        if self._client is None:
+            self._client = _client()
+        conversation = _Conversation(model)
+        _CURRENT.set(conversation)
+        row = self._inputs[task.id]
+        output = await self._env.run_rollout(dict(row), self._client, NAME, own_sampling(self._env, row))
+        if conversation.error is not None:
+            raise conversation.error  # verifiers keeps it for itself; our caller must get it as it was
+        if output.get("error"):
+            raise RuntimeError(str(output["error"]))
+        metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
+        info = {"reward": output["reward"], "metrics": metrics, "truncated": conversation.truncated}
+        return Episode(conversation.messages, conversation.replies, info)
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(episode.info["reward"], dict(episode.info["metrics"]))
+
+    def _divide(self, args: LegacyArgs) -> dict[Split, list[Task]]:
+        try:
+            rows = self._env.build_dataset()
+            self._env.build_eval_dataset()
+        except Exception as error:
+            raise VerifiersLoadError(f"building its data set raised {type(error).__name__}: {error}") from error
+        if rows is None:
+            raise VerifiersLoadError("it has no dataset (an eval_dataset alone is not trained on): give it a dataset")
+        train = self._read("train", rows, args.limit)
+        if self._env.eval_dataset is not None:
+            return {"train": train, "eval": self._read("eval", self._env.eval_dataset, args.limit)}
+        contents = {task.id: hashlib.sha256(json.dumps(task.prompt).encode()).hexdigest() for task in train}
+        distinct = sorted(set(contents.values()))
+        if len(distinct) < 2:
+            raise VerifiersLoadError(f"it holds {len(distinct)} distinct prompts; training and evaluation need two")
+        held_out = set(distinct[: max(1, min(len(distinct) - 1, round(len(distinct) * args.eval_share)))])
+        return {
+            "train": [task for task in train if contents[task.id] not in held_out],
+            "eval": [task for task in train if contents[task.id] in held_out],
+        }
+
+    def _read(self, split: str, rows: Any, limit: int | None) -> list[Task]:
+        tasks = []
+        for index in range(min(len(rows), limit or len(rows))):
+            row = {name: value for name, value in rows[index].items() if value is not None}
+            row.setdefault("example_id", index)
+            try:
+                prompt = [_plain(message) for message in row["prompt"]]
+                check_row(row)
+            except ValueError as error:
+                raise VerifiersLoadError(f"row {index} of the {split} data: {error}") from None
+            task = Task(f"{split}-{index}", prompt, answer=_text(row.get("answer")), info={"row": _digest(row)})
+            self._inputs[task.id] = row
+            tasks.append(task)
+        return tasks
+
+
+def _client() -> Any:
+    from verifiers.clients import OpenAIChatCompletionsClient
+
+    http = httpx.AsyncClient(transport=_Transport(), trust_env=False, timeout=None)
+    # A retry would append to the tokens of the failed attempt; the orchestrator starts a new episode instead.
+    return OpenAIChatCompletionsClient(
+        AsyncOpenAI(base_url="http://policy/v1", api_key="none", http_client=http, max_retries=0)
+    )
+
+
+def _digest(row: dict[str, Any]) -> str:
+    """All that a row says, in short: an environment may find in any column what a task asks."""
+    said = {name: value for name, value in row.items() if name != "example_id"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _text(answer: object) -> str | None:
+    return None if answer is None else str(answer)

@@ -1,0 +1,105 @@
+"""Check at load that an environment of verifiers 0.1 can be played here, so that no rollout is spent on the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
+
+_ELSEWHERE = {
+    "SandboxMixin": "needs sandboxes of Prime",
+    "SandboxEnv": "needs sandboxes of Prime",
+    "CliAgentEnv": "brings its own agent program, in a sandbox",
+    "RLMEnv": "brings its own agent program",
+    "BrowserEnv": "needs a browser service",
+    "OpenEnvEnv": "needs sandboxes of Prime",
+}
+"""Classes of verifiers whose rollouts do not happen in this process."""
+OWN_SAMPLING = ("max_tokens", "max_completion_tokens", "stop")
+"""Sampling arguments of an environment that hold for its requests."""
+_NO_SAMPLING: dict[str, Any] = {"n": 1, "extra_body": {}}
+"""Sampling arguments that verifiers fills in by itself."""
+
+
+def check_environment(env: Any) -> None:
+    """Refuse an environment, or a member of an `EnvGroup`, that cannot be played.
+
+    Raises:
+        VerifiersLoadError: names what stands against it, its value and what to do.
+    """
+    for name, member in _members(env, ""):
+        try:
+            _check_member(member)
+        except VerifiersLoadError as error:
+            raise VerifiersLoadError(f"{name}{error}") from None
+
+
+def _members(env: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not (inner := getattr(env, "env_map", None)):
+        yield name, env
+        return
+    for member_name, member in inner.items():
+        yield from _members(member, f"{name}{member_name}: ")
+
+
+def _check_member(env: Any) -> None:
+    name = type(env).__name__
+    for base in type(env).__mro__:
+        if base.__name__ in _ELSEWHERE and base.__module__.startswith("verifiers."):
+            raise VerifiersLoadError(
+                f"{name} is a {base.__name__}, which {_ELSEWHERE[base.__name__]}; only environments in process are played"
+            )
+    if env.message_type != "chat":
+        raise VerifiersLoadError(f"message_type is {env.message_type!r}; only 'chat' is played")
+    if not env.score_rollouts:
+        raise VerifiersLoadError("score_rollouts is False, so there is nothing to train on: set it to True")
+    for key, value in env.sampling_args.items():
+        if key not in OWN_SAMPLING and value != _NO_SAMPLING.get(key):
+            raise VerifiersLoadError(
+                f"sampling_args has {key} {value!r}; remove it and set environments[].sampling ({', '.join(OWN_SAMPLING)} may stay)"
+            )
+    rubrics = [*_rubrics(env.rubric)]
+    groups = [function for rubric in rubrics for function in rubric._get_group_reward_func_names()]
+    if groups:
+        raise VerifiersLoadError(
+            f"its rubric rewards whole groups ({', '.join(groups)}), and rollouts are scored one by one: rewards that compare attempts "
+            "belong to algorithm.advantage; give it rewards of single rollouts"
+        )
+    own = any("score_rollout" in vars(base) for rubric in rubrics for base in _own_bases(type(rubric)))
+    if not own and not any(weight for rubric in rubrics for weight in rubric.weights):
+        raise VerifiersLoadError("its rubric has no reward with a weight other than 0, so there is nothing to train on")
+
+
+def _rubrics(rubric: Any) -> Iterator[Any]:
+    if inner := getattr(rubric, "rubrics", None):
+        for member in inner:
+            yield from _rubrics(member)
+    else:
+        yield rubric
+
+
+def _own_bases(kind: type) -> Iterator[type]:
+    """The classes of a rubric that are none of verifiers'."""
+    return (base for base in kind.__mro__ if not base.__module__.startswith("verifiers."))
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Refuse a row whose task verifiers itself cannot read.
+
+    Raises:
+        ValueError: says why.
+    """
+    task = row.get("task")
+    if isinstance(task, str) and not task.lstrip().startswith("{"):
+        raise ValueError(
+            f"task is {task!r}, and verifiers 0.1.14 takes no plain string there: leave the column out or rename it"
+        )
+
+
+def own_sampling(env: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling arguments for a row's requests: those of its environment, or of its member of an `EnvGroup`."""
+    route = (row.get("info") or {}).get("env_id") if getattr(env, "env_map", None) else None
+    for name in [route] if isinstance(route, str) else route or ():
+        env = env.env_map[name]
+    return {key: env.sampling_args[key] for key in OWN_SAMPLING if env.sampling_args.get(key) is not None}

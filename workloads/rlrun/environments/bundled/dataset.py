@@ -1,0 +1,248 @@
+"""`dataset` and `gsm8k`: one prompt a row, one reply, and a reward that compares it with the row's answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rlrun.config.models.data import DataSetConfig
+from rlrun.environments.bundled.word_problems import PROBLEMS
+from rlrun.environments.dataset_rows import Rows, download
+from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
+from rlrun.environments.rewards.scorers import RewardName, scorer
+from rlrun.environments.splits import EmptySplitError, split_of
+
+
+class RowTasks(Sequence[Task]):
+    """Tasks made from rows when they are asked for.
+
+    Args:
+        rows: of the files.
+        positions: of the rows that are in this split.
+        make: a task from an id, which a row may replace by its own, and a row.
+        split: whose tasks these are; begins the ids.
+    """
+
+    identified_by_content = True
+
+    def __init__(self, rows: Rows, positions: Sequence[int], make: Make, split: Split) -> None:
+        self._rows, self._positions, self._make, self._split = rows, positions, make, split
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = self._positions[index]
+        try:
+            task = self._make(f"{self._split}-{position}", self._rows.row(position))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self._rows.place(position)}: {error}") from error
+        return task
+
+
+Make = Callable[[str, Mapping[str, Any]], Task]
+
+
+class DatasetArgs(BaseModel):
+    """Arguments of `dataset`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str | None = None
+    """A `.parquet` or `.jsonl` file, or a folder of such."""
+    name: str | None = None
+    """Instead of `path`: a data set on the hub with such files."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub. Default: the main branch."""
+    subset: str | None = None
+    """Folder within it."""
+    train_split: str | None = None
+    """Files of the train split have this word in their name. Default: all rows, one problem in eight held out."""
+    eval_split: str | None = None
+    """The same of the eval split."""
+    leave_out_shared: bool = False
+    """Rows of the train split whose prompt the eval split has as well are left out instead of refused."""
+    reward: RewardName = "math"
+    """How a reply is compared with `reward_model.ground_truth`."""
+    reward_args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the reward."""
+    system_prompt: str | None = None
+    """Put before prompts that have none."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DatasetArgs:
+        if (self.path is None) == (self.name is None):
+            raise ValueError("exactly one of path and name says where the data is")
+        if self.revision is not None and self.name is None:
+            raise ValueError(f"revision ({self.revision}) needs name: a local folder has no revisions; remove revision")
+        if (self.train_split is None) != (self.eval_split is None):
+            raise ValueError("set both train_split and eval_split, or neither")
+        return self
+
+
+class Dataset(SingleTurnEnvironment):
+    """Answer the prompts of a data set with columns `prompt`, `reward_model` and `uid`; the reward compares with the truth."""
+
+    id = "dataset"
+
+    def __init__(self, args: DatasetArgs) -> None:
+        self.args = args
+        self._score = scorer(args.reward, args.reward_args)
+        self._tasks = split_rows(args, self._task, problem=lambda row: json.dumps(row["prompt"], sort_keys=True))
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._tasks[split]
+
+    def _task(self, id: str, row: Mapping[str, Any]) -> Task:
+        prompt = messages_of(row["prompt"])
+        if self.args.system_prompt is not None and prompt[0]["role"] != "system":
+            prompt.insert(0, {"role": "system", "content": self.args.system_prompt})
+        truth = row["reward_model"]["ground_truth"]
+        answer = truth if isinstance(truth, str) else json.dumps(truth)
+        return Task(id=str(row.get("uid", id)), prompt=prompt, answer=answer)
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(await self._score(task, episode.last_reply))
+
+
+def messages_of(prompt: object) -> list[Message]:
+    """A column's prompt as messages: a text is the user's. Raises ValueError: it is neither a text nor messages."""
+    if isinstance(prompt, str) and prompt:
+        return [{"role": "user", "content": prompt}]
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+    ):
+        return [dict(message) for message in prompt]
+    raise ValueError(f"prompt is neither a text nor a list of messages with role and content: {str(prompt)[:80]!r}")
+
+
+def split_rows(args: DatasetArgs, make: Make, *, problem: Callable[[dict[str, Any]], str]) -> dict[Split, RowTasks]:
+    """The tasks of both splits.
+
+    Args:
+        args: where the data is, and how it is divided.
+        make: a task from an id and a row.
+        problem: what a row asks, as text: rows that ask the same are in the same split.
+
+    Raises:
+        RoleError: the data cannot be read.
+        ValueError: a row is malformed, or a split is empty; names file and line.
+    """
+    root = Path(args.path) if args.path is not None else download(args.name or "", "args", args.revision)
+    root = root / args.subset if args.subset else root
+
+    def rows(word: str | None) -> Rows:
+        return Rows(DataSetConfig(path=str(root), split=word), "args")
+
+    if args.train_split is not None:
+        train, held_out = rows(args.train_split), rows(args.eval_split)
+        left = _not_in(held_out, train, problem) if args.leave_out_shared else range(len(train))
+        return {
+            "train": RowTasks(train, left, make, "train"),
+            "eval": RowTasks(held_out, range(len(held_out)), make, "eval"),
+        }
+    everything = rows(None)
+    positions: dict[Split, list[int]] = {"train": [], "eval": []}
+    for position in range(len(everything)):
+        positions[split_of(_problem(everything, position, problem))].append(position)
+    for split, found in positions.items():
+        if not found:
+            raise EmptySplitError(
+                f"the rows are so few that none is left for the {split} split; set train_split and eval_split"
+            )
+    return {split: RowTasks(everything, found, make, split) for split, found in positions.items()}
+
+
+def _problem(rows: Rows, position: int, problem: Callable[[dict[str, Any]], str]) -> str:
+    try:
+        return problem(rows.row(position))
+    except KeyError as error:
+        raise ValueError(f"{rows.place(position)}: there is no column {error}") from None
+
+
+def _not_in(held_out: Rows, train: Rows, problem: Callable[[dict[str, Any]], str]) -> list[int]:
+    """Positions of the rows of `train` that ask nothing that `held_out` asks."""
+    asked = {_problem(held_out, position, problem) for position in range(len(held_out))}
+    left = [position for position in range(len(train)) if _problem(train, position, problem) not in asked]
+    if not left:
+        raise EmptySplitError(
+            "the eval split asks all that the train split asks; set train_split and eval_split to others"
+        )
+    if len(left) < len(train):
+        print(f"{len(train) - len(left)} rows of the train split are left out: the eval split asks the same")
+    return left
+
+
+class Gsm8kArgs(BaseModel):
+    """Arguments of `gsm8k`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Literal["hub", "bundled"] = "hub"
+    """The data set on the hub, or a few problems of the same kind that come with this package."""
+    name: str = "openai/gsm8k"
+    """The data set on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub. Default: the main branch."""
+    subset: str = "main"
+    """Folder within it."""
+    path: str | None = None
+    """Instead of the hub: the folder with its parquet files."""
+    instruction: str = "Reason step by step, and put the final answer within \\boxed{}."
+    """Follows each question."""
+    math: dict[str, Any] = Field(default_factory=dict)
+    """Options of the comparison: `processes`, `timeout_seconds`."""
+
+
+class Gsm8k(SingleTurnEnvironment):
+    """Solve a word problem of grade-school mathematics (single turn); the reward is 1 if the final answer is right, else 0."""
+
+    id = "gsm8k"
+
+    def __init__(self, args: Gsm8kArgs) -> None:
+        self.args = args
+        self._score = scorer("math", args.math)
+        self._tasks: Mapping[Split, Sequence[Task]]
+        if args.source == "bundled":
+            half = len(PROBLEMS) * 3 // 4
+            bundled = [
+                self._task(f"bundled-{i}", {"question": q, "answer": f"#### {a}"}) for i, (q, a) in enumerate(PROBLEMS)
+            ]
+            self._tasks = {"train": bundled[:half], "eval": bundled[half:]}
+            return
+        where = (
+            {"path": args.path}
+            if args.path is not None
+            else {"name": args.name, "subset": args.subset, "revision": args.revision}
+        )
+        files = {"train_split": "train", "eval_split": "test", "leave_out_shared": True}
+        self._tasks = split_rows(
+            DatasetArgs.model_validate(where | files), self._task, problem=lambda row: str(row["question"])
+        )
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return self._tasks[split]
+
+    def _task(self, id: str, row: Mapping[str, Any]) -> Task:
+        found = re.search(r"####\s*(.+?)\s*$", row["answer"])
+        if found is None:
+            raise ValueError("the answer has no final line '#### ...'")
+        prompt = f"{row['question'].strip()}\n\n{self.args.instruction}".strip()
+        return Task(id, [{"role": "user", "content": prompt}], answer=found[1].replace(",", ""))
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        right = await self._score(task, episode.last_reply)
+        return Score(right, {"boxed": float("\\boxed" in episode.last_reply)})

@@ -1,0 +1,259 @@
+"""Rows of one data set by number: JSONL, parquet, and what `datasets` saves or the hub holds. Random access, nothing tokenised yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlrun.config.models.data import DataSetConfig
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+PATTERNS = ("*.jsonl", "*.parquet", "*.arrow")
+_EDGE_BYTES = 65536
+
+
+class RowError(ValueError):
+    """A row cannot be used; the message names file and line."""
+
+
+class Table(Protocol):
+    """The rows of one file."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Row `index`. Raises ValueError: it is no row."""
+        ...
+
+    def place(self, index: int) -> str:
+        """Name of the row in messages: `line 3`, `row 3`."""
+        ...
+
+
+class JsonLines:
+    """A JSONL file. Only the positions of its lines are kept, 8 bytes each; empty lines are no rows.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._starts, self._lines = array("q"), array("q")
+        position = 0
+        for number, line in enumerate(self._file, 1):
+            if line.strip():
+                self._starts.append(position)
+                self._lines.append(number)
+            position += len(line)
+        self._end = position
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def row(self, index: int) -> dict[str, Any]:
+        start = self._starts[index]
+        end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
+        try:
+            found = json.loads(os.pread(self._file.fileno(), end - start, start))
+        except ValueError as error:
+            raise ValueError(f"it is no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"it is no JSON object but {type(found).__name__}")
+        return found
+
+    def place(self, index: int) -> str:
+        return f"line {self._lines[index]}"
+
+
+class ArrowTable:
+    """A parquet file, or an Arrow file as `datasets` saves it.
+
+    Args:
+        path: the file; an Arrow file is mapped into memory, a parquet file is read.
+
+    Raises:
+        OSError: it cannot be read, or is damaged.
+        ValueError: the same.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise RoleError(
+                f"{path} needs the package pyarrow, which this image lacks; install it, or turn the data into JSONL",
+                exit_codes.CONFIGURATION,
+            ) from None
+        if path.suffix == ".parquet":
+            self._table = pq.read_table(path)
+            return
+        source = pa.memory_map(str(path))
+        try:
+            self._table = pa.ipc.open_stream(source).read_all()
+        except pa.ArrowInvalid:
+            self._table = pa.ipc.open_file(source).read_all()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def row(self, index: int) -> dict[str, Any]:
+        row: dict[str, Any] = _without_nulls(self._table.slice(index, 1).to_pylist()[0])
+        return row
+
+    def place(self, index: int) -> str:
+        return f"row {index + 1}"
+
+
+def _without_nulls(value: Any) -> Any:
+    """Columnar files give every struct all fields; those that are null were never there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+class Rows:
+    """All rows of a data set, its files one after the other.
+
+    Args:
+        config: where it is.
+        field: what messages call the block, such as `data.sources[0]`.
+
+    Raises:
+        RoleError: there is no such data set, it cannot be read, or has no row.
+    """
+
+    def __init__(self, config: DataSetConfig, field: str) -> None:
+        self.label = config.label
+        files = _files(config, field)
+        self._names = [path.name for path in files]
+        self._tables = [_open(path, field) for path in files]
+        self._ends = list(accumulate(len(table) for table in self._tables))
+        if not self._ends[-1]:
+            raise RoleError(f"{field}: {self.label} has no rows", exit_codes.DATA)
+        self.fingerprint = _fingerprint(files, self._ends)
+        """Tells whether the files are those of an earlier attempt."""
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Row `index`.
+
+        Raises:
+            RowError: it is no row; names file and line.
+        """
+        table, inner = self._find(index)
+        try:
+            return self._tables[table].row(inner)
+        except ValueError as error:
+            raise RowError(f"{self.place(index)}: {error}") from None
+
+    def place(self, index: int) -> str:
+        """File and line of a row."""
+        table, inner = self._find(index)
+        return f"{self._names[table]} {self._tables[table].place(inner)}"
+
+    def _find(self, index: int) -> tuple[int, int]:
+        table = bisect_right(self._ends, index)
+        return table, index - (self._ends[table - 1] if table else 0)
+
+
+def _open(path: Path, field: str) -> Table:
+    try:
+        return JsonLines(path) if path.suffix == ".jsonl" else ArrowTable(path)
+    except OSError as error:
+        raise RoleError(f"{field}: cannot read {path}: {error.strerror or error}", exit_codes.DATA) from error
+    except ValueError as error:
+        raise RoleError(f"{field}: cannot read {path}: {error}", exit_codes.DATA) from error
+
+
+def _files(config: DataSetConfig, field: str) -> list[Path]:
+    if config.path is not None:
+        root = Path(config.path)
+        if root.is_file():
+            if root.suffix not in (".jsonl", ".parquet", ".arrow"):
+                raise RoleError(
+                    f"{field}.path: {root.name} is none of .jsonl, .parquet and .arrow; turn it into one of them",
+                    exit_codes.CONFIGURATION,
+                )
+            return [root]
+        if not root.is_dir():
+            raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA)
+    else:
+        root = download(config.name or "", field, config.revision)
+    found = sorted(
+        path
+        for pattern in PATTERNS
+        for path in root.rglob(pattern)
+        # `datasets` leaves files of its own computations beside a saved data set.
+        if _in_split(path, root, config.split) and not path.name.startswith("cache-")
+    )
+    if not found:
+        of_split = f" of split {config.split!r}" if config.split else ""
+        raise RoleError(f"{field}: {config.label} holds no .jsonl, .parquet or .arrow file{of_split}", exit_codes.DATA)
+    return found
+
+
+def _in_split(path: Path, root: Path, split: str | None) -> bool:
+    words = {part for piece in path.relative_to(root).with_suffix("").parts for part in _words(piece)}
+    return split is None or split in words or split in path.relative_to(root).parts
+
+
+def _words(text: str) -> list[str]:
+    return "".join(char if char.isalnum() else " " for char in text).split()
+
+
+def download(name: str, field: str, revision: str | None = None) -> Path:
+    """The folder with a data set of the hub, fetched unless it is in the hub's cache.
+
+    Args:
+        name: of the data set.
+        field: that names it, for errors.
+        revision: branch, tag or commit; None: the main branch, as it is now.
+
+    Raises:
+        RoleError: it is not there, or cannot be fetched.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(PATTERNS)))
+    except RepositoryNotFoundError as error:
+        raise RoleError(f"{field}.name: the hub has no data set {name}, or it is private", exit_codes.DATA) from error
+    except RevisionNotFoundError as error:
+        raise RoleError(f"{field}.revision: data set {name} has no revision {revision}", exit_codes.DATA) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise RoleError(f"{field}.name: cannot get {name} from the hub: {reason}", exit_codes.UNAVAILABLE) from error
+
+
+def _fingerprint(files: Sequence[Path], ends: Sequence[int]) -> str:
+    """Over names, rows, sizes, and the first and last 64 KiB of every file."""
+    digest = hashlib.sha256()
+    for path, end in zip(files, ends, strict=True):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{end}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_EDGE_BYTES))
+            file.seek(max(0, size - _EDGE_BYTES))
+            digest.update(file.read(_EDGE_BYTES))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""The orchestrator's side of an engine: requests, checked answers, load."""

@@ -1,0 +1,376 @@
+"""The orchestrator's side of an inference server: generation with log-probs and versions, hand-over, readiness.
+
+Every call has a deadline. Cancelling a task that waits in `generate` closes its connection, and the engine then aborts
+the request. Knows nothing of vLLM or torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from yarl import URL
+
+from rlrun.inference.client.completions import (
+    Adapter,
+    Completion,
+    EngineError,
+    EngineUnavailableError,
+    parse_packed,
+    parse_stock,
+)
+from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
+from rlrun.protocol.messages.endpoints import (
+    ENGINE_GENERATE,
+    ENGINE_GENERATE_PACKED,
+    ENGINE_METRICS,
+    ENGINE_PARSE,
+    ENGINE_READY,
+    ENGINE_RECEIVE_WEIGHTS,
+    ENGINE_RELOAD_WEIGHTS,
+    ENGINE_SLEEP,
+    ENGINE_STATUS,
+    ENGINE_UPDATE_WEIGHTS,
+)
+from rlrun.protocol.messages.engine_protocol import HEADER, OWN
+from rlrun.protocol.messages.packed import MEDIA_TYPE, integers, pack
+from rlrun.runtime.compute import compute
+
+__all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]
+
+IDLE_SECONDS = 30
+"""Idle connections are dropped before the server drops them (75 s), so that no request is written to a closing one."""
+
+OK = 200
+_GONE = (404, 410)
+"""Answers of vLLM's route and of ours to a request for an adapter that the server does not hold."""
+_COPIED = 16
+"""Bytes of packed columns that are read in the time of one of JSON."""
+_NO_ROUTE = (403, 404, 405)
+"""Answers of a server that has no packed route: vLLM's own, a proxy's, or a guard's that does not list it."""
+PACKED_TOKENS, STOCK_TOKENS = 1 << 19, 1 << 16
+"""Most tokens that one answer may have, unless one continuation alone may have more: 4 MB packed, 6 MB as JSON."""
+_HEADERS = {"content-type": "application/json"}, {"content-type": MEDIA_TYPE}
+KNOWN_ADAPTERS = 32
+"""Versions whose adapter's name is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Answer of `/rlrun/ready`."""
+
+    ready: bool
+    reason: str | None
+    weight_version: int | None
+
+
+class _NoRouteError(Exception):
+    """The server has no route for packed requests."""
+
+
+class EngineClient:
+    """Client of one inference server. Timeouts in seconds."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        generate_timeout: float = 600.0,
+        update_timeout: float = 660.0,
+        control_timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}", HEADER: OWN.header}
+        self._generate_timeout = generate_timeout
+        self._update_timeout = update_timeout
+        self._control_timeout = control_timeout
+        self._connect_timeout = connect_timeout
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._adapters: dict[str, str] = {}
+        self._packs = True
+        """Whether the server may have the packed route; one that had none is asked again after the next hand-over."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections for good; requests in flight are aborted in the engine, later ones find it unavailable."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        stop_token_ids: Sequence[int],
+        cache_salt: str | None,
+        seed: int | None = None,
+        request_id: str | None = None,
+        ignore_eos: bool = False,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """Sample `n` continuations of a prompt.
+
+        `parameters` are further sampling parameters by vLLM's names; texts of `stop` among them have the engine detokenize.
+        `cache_salt` must name the policy version that the request is meant for: the engine shares cached prefixes only
+        between requests with equal salts, and a prefix computed under older weights is not one of the newer policy.
+        Where versions are adapters, the request names the one that holds this version, and keeps it to its end.
+        What one answer could hold of so many long continuations is bounded: more of them are asked for in several requests at once.
+        Raises `EngineError`, also for an answer without a log-prob or an integer version for each token.
+        """
+        sampling: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "stop_token_ids": list(stop_token_ids),
+            "ignore_eos": ignore_eos,
+        }
+        named = {"cache_salt": cache_salt, "model": self._adapters.get(cache_salt or "")}
+        head: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if seed is not None:
+            sampling["seed"] = seed
+        if parameters:
+            sampling |= parameters
+            if "min_tokens" in sampling:
+                # A turn may have less room than the longest reply; the engine refuses more than that.
+                sampling["min_tokens"] = min(sampling["min_tokens"], max_tokens)
+        if request_id is not None:
+            head["request_id"] = request_id
+        head["sampling_params"] = sampling
+        prompt = integers(token_ids)
+        if self._packs:
+            try:
+                return await self._in_parts(prompt, head, n, max(1, PACKED_TOKENS // max_tokens), packed=True)
+            except _NoRouteError:
+                self._packs = False
+        return await self._in_parts(prompt, head, n, max(1, STOCK_TOKENS // max_tokens), packed=False)
+
+    async def _in_parts(
+        self, prompt: array[int], head: dict[str, Any], n: int, most: int, *, packed: bool
+    ) -> list[Completion]:
+        """`n` continuations, at most so many of them in one request."""
+        if n <= most:
+            return await self._generate(prompt, _part(head, 0, n), packed=packed)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._generate(prompt, _part(head, at, min(most, n - at)), packed=packed))
+                    for at in range(0, n, most)
+                ]
+        except* (EngineError, _NoRouteError) as errors:
+            error: BaseException = errors
+        else:
+            return [completion for task in tasks for completion in task.result()]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error
+
+    async def _generate(self, prompt: array[int], head: dict[str, Any], *, packed: bool) -> list[Completion]:
+        """One request, packed or as vLLM's own route takes it.
+
+        Raises:
+            _NoRouteError: the server has no route for packed requests.
+            EngineError: as `generate`.
+        """
+        n, name = head["sampling_params"]["n"], head.get("model")
+        adapter = None if name is None else Adapter(name, int(head["cache_salt"]))
+        path = ENGINE_GENERATE_PACKED if packed else ENGINE_GENERATE
+        if packed:
+            body = pack(head | {"tokens": len(prompt)}, [prompt])
+        else:
+            body = await compute(8 * len(prompt), partial(_stock_body, prompt, head))
+        status, data = await self._request("POST", path, self._generate_timeout, body)
+        if packed and status in _NO_ROUTE:
+            raise _NoRouteError
+        if adapter is not None and status in _GONE:
+            # No fault of the request: the server has started anew, and gets its adapter with the next hand-over.
+            raise EngineError(f"{self.base_url} no longer holds {name}")
+        if status != OK:
+            raise self._refused(path, status, data)
+        if packed:
+            return await compute(len(data) // _COPIED, partial(parse_packed, data, n, adapter))
+        return await compute(len(data), partial(parse_stock, data, n, adapter))
+
+    async def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """A reply taken apart by the engine's parser: the text without calls, and (name, arguments as JSON) of each call.
+
+        Raises `EngineError`. Needs no weights, and no version.
+        """
+        body = {
+            "generate_response": {"choices": [{"index": 0, "token_ids": list(token_ids), "finish_reason": "stop"}]},
+            # Parsers look at the functions; what was said before is only demanded by the request's form.
+            "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools)},
+        }
+        answer = await self._json("POST", ENGINE_PARSE, self._control_timeout, body)
+        try:
+            message = answer["choices"][0]["message"]
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            return message.get("content") or "", [(str(f["name"]), str(f["arguments"])) for f in functions]
+        except (KeyError, TypeError, IndexError) as error:
+            raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
+
+    async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
+        """Load a published folder as `version`; seconds per phase, empty if the server held it already."""
+        return await self._change(ENGINE_UPDATE_WEIGHTS, version, {"path": path, "version": version, "force": force})
+
+    async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]:
+        """Load the model that the server was started with as `version`; seconds per phase."""
+        return await self._change(ENGINE_RELOAD_WEIGHTS, version, {"version": version, "force": force})
+
+    async def receive_weights(self, trainer_url: str, version: int, *, force: bool = False) -> dict[str, float]:
+        """Have `version` sent from the memory of the trainer at `trainer_url`; seconds per phase."""
+        body = {"trainer_url": trainer_url, "version": version, "force": force}
+        return await self._change(ENGINE_RECEIVE_WEIGHTS, version, body)
+
+    async def sleep(self) -> None:
+        """Have the engine give its GPUs' memory up, until the next hand-over; one that sleeps already sleeps on."""
+        answer = await self._json("POST", ENGINE_SLEEP, self._update_timeout, {})
+        if not isinstance(answer, dict) or answer.get("asleep") is not True:
+            raise EngineError(f"{self.base_url}{ENGINE_SLEEP} answered something else than sleep")
+
+    async def ready(self) -> Readiness:
+        """Whether the server may get requests; a server that does not answer raises `EngineUnavailableError`."""
+        answer = await self._json("GET", ENGINE_READY, self._control_timeout, accept=(200, 503))
+        if not isinstance(answer, dict) or not isinstance(answer.get("ready"), bool):
+            raise EngineError(f"{self.base_url}{ENGINE_READY} answered something else than readiness", 503)
+        return Readiness(answer["ready"], answer.get("reason"), answer.get("weight_version"))
+
+    async def status(self) -> dict[str, Any]:
+        """Weight version, path, liveness and fault, as the server reports them."""
+        answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
+        if not isinstance(answer, dict):
+            raise EngineError(f"{self.base_url}{ENGINE_STATUS} answered something else than a status")
+        return dict(answer)
+
+    async def metrics(self) -> EngineMetrics:
+        """Requests running and waiting, and the use of the KV cache."""
+        _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout)
+        return parse_metrics(data.decode(errors="replace"))
+
+    async def _change(self, path: str, version: int, body: Mapping[str, Any]) -> dict[str, float]:
+        answer = await self._json("POST", path, self._update_timeout, body)
+        if not isinstance(answer, dict) or not isinstance(answer.get("seconds"), dict):
+            raise EngineError(f"{self.base_url}{path} answered something else than an update")
+        self._packs = True
+        self._adapters.pop(str(version), None)
+        if answer.get("model") is not None:
+            self._adapters[str(version)] = answer["model"]
+            for old in list(self._adapters)[:-KNOWN_ADAPTERS]:
+                del self._adapters[old]
+        return dict(answer["seconds"])
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        body: Mapping[str, Any] | None = None,
+        accept: Sequence[int] = (200,),
+    ) -> Any:
+        sent = None if body is None else json.dumps(body).encode()
+        status, data = await self._request(method, path, timeout, sent)
+        if status not in accept:
+            raise self._refused(path, status, data)
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise EngineError(f"{self.base_url}{path} answered {status} without JSON", status) from None
+
+    def _refused(self, path: str, status: int, data: bytes) -> EngineError:
+        return EngineError(f"{self.base_url}{path} answered {status}: {_message(data)}", status)
+
+    async def _request(self, method: str, path: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
+        if self._closed:
+            raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed")
+        if self._session is None:
+            # No limit: the dispatcher decides how many requests are in flight, a second queue here would hide them.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            # Each part that a request does not need costs it CPU: with short replies a request is most of a rollout.
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            )
+        deadline = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
+        try:
+            url, headers = (
+                _url(self.base_url + path),
+                _HEADERS[path == ENGINE_GENERATE_PACKED] if body is not None else None,
+            )
+            async with self._session.request(method, url, data=body, headers=headers, timeout=deadline) as response:
+                return response.status, await _whole(response)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
+        except TimeoutError as error:
+            raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
+        except RuntimeError as error:
+            if not self._closed:
+                raise
+            # aiohttp's word where the session was closed under a request that it was about to repeat.
+            raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed") from error
+
+
+@lru_cache(1024)
+def _url(text: str) -> URL:
+    """Parsed once: there are few, and each is asked a thousand times a second."""
+    return URL(text)
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body; one of many megabytes is put together beside the event loop."""
+    blocks = []
+    while block := await response.content.readany():
+        blocks.append(block)
+    return await compute(sum(map(len, blocks)) // _COPIED, partial(b"".join, blocks))
+
+
+def _stock_body(prompt: array[int], head: Mapping[str, Any]) -> bytes:
+    sampling = head["sampling_params"] | {"logprobs": 0, "detokenize": bool(head["sampling_params"].get("stop"))}
+    return json.dumps({**head, "token_ids": prompt.tolist(), "sampling_params": sampling}).encode()
+
+
+def _part(head: Mapping[str, Any], first: int, n: int) -> dict[str, Any]:
+    """The request for `n` continuations of a group, from the one of this index on; each part has a seed and a name of its own."""
+    part = dict(head) | {"sampling_params": head["sampling_params"] | {"n": n}}
+    if "seed" in part["sampling_params"]:
+        part["sampling_params"]["seed"] += first
+    if "request_id" in part and first:
+        part["request_id"] += f"-{first}"
+    return part
+
+
+def _message(data: bytes) -> str:
+    """The message of an error body of ours, of vLLM's or of FastAPI's."""
+    text = data.decode(errors="replace")
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return text.strip()[:500] or "nothing"
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        if isinstance(error, dict) and isinstance(error.get("message"), str):
+            return str(error["message"])
+    return json.dumps(body)[:500]

@@ -1,0 +1,1 @@
+"""The engine's routes under `/rlrun`, and bounds on its connections."""

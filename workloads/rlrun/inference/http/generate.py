@@ -1,0 +1,172 @@
+"""Tokens in, tokens out, as packed columns (`rlrun.protocol.messages.packed`): the route `/rlrun/generate` of an engine.
+
+vLLM's own route builds an object and 90 bytes of JSON per token, seconds of its event loop for a group of long rollouts; this one copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlrun.inference.guard import GUEST
+from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
+from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, PackedError, Reader, pack
+
+CLIENT_GONE = 499
+GONE = 410
+"""The adapter is not held. Never 403, 404 or 405: they say that there is no such route."""
+_T = TypeVar("_T")
+
+
+class Sampling(BaseModel):
+    """Sampling parameters; the names are vLLM's."""
+
+    model_config = ConfigDict(extra="forbid")
+    n: int = Field(1, ge=1, le=4096)
+    max_tokens: int = Field(ge=1)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    seed: int | None = None
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    min_tokens: int = Field(0, ge=0)
+    stop: list[str] = []
+
+
+class Head(BaseModel):
+    """The head of a request; its one column is the prompt."""
+
+    model_config = ConfigDict(extra="forbid")
+    tokens: int = Field(ge=1)
+    sampling_params: Sampling
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    request_id: str | None = Field(None, min_length=1, max_length=256)
+    model: str | None = None
+    """Name of an adapter; default: the served model."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One continuation.
+
+    Attributes:
+        token_ids: `[T]`, 32-bit integers.
+        logprobs: `[T]`, 32-bit floats.
+        versions: (label, start, end) of the weights that sampled each run of tokens.
+        finish_reason: why it ended.
+    """
+
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: Sequence[tuple[str, int, int]]
+    finish_reason: str
+
+
+class GenerateError(Exception):
+    """The request cannot be answered.
+
+    Args:
+        message: why.
+        status: of HTTP.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class TokenEngine(Protocol):
+    """Engine that samples tokens."""
+
+    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+        """Name of the model, and `n` continuations in order; cancelled when the client goes away.
+
+        Raises:
+            GenerateError: it cannot.
+        """
+
+
+def generate_router(engine: TokenEngine) -> APIRouter:
+    """The route, answered by `engine`."""
+    router = APIRouter()
+
+    @router.post(ENGINE_GENERATE_PACKED)
+    async def generate(request: Request) -> Response:
+        """Packed request, packed answer."""
+        try:
+            head, prompt = _read(await request.body())
+            _check_owner(request, head.model)
+            answer = await unless_gone(request, lambda: engine.sample(head, prompt))
+        except GenerateError as error:
+            body = {"error": {"code": error.status, "message": str(error)}}
+            return JSONResponse(body, status_code=error.status)
+        if answer is None:
+            return Response(status_code=CLIENT_GONE)
+        return Response(_packed(*answer), media_type=MEDIA_TYPE)
+
+    return router
+
+
+def _check_owner(request: Request, model: str | None) -> None:
+    """A guest asks its own adapters alone; whether there are others it does not learn."""
+    guest = request.scope.get(GUEST)
+    if guest is not None and not request.app.state.rlrun.handover.holds_for(guest, model):
+        raise GenerateError(f"run {guest} has no model {model} here", GONE)
+
+
+def _read(data: bytes) -> tuple[Head, array[int]]:
+    try:
+        reader = Reader(data)
+        head = Head.model_validate(reader.head)
+        prompt = reader.column(INTEGERS, head.tokens)
+        reader.end()
+    except PackedError as error:
+        raise GenerateError(f"the request is no packed document: {error}", 400) from None
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        message = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in found)
+        raise GenerateError(message, 422) from None
+    if min(prompt) < 0:
+        raise GenerateError(f"the prompt has a negative token id: {min(prompt)}", 422)
+    return head, prompt
+
+
+def _packed(model: str, sampled: Sequence[SampledTokens]) -> bytes:
+    choices = [
+        {
+            "tokens": len(one.token_ids),
+            "finish_reason": one.finish_reason,
+            "weight_versions": [{"version": label, "start": start, "end": end} for label, start, end in one.versions],
+        }
+        for one in sampled
+    ]
+    columns: list[array[Any]] = [column for one in sampled for column in (one.token_ids, one.logprobs)]
+    return pack({"model": model, "choices": choices}, columns)
+
+
+async def unless_gone(request: Request, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
+    """The result of `work`, which is cancelled when the client goes away; None then. Call after the body was read."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work()), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()

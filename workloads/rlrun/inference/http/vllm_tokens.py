@@ -1,0 +1,63 @@
+"""vLLM's engine behind the route for packed tokens: its engine client is called, not its HTTP handlers."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens
+from rlrun.protocol.messages.packed import FLOATS, integers
+
+
+class VLLMTokens:
+    """vLLM's engine as a `TokenEngine`.
+
+    Args:
+        engine: vLLM's engine client.
+        served_model: name that requests without an adapter may give, and that answers them.
+        adapters: adapters by name, as vLLM's registry holds them.
+    """
+
+    def __init__(self, engine: Any, *, served_model: str, adapters: Any) -> None:
+        self._engine, self._served_model, self._adapters = engine, served_model, adapters
+
+    async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
+        """See `TokenEngine`."""
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.utils import random_uuid
+
+        adapter = None
+        if head.model is not None and head.model != self._served_model:
+            adapter = self._adapters.get(head.model)
+            if adapter is None:
+                raise GenerateError(f"the model {head.model} does not exist", GONE)
+        final = None
+        try:
+            # Flat: no object per token in this process.
+            sampling = SamplingParams(
+                **head.sampling_params.model_dump(),
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=bool(head.sampling_params.stop),  # texts to stop at are found only in text
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            inputs = tokens_input(prompt.tolist(), cache_salt=head.cache_salt)
+            request_id = f"rlrun-{head.request_id or random_uuid()}"
+            async for output in self._engine.generate(inputs, sampling, request_id, lora_request=adapter):
+                final = output
+        except ValueError as error:  # vLLM's word for what is wrong with a request, such as its length
+            raise GenerateError(str(error), 400) from None
+        if final is None:
+            raise GenerateError("the engine ended the request without an answer", 500)
+        outputs = sorted(final.outputs, key=lambda output: output.index)
+        return head.model or self._served_model, [_of_vllm(output) for output in outputs]
+
+
+def _of_vllm(output: Any) -> SampledTokens:
+    token_ids, logprobs = integers(list(output.token_ids)), array(FLOATS, output.logprobs.logprobs)
+    if list(output.logprobs.token_ids) != token_ids.tolist():
+        raise GenerateError("the engine's log-probs belong to other tokens than those sampled", 500)
+    versions = [(span.version, span.start, span.end) for span in output.weight_versions or ()]
+    return SampledTokens(token_ids, logprobs, versions, output.finish_reason or "stop")

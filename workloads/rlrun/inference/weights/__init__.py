@@ -1,0 +1,1 @@
+"""New weights in a running engine: checks, transfer, adapters, and sleep."""

@@ -1,0 +1,146 @@
+"""Checks of a model or a weight folder before the engine is touched, without torch.
+
+vLLM only warns when a checkpoint lacks tensors, and an engine whose reload broke half-way is lost. A safetensors file
+tells names, shapes and its own length in its header, so a folder is judged whole before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from rlrun.inference.settings import InferenceSettings
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
+
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+Shapes = dict[str, tuple[int, ...]]
+"""Tensor name to shape."""
+
+
+class FolderError(ValueError):
+    """A folder that cannot be loaded; the message names the path and what is missing."""
+
+
+def _file_shapes(file: Path) -> Shapes:
+    """Names and shapes of one file from its header, which also says whether the file is whole."""
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise FolderError(f"{file} is not a safetensors file or was not written whole: {error}") from None
+
+
+def tensor_shapes(folder: Path) -> Shapes:
+    """Names and shapes of all tensors in a folder's safetensors files; raises `FolderError`."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FolderError(f"{folder} holds no *.safetensors file")
+    if (folder / INDEX).is_file():
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            named = sorted(set(index["weight_map"].values()))
+            files_of_it = all(Path(name).name == name for name in named)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            files_of_it = False
+        if not files_of_it:
+            raise FolderError(f"{folder / INDEX} is not a safetensors index of files beside it")
+        if missing := [name for name in named if not (folder / name).is_file()]:
+            raise FolderError(f"{folder} lacks {missing[0]}, which {INDEX} names")
+        files = [folder / name for name in named]
+    shapes: Shapes = {}
+    for file in files:
+        shapes |= _file_shapes(file)
+    return shapes
+
+
+def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
+    """The resolved folder of a weight update, or `FolderError`.
+
+    `expected` are the tensors of the model that the server started with (None: unknown): exactly these must be there,
+    because the engine keeps the old values of a tensor that it is not given and breaks on one that it does not know.
+    """
+    folder = _published(path, weights_dir)
+    shapes = tensor_shapes(folder)
+    for name, shape in (expected or {}).items():
+        if name not in shapes:
+            raise FolderError(f"{folder} lacks the tensor {name}, which the served model has")
+        if shapes[name] != shape:
+            raise FolderError(f"{folder}: tensor {name} has shape {shapes[name]}, the served model {shape}")
+    if expected is not None and (unknown := sorted(set(shapes) - set(expected))):
+        raise FolderError(f"{folder} holds the tensor {unknown[0]}, which the served model does not have")
+    return folder
+
+
+def _published(path: str, weights_dir: str) -> Path:
+    """The resolved folder, which is below `weights_dir` and whole."""
+    folder, root = resolved(path, weights_dir), resolved("", weights_dir)
+    if folder == root or not folder.is_relative_to(root):
+        raise FolderError(f"{path} is not below the weights folder {root}")
+    try:
+        if not folder.is_dir():
+            raise FolderError(f"{folder} does not exist or is not a folder")
+        if not (folder / COMPLETE).is_file():
+            raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
+    except OSError as error:  # a name that no file can have, or a volume that refuses
+        raise FolderError(f"{folder} cannot be read: {error.strerror}") from None
+    return folder
+
+
+def resolved(path: str, weights_dir: str) -> Path:
+    """The folder that a request names, absolute or below `weights_dir`, without links; it need not exist. Raises `FolderError`."""
+    try:
+        return (Path(weights_dir).resolve() / path).resolve()
+    except (ValueError, OSError, RuntimeError):  # a null byte, no text, a circle of links
+        raise FolderError(f"{path!r} is no path") from None
+
+
+def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank: int) -> Path:
+    """The resolved folder of an adapter (PEFT's format), or `FolderError`.
+
+    Its rank is at most `max_rank`, and every A `[rank, in]` has its B `[out, rank]` that go with a weight `[out, in]` of the served model
+    (`expected`; None: unknown). vLLM would leave out a part that has no counterpart.
+    """
+    folder = _published(path, weights_dir)
+    try:
+        rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        rank = None
+    if type(rank) is not int:
+        raise FolderError(f"{folder} holds no adapter: {ADAPTER_CONFIG} is missing, or names no rank r")
+    if rank > max_rank:
+        raise FolderError(f"{folder}: the adapter's rank {rank} is above {max_rank}, which the server was started for")
+    shapes = _file_shapes(folder / ADAPTER_WEIGHTS)
+    for layer in sorted({name.removesuffix(end) for name in shapes for end in (_A, _B) if name.endswith(end)}):
+        weight = f"{layer.removeprefix(_PREFIX)}.weight"
+        if expected is not None and weight not in expected:
+            raise FolderError(f"{folder} changes {weight}, which the served model does not have")
+        out, into = expected[weight] if expected is not None else (None, None)
+        for end, wanted in ((_A, (rank, into)), (_B, (out, rank))):
+            found = shapes.get(layer + end)
+            if found is None or (expected is not None and found != wanted):
+                raise FolderError(f"{folder}: {layer}{end} has shape {found}, and {wanted} goes with the served model")
+    if not shapes or (unknown := sorted(name for name in shapes if not name.endswith((_A, _B)))):
+        raise FolderError(f"{folder}: {unknown[0] if shapes else 'nothing'} is no part of an adapter that vLLM serves")
+    return folder
+
+
+def check_model(settings: InferenceSettings) -> Shapes | None:
+    """Shapes of the model to serve; None for a Hugging Face id, which vLLM resolves. Raises `FolderError`."""
+    folder = Path(settings.model_path)
+    if not folder.is_dir():
+        if settings.model_path.startswith(("/", ".", "~")) or settings.model_path.count("/") > 1:
+            raise FolderError(f"model: the folder {settings.model_path} does not exist")
+        return None
+    if not (folder / "config.json").is_file():
+        raise FolderError(f"model: {folder} holds no config.json; name a folder that save_pretrained wrote")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise FolderError(f"model: {folder} holds no tokenizer ({TOKENIZER_FILES[0]}); save it beside the weights")
+    try:
+        return tensor_shapes(folder)
+    except FolderError as error:
+        raise FolderError(f"model: {error}") from None

@@ -1,0 +1,114 @@
+"""Process of each role: its command, its environment and its configuration. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlrun.config.models.checkpoint import ResumeConfig
+from rlrun.config.models.roles import orchestrator_module
+from rlrun.config.models.run import RunConfig
+from rlrun.pod.role.network import interface_of
+from rlrun.pod.settings import PodSettings
+from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, ROLE_ENVIRONMENT, RoleError
+from rlrun.protocol.files.paths import Role
+from rlrun.runtime import exit_codes
+from rlrun.trainer.ranks.launch import Nodes, torchrun_command
+
+EVERYWHERE = "0.0.0.0"
+"""In a pod every role listens on all addresses: probes and the other roles come from outside; keys and network policies guard it."""
+
+
+def config_in_pod(config: RunConfig, *, restart: bool) -> RunConfig:
+    """The configuration as this pod's process reads it.
+
+    Args:
+        config: of the run.
+        restart: earlier attempts of this very run have begun. `checkpoint.resume` says where the run starts; from then on it goes on from
+            its newest checkpoint, else policy Never would forbid every restart and policy Step would undo it. `fromRun` stays: until there
+            is such a checkpoint it says where to begin.
+    """
+    trainer = config.trainer.model_copy(update={"host": EVERYWHERE})
+    if restart:
+        given = trainer.checkpoint.resume
+        resume = ResumeConfig(from_run=given.from_run, from_step=given.from_step)
+        checkpoint = trainer.checkpoint.model_copy(update={"resume": resume})
+        trainer = trainer.model_copy(update={"checkpoint": checkpoint})
+    return config.model_copy(
+        update={
+            "trainer": trainer,
+            "inference": None if config.inference is None else config.inference.model_copy(update={"host": EVERYWHERE}),
+            "orchestrator": config.orchestrator.model_copy(update={"host": EVERYWHERE}),
+        }
+    )
+
+
+def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: Path) -> list[str]:
+    """The command line of a role's process.
+
+    Args:
+        role: which role.
+        pod: the container.
+        config: of the run.
+        config_file: what the process reads.
+
+    Raises:
+        RoleError: the pod is no member of the trainer's group.
+    """
+    if role == "trainer":
+        _check_membership(pod, config)
+        if pod.implementation == "real":
+            return torchrun_command(
+                config.trainer,
+                config_file=config_file,
+                rendezvous_port=pod.master_port,
+                attempt=pod.attempt,
+                nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
+            )
+    # The orchestrator is always the real one.
+    if role == "orchestrator":
+        module = orchestrator_module(config.trainer.task)
+    else:
+        module = f"rlrun.stub.{role}" if pod.implementation == "stub" else f"rlrun.{role}"
+    return [sys.executable, "-m", module, "--config", str(config_file)]
+
+
+def model_command(pod: PodSettings, config_file: Path) -> list[str]:
+    """The command line that makes the tiny model."""
+    module = "rlrun.stub.model" if pod.implementation == "stub" else "rlrun.trainer.modeling.tiny_model"
+    return [sys.executable, "-m", module, "--config", str(config_file)]
+
+
+def _check_membership(pod: PodSettings, config: RunConfig) -> None:
+    if pod.nodes != config.trainer.replicas:
+        raise RoleError(
+            f"RLRUN_NNODES is {pod.nodes}, but the configuration's trainer.replicas is {config.trainer.replicas}",
+            exit_codes.CONFIGURATION,
+        )
+    if pod.ordinal >= pod.nodes:
+        raise RoleError(f"{pod.pod_name} is beyond the trainer's {pod.nodes} pods", exit_codes.CONFIGURATION)
+
+
+def role_environment(role: Role, pod: PodSettings, env: Mapping[str, str], errors: Path) -> dict[str, str]:
+    """The environment of a role's process.
+
+    Args:
+        role: which role.
+        pod: the container.
+        env: of this process; what it sets stays.
+        errors: folder of this start's `error.json`.
+    """
+    defaults = {
+        "OMP_NUM_THREADS": "1",  # the processes of a pod share its cores; more threads only fight
+        **ROLE_ENVIRONMENT,
+        # The image's user has no entry in /etc/passwd, which getpass.getuser() of torch and vLLM wants without these.
+        "USER": "rlrun",
+        "LOGNAME": "rlrun",
+    }
+    interface = interface_of(pod.pod_ip) if role == "trainer" and pod.pod_ip else None
+    if interface is not None:
+        defaults["GLOO_SOCKET_IFNAME"] = interface
+        if pod.nodes > 1:
+            defaults["NCCL_SOCKET_IFNAME"] = interface
+    return {**defaults, **env, ERROR_DIR_VARIABLE: str(errors)}

@@ -1,0 +1,178 @@
+"""Rendezvous of the trainer's pods before torchrun starts, and the state of each for its probe.
+
+Pods of a group are scheduled, pull and mount at different times; torchrun's own rendezvous would give up meanwhile, which costs a restart.
+So the first pod waits until every other one has reported, and the others report to it until it says go. Who belongs to another attempt is
+turned away.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.messages.api_key import holds_key
+from rlrun.protocol.messages.endpoints import POD_JOIN, POD_PORT, POD_READY, TRAINER_READY
+from rlrun.runtime import exit_codes
+
+REQUEST_SECONDS = 5.0
+MAX_CONNECTIONS = 256
+PROBE_SECONDS = 1.0
+"""Within a probe: kubelets give up after a second by default, so an answer that comes later is none."""
+
+
+class PodServer:
+    """A trainer pod's small server.
+
+    Args:
+        host: address to bind.
+        attempt: the attempt.
+        api_key: the run's key; who joins has it.
+        look: why the pod is not ready; None: it is.
+
+    Raises:
+        RoleError: the address cannot be bound.
+    """
+
+    def __init__(self, host: str, *, attempt: int, api_key: str, look: Callable[[], str | None]) -> None:
+        self.joined: set[int] = set()
+        """Ordinals of the pods that have reported."""
+        self.go = threading.Event()
+        """Set when the group starts."""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = REQUEST_SECONDS
+
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                if url.path == POD_READY:
+                    reason = look()
+                    self._answer(
+                        HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, ready=reason is None, reason=reason
+                    )
+                elif url.path == POD_JOIN:
+                    self._join(parse_qs(url.query))
+                else:
+                    self._answer(HTTPStatus.NOT_FOUND, reason="this route is not served")
+
+            def _join(self, query: dict[str, list[str]]) -> None:
+                if not holds_key(self.headers.get_all("Authorization", ()), api_key):
+                    self._answer(HTTPStatus.UNAUTHORIZED, reason="wrong or missing API key")
+                elif query.get("attempt") != [str(attempt)]:
+                    self._answer(HTTPStatus.CONFLICT, reason=f"this is attempt {attempt}")
+                elif not (ordinal := query.get("ordinal", [""])[0]).isdecimal():
+                    self._answer(HTTPStatus.BAD_REQUEST, reason="ordinal must be the pod's number")
+                else:
+                    outer.joined.add(int(ordinal))
+                    self._answer(HTTPStatus.OK, go=outer.go.is_set(), reason=look())
+
+            def _answer(self, status: HTTPStatus, **body: object) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: object) -> None:
+                return
+
+        try:
+            self._server = _Server((host, POD_PORT), Handler)
+        except OSError as error:
+            message = f"cannot listen on {host}:{POD_PORT}: {error.strerror}"
+            raise RoleError(message, exit_codes.UNAVAILABLE) from error
+        threading.Thread(target=self._server.serve_forever, name="pod", daemon=True).start()
+
+    def missing(self, nodes: int) -> str | None:
+        """Which other pods have not reported, in words; None when all have."""
+        left = sorted(set(range(1, nodes)) - self.joined)
+        return f"not up: {', '.join(f'-{ordinal}' for ordinal in left)}" if left else None
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._open: dict[object, None] = {}
+        """Connections that are answered, each by a thread, the oldest first."""
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; of too many connections the oldest is closed, for an honest one takes milliseconds."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            with suppress(OSError, StopIteration, RuntimeError, KeyError):  # answered meanwhile
+                oldest: Any = next(iter(self._open))
+                del self._open[oldest]
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks off or sends no HTTP is no news."""
+
+
+def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None:
+    """Report to the first pod.
+
+    Returns:
+        Why the group does not start yet; None: it does.
+
+    Raises:
+        RoleError: it refuses the key.
+    """
+    host = f"[{master}]" if ":" in master else master
+    url = f"http://{host}:{POD_PORT}{POD_JOIN}?ordinal={ordinal}&attempt={attempt}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"})
+    try:
+        with _open(request, REQUEST_SECONDS) as response:
+            answer = json.load(response)
+        return None if answer["go"] else str(answer["reason"])
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            raise RoleError(
+                f"{master} refuses the key: RLRUN_API_KEY must be the same in all pods", exit_codes.CONFIGURATION
+            ) from None
+        return f"{master} answered {error.code}: {error.read(200).decode(errors='replace')}"
+    except (OSError, ValueError, KeyError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        return f"{master}: {getattr(reason, 'strerror', None) or reason}"
+
+
+def channel_problem(port: int) -> str | None:
+    """Reason why rank 0 of this pod does not take batches yet; None: it does."""
+    try:
+        with _open(urllib.request.Request(f"http://127.0.0.1:{port}{TRAINER_READY}"), PROBE_SECONDS):
+            return None
+    except urllib.error.HTTPError as error:
+        try:
+            return str(json.load(error)["reason"])
+        except (OSError, ValueError, KeyError):
+            return f"the channel answers {error.code}"
+    except OSError:
+        return "the channel of rank 0 does not answer"
+
+
+def _open(request: urllib.request.Request, timeout: float):  # type: ignore[no-untyped-def]
+    """No proxy: an address of the cluster is never behind one."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)

@@ -1,1 +1,0 @@
-"""Reports of a process that ends or hangs."""

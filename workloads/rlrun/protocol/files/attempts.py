@@ -1,0 +1,167 @@
+"""Attempts and their lineage: which artifacts a reader may trust.
+
+An attempt starts from a checkpoint of an earlier one (its base) or from the model (base step 0). The lineage of an attempt is the chain
+of these bases: attempt `a` owns the steps after its base, and of each ancestor only the steps up to where the next one branched off. A
+writer puts its attempt into every name, so whatever a zombie of an older attempt still writes is outside the lineage and never read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.durable import create_json
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import Artifact, RunPaths
+from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps `first..last` of the run were trained by `attempt`; `last` None: it is the current one."""
+
+    attempt: int
+    first: int
+    last: int | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint of another run whose parameters and optimizer a run starts with."""
+
+    path: str
+    """The checkpoint's folder."""
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of the trainer group, as in `attempts/0003.json`."""
+
+    attempt: int
+    base_step: int
+    """The checkpoint's step that it starts from; 0 for the model itself."""
+    base_attempt: int | None
+    """The attempt that wrote that checkpoint; None for the model itself."""
+    world_size: int
+    lineage: tuple[Segment, ...]
+    """Ancestors first, itself last."""
+    config_hash: str
+    started_at: float
+    """Seconds since the epoch."""
+    uid: str = ""
+    """The run's uid: a folder may hold attempts of an earlier run of the same name."""
+    origin: Origin | None = None
+    """What version 0 of this lineage is; None: the model."""
+
+    def owns(self, step: int, attempt: int) -> bool:
+        """Whether an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
+
+        Version `n` belongs to the segment that trained step `n`; version 0, and the base version that an attempt publishes again
+        when it starts, belong to it too.
+        """
+        for segment in self.lineage:
+            if segment.attempt == attempt:
+                return segment.first - 1 <= step and (segment.last is None or step <= segment.last)
+        return False
+
+    def owned(self, artifacts: list[Artifact]) -> list[Artifact]:
+        """Items of `artifacts` that belong to this lineage, in order."""
+        return [a for a in artifacts if self.owns(a.step, a.attempt)]
+
+
+_ADAPTER = TypeAdapter(Attempt)
+
+
+def first_attempt(
+    *,
+    world_size: int,
+    config_hash: str,
+    attempt: int = 1,
+    started_at: float | None = None,
+    uid: str = "",
+    origin: Origin | None = None,
+) -> Attempt:
+    """An attempt that starts from the model, or from another run's checkpoint."""
+    lineage = (Segment(attempt, 1, None),)
+    return Attempt(attempt, 0, None, world_size, lineage, config_hash, started_at or time.time(), uid, origin)
+
+
+def next_attempt(
+    base: Attempt,
+    base_step: int,
+    *,
+    attempt: int,
+    world_size: int,
+    config_hash: str,
+    started_at: float | None = None,
+    uid: str = "",
+) -> Attempt:
+    """An attempt that starts from the checkpoint of `base_step` that `base` wrote or inherited."""
+    segments: list[Segment] = []
+    owner: int | None = None
+    for segment in base.lineage:
+        if segment.first > base_step:
+            break
+        last = base_step if segment.last is None else min(segment.last, base_step)
+        segments.append(Segment(segment.attempt, segment.first, last))
+        owner = segment.attempt
+    segments.append(Segment(attempt, base_step + 1, None))
+    began = started_at or time.time()
+    return Attempt(attempt, base_step, owner, world_size, tuple(segments), config_hash, began, uid, base.origin)
+
+
+def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
+    """Create `attempts/<n>.json`.
+
+    Raises:
+        FileExistsError: this attempt number was begun before; two groups with one number never both run.
+    """
+    reach("attempt.before_write")
+    create_json(paths.attempt_file(attempt.attempt), asdict(attempt), before_link="attempt.before_link")
+    reach("attempt.written")
+
+
+def read_attempt(path: Path) -> Attempt:
+    """Read one attempt file.
+
+    Raises:
+        RoleError: it is not what was written.
+    """
+    try:
+        return attempt_of(json.loads(path.read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise RoleError(printable(f"{path} is damaged: {reason[0]}"), exit_codes.DATA) from None
+
+
+def attempt_of(document: dict[str, Any]) -> Attempt:
+    """The attempt that `asdict` made a document of."""
+    return _ADAPTER.validate_python(document)
+
+
+def check_number(paths: RunPaths, attempt: int) -> None:
+    """Refuse a number that is not above those on the disk: another group of this run lives or has lived under it.
+
+    Raises:
+        RoleError: names the next free number.
+    """
+    newest = max(paths.attempts_on_disk(), default=0)
+    if attempt <= newest:
+        raise RoleError(
+            f"RLRUN_ATTEMPT is {attempt}, but {paths.attempts} holds attempt {newest} already; the next is {newest + 1}",
+            exit_codes.ATTEMPT_TAKEN,
+        )
+
+
+def next_number(paths: RunPaths, at_least: int = 1) -> int:
+    """1 + the highest attempt on disk, at least `at_least`."""
+    return max([at_least, *(n + 1 for n in paths.attempts_on_disk())])

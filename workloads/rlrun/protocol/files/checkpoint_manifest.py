@@ -1,0 +1,175 @@
+"""The checkpoint manifest: a checkpoint exists when its `manifest.json` exists.
+
+It is written last, by the trainer's rank 0, after all ranks' shards and the orchestrator's part are durable.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from pydantic import TypeAdapter
+
+from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.durable import fsync_path, fsync_tree, write_json
+from rlrun.protocol.files.paths import TMP_SUFFIX, Artifact, RunPaths
+from rlrun.runtime.printable import printable
+
+MANIFEST = "manifest.json"
+TRAINER_PART = "trainer"
+ORCHESTRATOR_PART = "orchestrator"
+FORMAT_VERSION = 2
+_CHUNK_BYTES = 1 << 20
+_PATH_CHARACTERS = 256
+"""Of a file's path in a checkpoint; ours have some 20."""
+_READERS = 8
+"""Files that are read at the same time: one reader alone does not fill a network volume's link."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    path: str
+    """Relative to the checkpoint's folder."""
+    size: int
+    """In bytes."""
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of a complete checkpoint."""
+
+    step: int
+    attempt: int
+    world_size: int
+    config_hash: str
+    files: tuple[FileEntry, ...]
+    created_at: float
+    """Seconds since the epoch."""
+    format_version: int = FORMAT_VERSION
+
+
+_ADAPTER = TypeAdapter(Manifest)
+
+
+class ManifestError(ValueError):
+    """Error for a checkpoint that differs from its manifest."""
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def describe(checkpoint: Path, part: Path) -> list[FileEntry]:
+    """The entries of all files below `part`, a folder inside `checkpoint`; one that is being written is none of them."""
+    files = sorted(path for path in part.rglob("*") if path.suffix != TMP_SUFFIX and path.is_file())
+    return [FileEntry(str(p.relative_to(checkpoint)), p.stat().st_size, checksum(p)) for p in files]
+
+
+def flush_trainer_part(checkpoint: Path) -> None:
+    """Flush the shards and their names. The orchestrator writes and flushes its own part in the same folder, at the same time."""
+    fsync_tree(checkpoint / TRAINER_PART)
+    fsync_path(checkpoint)
+
+
+def remove_trainer_part(checkpoint: Path) -> None:
+    """Remove the shards, and the folder where nothing else is in it: the orchestrator may be writing its part, or have written it."""
+    shutil.rmtree(checkpoint / TRAINER_PART, ignore_errors=True)
+    with suppress(OSError):
+        checkpoint.rmdir()
+
+
+def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
+    """Make the checkpoint complete."""
+    document = asdict(manifest)
+    reach("checkpoint.manifest.before_write")
+    write_json(
+        checkpoint / MANIFEST,
+        document | {"crc32": _crc32(document)},
+        before_rename="checkpoint.manifest.before_rename",
+    )
+    reach("checkpoint.manifest.written")
+
+
+def _crc32(document: object) -> int:
+    """Of the content, whatever its layout as text."""
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest.
+
+    Raises:
+        ManifestError: it is missing, is not what was written, or is of another format.
+    """
+    try:
+        document = json.loads((checkpoint / MANIFEST).read_text())
+        written = document["format_version"]
+        if written != FORMAT_VERSION:
+            raise ManifestError(
+                f"{checkpoint / MANIFEST} has format {written!s:.40}, this version reads {FORMAT_VERSION}"
+            )
+        if document.pop("crc32") != _crc32(document):
+            raise ManifestError(f"{checkpoint / MANIFEST} is damaged: it has another checksum than when it was written")
+        manifest = _ADAPTER.validate_python(document)
+        if outside := next((entry.path for entry in manifest.files if not _is_inside(entry.path)), None):
+            raise ManifestError(f"{checkpoint / MANIFEST} names {outside[:80]!r}, which is no file of the checkpoint")
+        return manifest
+    except ManifestError:
+        raise
+    except FileNotFoundError:
+        raise ManifestError(f"{checkpoint.name} has no {MANIFEST}: it was never completed") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise ManifestError(printable(f"{checkpoint / MANIFEST} is damaged: {reason[0]}")) from None
+
+
+def _is_inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and len(path) < _PATH_CHARACTERS and parts[0] != "/" and ".." not in parts and "\0" not in path
+
+
+def verify(checkpoint: Path, manifest: Manifest) -> None:
+    """Compare every file with its entry, several at a time.
+
+    Raises:
+        ManifestError: a file is missing, has another size or another checksum; names it.
+    """
+    check_sizes(checkpoint, manifest.files)
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = readers.map(lambda entry: checksum(checkpoint / entry.path), manifest.files)
+        for entry, value in zip(manifest.files, found, strict=True):
+            if value != entry.crc32:
+                raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")
+
+
+def check_sizes(checkpoint: Path, files: Iterable[FileEntry]) -> None:
+    """Compare every file's size with its entry.
+
+    Raises:
+        ManifestError: a file is missing or has another size; names it.
+    """
+    for entry in files:
+        path = checkpoint / entry.path
+        if path.is_symlink() or not path.is_file():
+            raise ManifestError(f"{checkpoint.name}: {entry.path} is missing")
+        if (size := path.stat().st_size) != entry.size:
+            raise ManifestError(f"{checkpoint.name}: {entry.path} has {size} bytes instead of {entry.size}")
+
+
+def complete_checkpoints(paths: RunPaths) -> list[Artifact]:
+    """All checkpoints with a manifest, of any attempt, in order of step and attempt."""
+    return [a for a in paths.checkpoints_on_disk() if (a.path / MANIFEST).is_file()]

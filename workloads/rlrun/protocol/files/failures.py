@@ -1,0 +1,157 @@
+"""Failure of a role: one line for a person, an exit code, and a file for its launcher."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rlrun.diagnostics.crash import crash_lines
+from rlrun.diagnostics.symptoms import symptom_of
+from rlrun.protocol.files.durable import create_json, write_json
+from rlrun.protocol.files.paths import Role
+from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
+
+ERROR_FILE = "error.json"
+ERROR_DIR_VARIABLE = "RLRUN_ERROR_DIR"
+"""Environment variable: a second folder for `error.json`, private to who started the process. Unlike the role's log folder it is empty at
+the start, is shared with no other pod of the role, and takes the message when the run's volume is full."""
+FULL_BYTES = 1024 * 1024
+"""With less space than this a volume is full: roles then fail in any way, and can leave no word on that very volume."""
+_REFUSALS = {
+    errno.ENOSPC: "the volume is full (No space left on device)",
+    errno.EDQUOT: "the quota is used up",
+    errno.EROFS: "the volume is read-only",
+}
+_IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+"""How libraries that are not Python's own tell the number: torch's writers, safetensors."""
+
+ROLE_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+"""For every role's processes: what they print is there when they die, and a crash of native code tells where Python was."""
+
+
+class RoleError(Exception):
+    """Ends a role without a traceback.
+
+    Args:
+        message: what was wrong and what to do, on one line.
+        code: exit code of `rlrun.runtime.exit_codes`.
+        follows: from the loss of another process of the role, whose own word tells more.
+    """
+
+    def __init__(self, message: str, code: int = exit_codes.FAILURE, *, follows: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.follows = code, follows
+
+
+@contextmanager
+def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
+    """Turn a volume's refusal to write into a `RoleError` that names `folder`; other errors pass.
+
+    Libraries wrap errors of their writers, so the chain of causes is searched too.
+    """
+    try:
+        yield
+    except RoleError:
+        raise
+    except Exception as error:
+        number = refusal_number(error)
+        if number is None:
+            raise
+        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; make space and start again"
+        raise RoleError(message, exit_codes.STORAGE) from error
+
+
+def refusal_number(error: BaseException) -> int | None:
+    """`ENOSPC`, `EDQUOT` or `EROFS`, where one of them is behind the error; None: something else is wrong."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        number = current.errno if isinstance(current, OSError) else None
+        if number is None and (told := _IN_TEXT.search(str(current))):
+            number = int(told[1] or told[2])
+        if number in _REFUSALS:
+            return number
+        pending += [current.__cause__, current.__context__]
+        failures = getattr(current, "failures", None)  # torch's CheckpointException: rank -> (exception, traceback)
+        if isinstance(failures, dict):
+            pending += [failure[0] for failure in failures.values()]
+    return None
+
+
+def telling_lines(text: str, count: int = 15) -> list[str]:
+    """At most `count` lines of a log's end that say why a process ended.
+
+    The first of a crash (its latest call), those up to the line that tells most (torchrun and other ranks go on after it), or the last.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    crash = crash_lines(lines)
+    if crash is not None:
+        chosen = crash[:count]
+    else:
+        found = symptom_of(text)
+        chosen = lines[: found.index + 1][-count:] if found is not None else lines[-count:]
+    return [printable(line) for line in chosen]
+
+
+def volume_is_full(root: Path) -> bool:
+    """Whether nothing can be written to the volume of `root` any more; False when that is unknown."""
+    try:
+        return shutil.disk_usage(root).free < FULL_BYTES
+    except OSError:
+        return False
+
+
+def write_error(folder: Path | None, role: Role, error: RoleError) -> None:
+    """Write `error.json` in the role's log folder and in the folder of `RLRUN_ERROR_DIR`.
+
+    The first process of a role that fails is the cause: a later one never replaces it, but for an error that only follows from it.
+
+    Args:
+        folder: the role's log folder; None when it is not known (yet).
+        role: which role failed.
+        error: message and exit code.
+    """
+    document: dict[str, str | int] = {
+        "role": role,
+        "message": str(error),
+        "exit_code": error.code,
+        "follows": error.follows,
+    }
+    private = os.environ.get(ERROR_DIR_VARIABLE)
+    for place in (folder, Path(private) if private else None):
+        if place is not None:
+            with suppress(
+                OSError
+            ):  # told already by another one, or the volume is full: the log and the exit code still tell
+                _write_first(place / ERROR_FILE, document)
+
+
+def _write_first(path: Path, document: dict[str, str | int]) -> None:
+    try:
+        create_json(path, document)
+    except FileExistsError:
+        told = read_error(path.parent)
+        if document["follows"] or told is None or not told.follows:
+            raise
+        write_json(path, document)
+
+
+def read_error(folder: Path) -> RoleError | None:
+    """The error that ended the role, if it left one."""
+    try:
+        document = json.loads((folder / ERROR_FILE).read_text())
+        follows = bool(document.get("follows", False))  # files of older releases have none
+        return RoleError(str(document["message"]), int(document["exit_code"]), follows=follows)
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,85 @@
+"""Checks of a run's folder: writable, and of the same run. The same rules on one machine and in a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.protocol.files.durable import make_folder
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.volume_faults import RefusedError, size, trouble_at, trouble_of
+from rlrun.runtime import exit_codes
+
+MIN_FREE_BYTES = 64 * 1024 * 1024
+"""Below this much space on the run's volume nothing useful can be written."""
+
+
+def check_writable(root: Path, *, remedy: str) -> None:
+    """Make the folder, and see that something can be written into it.
+
+    Args:
+        root: the run's folder.
+        remedy: what else than making space helps, as the end of `make space or ...`.
+
+    Raises:
+        RoleError: it cannot be written, or its volume is full.
+    """
+    try:
+        make_folder(root)
+        probe = root / ".writable"
+        probe.write_bytes(b"x")
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        trouble = trouble_of(error, root)
+        if trouble is not None:
+            raise RefusedError(f"cannot write to {root}: {trouble.text}; make space or {remedy}", trouble) from None
+        raise RoleError(f"cannot write to {root}: {error.strerror}", exit_codes.STORAGE) from None
+    if (trouble := trouble_at(root, least=MIN_FREE_BYTES)) is not None:
+        raise RefusedError(
+            f"{trouble.text}; a run in {root} needs at least {size(MIN_FREE_BYTES)}: make space or {remedy}", trouble
+        )
+
+
+def recorded_run(paths: RunPaths) -> TrainerConfig | None:
+    """The trainer's part of the folder's `run.json`; None when there is none.
+
+    Raises:
+        RoleError: the file is damaged.
+    """
+    if not paths.run_json.is_file():
+        return None
+    try:
+        return load_file(TrainerConfig, paths.run_json, section="trainer")
+    except ConfigError as error:
+        raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
+
+
+def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) -> None:
+    """Refuse a change of a run's identity when it goes on in its folder: the name and the model. All else may change.
+
+    Args:
+        before: of the folder's `run.json`.
+        now: of the run that wants the folder.
+        remedy: what to do about it.
+
+    Raises:
+        RoleError: names what differs.
+    """
+    for field, label in (("name", "metadata.name"), ("model", "spec.model")):
+        if getattr(before, field) != getattr(now, field):
+            raise RoleError(
+                f"{label} is another one than that of the run in {before.output_dir}: {_shown(getattr(before, field))} there, "
+                f"{_shown(getattr(now, field))} here; {remedy}",
+                exit_codes.CONFIGURATION,
+            )
+
+
+def _shown(value: object) -> str:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        return repr(value)
+    given = dump(exclude_defaults=True, by_alias=True)
+    return ", ".join(f"{key} {content!r}" for key, content in given.items())[:160]

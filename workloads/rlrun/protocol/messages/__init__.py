@@ -1,0 +1,1 @@
+"""The messages between the roles: routes, ports, keys, documents, and columns of tokens."""

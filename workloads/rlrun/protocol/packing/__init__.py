@@ -1,0 +1,1 @@
+"""Packing of samples into micro-batches, and of those onto ranks. Pure."""

@@ -1,0 +1,298 @@
+"""Balance: samples are dealt to ranks so that the rank with the most work has as little as possible. Pure, exact arithmetic.
+
+The problem is NP-hard (it holds bin packing). Two constructions, a search and an exact search follow each other, each only while the
+result is further above a lower bound than it need be: rows dealt in equal number by the largest differencing method (Karmarkar & Karp
+1982; its balanced variant: Michiels et al. 2003), which always works; samples dealt longest first to the rank with the least work
+(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, pairs of ranks divided anew
+(`pairs`) and branch and bound. So two ranks' deal of up to `FREE_SAMPLES` samples is the best that there is, to one part in
+`CLOSE`, and that of more ranks is one that no other division of two of them betters.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count, islice
+
+from rlrun.protocol.packing.bin_packing import EXACT_SAMPLES, longest_first, packed, split
+from rlrun.protocol.packing.pairs import divisions
+
+Rows = list[list[int]]
+"""Indices of the samples of each row."""
+
+CLOSE = 1000
+"""One part in so many above the lower bound is near enough to stop."""
+_LOOKS = 32
+"""Most exchanges with one rank that are looked at for whether they fit into rows."""
+_NODES = 20_000
+"""Most nodes of the exact search."""
+FEW_SAMPLES = 64
+"""Up to so many samples pairs of ranks are divided anew."""
+_DIVISIONS = 64
+"""Most divisions of a pair that are looked at for whether they fit into rows."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Samples to deal, and the ranks to deal them to."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each sample, `[N]`."""
+    works: tuple[int, ...]
+    """Work of each, `[N]`; a longer sample has more, and more per token."""
+    ranks: int
+    rows: int
+    """Of each rank."""
+    row_tokens: int
+
+    @property
+    def fewest(self) -> int:
+        """Samples that every rank has at least, so that no row is empty without need."""
+        return self.rows if len(self.works) >= self.rows * self.ranks else 0
+
+    @property
+    def most(self) -> int:
+        """Samples that a rank may have."""
+        return len(self.works) if self.fewest else self.rows
+
+    def of(self, rows: Rows) -> int:
+        """Work of some rows."""
+        return sum(self.works[s] for row in rows for s in row)
+
+    def rows_for(self, samples: Sequence[int]) -> Rows | None:
+        """Rows of these samples for one rank; None if it may not have them, or none were found."""
+        enough = self.fewest <= len(samples) <= self.most
+        return packed(samples, self.lengths, self.row_tokens, self.rows) if enough else None
+
+
+def lower_bound(load: Load) -> int:
+    """No deal gives the rank with the most work less than this.
+
+    It is the largest of: the mean; for each k the work of a rank that has k + 1 of the k·ranks + 1 longest samples, as one must
+    have, filled up with the tokens for which the other ranks have no room, at the shortest sample's work per token; and `_crowded`.
+    """
+    if not load.works:
+        return 0
+    order = longest_first(range(len(load.works)), load.lengths)
+    works, lengths = [load.works[s] for s in order], [load.lengths[s] for s in order]
+    total = list(accumulate(works, initial=0))
+    tokens = list(accumulate(lengths, initial=0))
+    forced = tokens[-1] - (load.ranks - 1) * load.rows * load.row_tokens
+    bound = -(-total[-1] // load.ranks)
+    for first in range(0, len(order), load.ranks):
+        held = first // load.ranks + 1
+        end = first + 1
+        own = total[end] - total[end - held]
+        missing = max(0, forced - (tokens[end] - tokens[end - held]))
+        bound = max(bound, own + missing * works[-1] // lengths[-1])
+    return max(bound, _crowded(load, works, lengths))
+
+
+def _crowded(load: Load, works: Sequence[int], lengths: Sequence[int]) -> int:
+    """What few ranks must do because the room of the others is full: no deal gives the rank with the most work less.
+
+    For any j < ranks, at least ranks - j ranks have none of the j longest samples. However these ranks are filled, they do no more than
+    the longest other samples that fill their room, the last one in part, as a longer sample has more work per token. The j ranks that
+    are left share the rest of all work.
+
+    Args:
+        load: what is dealt.
+        works: of the samples, the longest first.
+        lengths: of the samples, the longest first.
+    """
+    bound, everything, room = 0, sum(works), load.rows * load.row_tokens
+    for longest in range(1, min(load.ranks, len(works))):
+        tokens, done = (load.ranks - longest) * room, 0
+        for need, own in zip(lengths[longest:], works[longest:], strict=True):
+            taken = min(need, tokens)
+            done += -(-own * taken // need)
+            tokens -= taken
+            if not tokens:
+                break
+        bound = max(bound, -(-(everything - done) // longest))
+    return bound
+
+
+def deal(load: Load) -> list[Rows]:
+    """The rows of each rank: at most `rows`, some of them perhaps empty though there are enough samples to fill them."""
+    found = _rows_dealt(load)
+    if load.ranks == 1:
+        return found
+    bound = lower_bound(load)
+    near = bound + bound // CLOSE
+    if _most(load, found) > near and (other := _samples_dealt(load)) is not None:
+        found = min(found, other, key=lambda dealt: _most(load, dealt))
+    if _most(load, found) > near:
+        found = _improved(load, found, near, _best_exchange)
+    if _most(load, found) > near and len(load.works) <= FEW_SAMPLES:
+        found = _improved(load, found, near, _best_division)
+    if _most(load, found) > bound and len(load.works) <= EXACT_SAMPLES:
+        found = _searched(load, found, bound)
+    return found
+
+
+def _most(load: Load, dealt: Sequence[Rows]) -> int:
+    return max(load.of(own) for own in dealt)
+
+
+def _rows_dealt(load: Load) -> list[Rows]:
+    packing = packed(range(len(load.works)), load.lengths, load.row_tokens, load.rows * load.ranks)
+    assert packing is not None, "the number of rows is one that was found"
+    rows = split(packing, load.lengths, load.rows * load.ranks)
+    chosen = balance([load.of([row]) for row in rows], load.ranks)
+    return [[rows[row] for row in own] for own in chosen]
+
+
+def balance(works: Sequence[int], ranks: int) -> list[list[int]]:
+    """Partition items into `ranks` sets of equal size with nearly equal sums.
+
+    Args:
+        works: one per item; their number is a multiple of `ranks`.
+        ranks: number of sets.
+    """
+    order = sorted(range(len(works)), key=lambda i: (-works[i], i))
+    ties = count()
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for start in range(0, len(order), ranks):
+        sets = [(works[i], [i]) for i in order[start : start + ranks]]
+        heapq.heappush(heap, (sets[-1][0] - sets[0][0], next(ties), sets))
+    while len(heap) > 1:
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        merged = [
+            (a_work + b_work, a + b)
+            for (a_work, a), (b_work, b) in zip(first, reversed(second), strict=True)  # both in order of falling work
+        ]
+        merged.sort(key=lambda s: -s[0])
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], next(ties), merged))
+    return [sorted(items) for _, items in heap[0][2]] if heap else [[] for _ in range(ranks)]
+
+
+def _samples_dealt(load: Load) -> list[Rows] | None:
+    """Each sample to the rank with the least work that has room in a row, there into the fullest row; None if one finds no room."""
+    dealt: list[Rows] = [[[] for _ in range(load.rows)] for _ in range(load.ranks)]
+    rooms = [[(load.row_tokens, row) for row in range(load.rows)] for _ in range(load.ranks)]
+    counts = [0] * load.ranks
+    loads = [(0, rank) for rank in range(load.ranks)]
+    lacking = load.fewest * load.ranks
+    order = longest_first(range(len(load.works)), load.lengths)
+    for left, sample in zip(range(len(order), 0, -1), order, strict=True):
+        need = load.lengths[sample]
+        # The last samples go where rows would be empty.
+        open_to = load.fewest if left <= lacking else load.most
+        passed = []
+        while loads and (counts[loads[0][1]] >= open_to or rooms[loads[0][1]][-1][0] < need):
+            passed.append(heapq.heappop(loads))
+        if not loads:
+            return None
+        done, rank = loads[0]
+        lacking -= counts[rank] < load.fewest
+        counts[rank] += 1
+        room, row = rooms[rank].pop(bisect_left(rooms[rank], (need, -1)))
+        dealt[rank][row].append(sample)
+        insort(rooms[rank], (room - need, row))
+        heapq.heapreplace(loads, (done + load.works[sample], rank))
+        for entry in passed:
+            heapq.heappush(loads, entry)
+    return dealt
+
+
+Change = Callable[[Load, Rows, Rows], tuple[Rows, Rows] | None]
+"""Better rows for the rank with the most work and another one; None: there are none."""
+
+
+def _improved(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> list[Rows]:
+    """Change the rank with the most work together with another one, as long as that lowers the larger of the two, or until all are near."""
+    dealt = list(dealt)
+    loads = [load.of(own) for own in dealt]
+    while max(loads) > near:
+        heavy = loads.index(max(loads))
+        others = sorted((rank for rank in range(load.ranks) if rank != heavy), key=loads.__getitem__)
+        for light in others:
+            changed = change(load, dealt[heavy], dealt[light])
+            if changed is not None:
+                dealt[heavy], dealt[light] = changed
+                loads[heavy], loads[light] = load.of(dealt[heavy]), load.of(dealt[light])
+                break
+        else:
+            break
+    return dealt
+
+
+def _best_exchange(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
+    """A sample moved, or exchanged for a shorter one: what fits and leaves the smallest difference; None if nothing lowers it."""
+    mine, theirs = _flat(heavy), _flat(light)
+    found = sorted(_exchanges(load, mine, theirs, load.of(heavy) - load.of(light)))
+    for _, given, taken in found[:_LOOKS]:
+        back = [] if taken < 0 else [taken]
+        more = load.rows_for([s for s in theirs if s != taken] + [given])
+        less = load.rows_for([s for s in mine if s != given] + back)
+        if more is not None and less is not None:
+            return less, more
+    return None
+
+
+def _flat(rows: Rows) -> list[int]:
+    return [s for row in rows for s in row]
+
+
+def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int) -> Iterator[tuple[int, int, int]]:
+    """What each exchange leaves of the difference, the sample given, and the one taken, -1 for none: of those near half the gap."""
+    works = load.works
+    taken = [-1, *sorted(light, key=lambda s: (works[s], s))]
+    costs = [0, *(works[s] for s in taken[1:])]
+    for given in heavy:
+        # The work that moves has to lie strictly between 0 and the gap, best in the middle.
+        place = bisect_right(costs, works[given] - gap // 2)
+        for other in range(max(0, place - 2), min(len(costs), place + 2)):
+            moved = works[given] - costs[other]
+            if 0 < moved < gap:
+                yield abs(gap - 2 * moved), given, taken[other]
+
+
+def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
+    """The samples of both divided anew: the most even way that fits, if both parts have less work than `heavy` has."""
+    most = load.of(heavy)
+    for samples in islice(divisions(_flat(heavy), _flat(light), load.works), _DIVISIONS):
+        if max(sum(load.works[s] for s in part) for part in samples) >= most:
+            return None
+        first, second = map(load.rows_for, samples)
+        if first is not None and second is not None:
+            return first, second
+    return None
+
+
+def _searched(load: Load, dealt: list[Rows], bound: int) -> list[Rows]:
+    """Try every rank for every sample, the longest first; of ranks with samples of the same lengths only the first."""
+    order = longest_first(range(len(load.works)), load.lengths)
+    best, best_most = dealt, _most(load, dealt)
+    own: list[list[int]] = [[] for _ in range(load.ranks)]
+    loads = [0] * load.ranks
+    nodes = 0
+
+    def place(position: int) -> None:
+        nonlocal best, best_most, nodes
+        nodes += 1
+        if nodes > _NODES or best_most <= bound:
+            return
+        if position == len(order):
+            found = [rows for samples in own if (rows := load.rows_for(samples)) is not None]
+            if len(found) == load.ranks:
+                best, best_most = found, max(loads)
+            return
+        sample, tried = order[position], set()
+        for rank in sorted(range(load.ranks), key=lambda r: (loads[r], r)):
+            alike = tuple(load.lengths[s] for s in own[rank])
+            if loads[rank] + load.works[sample] >= best_most or alike in tried:
+                continue
+            tried.add(alike)
+            own[rank].append(sample)
+            loads[rank] += load.works[sample]
+            place(position + 1)
+            loads[rank] -= load.works[sample]
+            own[rank].pop()
+
+    place(0)
+    return best
