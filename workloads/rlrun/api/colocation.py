@@ -6,9 +6,20 @@ from typing import TYPE_CHECKING
 
 from rlrun.api import unread
 from rlrun.api.pods import PodFields
+from rlrun.config.rule import Rule
 
 if TYPE_CHECKING:
     from rlrun.api.resource import RLRunSpec
+
+RULES = (
+    Rule(
+        "!self.placement.colocate || self.algorithm.maxAsyncLevel == 0",
+        "algorithm.maxAsyncLevel ({self.algorithm.maxAsyncLevel}) must be 0 with placement.colocate: engines sleep while a step is "
+        "trained; set maxAsyncLevel: 0",
+        ".algorithm.maxAsyncLevel",
+    ),
+)
+"""Of the whole specification, for the API server."""
 
 
 def check(spec: RLRunSpec) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import RESERVED_VARIABLES, Format
 from rlrun.config.free import FreeMapping
+from rlrun.config.rule import Rule, listed
 
 Quantity = Annotated[
     str,
@@ -152,9 +153,28 @@ class LocalObjectReference(Config):
     name: ObjectName
 
 
+def _amount(kind: str) -> str:
+    return f"string(self.{kind}[k])"
+
+
+_MORE = (
+    f"has(self.limits) && k in self.limits && isQuantity({_amount('requests')}) && isQuantity({_amount('limits')}) && "
+    f"quantity({_amount('requests')}).isGreaterThan(quantity({_amount('limits')}))"
+)
+_FIRST_MORE = f"self.requests.filter(k, {_MORE})[0]"
+
+
 class ResourceRequirements(Config):
     limits: dict[ResourceName, Amount] = Field(default_factory=dict, max_length=32)
     requests: dict[ResourceName, Amount] = Field(default_factory=dict, max_length=32)
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!has(self.requests) || !self.requests.exists(k, {_MORE})",
+            f"requests.{{{_FIRST_MORE}}} ({{string(self.requests[{_FIRST_MORE}])}}) is more than "
+            f"limits.{{{_FIRST_MORE}}} ({{string(self.limits[{_FIRST_MORE}])}}); lower it or raise the limit",
+        ),
+    )
 
     @model_validator(mode="after")
     def _within_limits(self) -> Self:
@@ -173,6 +193,23 @@ class Toleration(Config):
     value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     toleration_seconds: int | None = None
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.operator) || self.operator != 'Exists' || self.?value.orValue('') == ''",
+            "value ({self.value}) has no meaning with operator Exists; remove it, or set operator: Equal",
+            ".value",
+        ),
+        Rule(
+            "has(self.key) || self.?operator.orValue('') == 'Exists'",
+            "key is not set, which tolerates every taint and needs operator: Exists; set key or operator",
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || self.?effect.orValue('') == 'NoExecute'",
+            "tolerationSeconds ({self.tolerationSeconds}) needs effect NoExecute; set effect: NoExecute or remove it",
+            ".tolerationSeconds",
+        ),
+    )
 
     @model_validator(mode="after")
     def _meaningful(self) -> Self:
@@ -207,6 +244,14 @@ class EnvVarSource(Config):
     config_map_key_ref: KeySelector | None = None
     field_ref: FieldSelector | None = None
 
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].exists_one(given, given)",
+            "exactly one of secretKeyRef, configMapKeyRef and fieldRef is the source of a variable; got "
+            "{[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(given, given).size()}",
+        ),
+    )
+
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [name for name in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if name is not None]
@@ -221,6 +266,23 @@ class EnvVar(Config):
     name: EnvName
     value: Annotated[str, Field(max_length=32768)] | None = None
     value_from: EnvVarSource | None = None
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.?value.orValue('') == '' || !has(self.valueFrom)",
+            "{self.name} has a value and valueFrom; remove one of them",
+        ),
+        Rule(
+            r"!has(self.value) || !self.value.contains('\x00')",
+            "the value of {self.name} holds a NUL character, which no environment variable can; remove it",
+            ".value",
+        ),
+        Rule(
+            f"!(self.name in {listed(RESERVED_ENV)}) && !self.name.startsWith('{RESERVED_ENV_PREFIX}')",
+            "name ({self.name}) is reserved: RLRun sets it itself; remove it",
+            ".name",
+        ),
+    )
 
     @model_validator(mode="after")
     def _free(self) -> Self:
@@ -244,6 +306,13 @@ class EnvFromSource(Config):
     prefix: EnvPrefix | None = None
     secret_ref: EnvSourceReference | None = None
     config_map_ref: EnvSourceReference | None = None
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.secretRef) != has(self.configMapRef)",
+            "exactly one of secretRef and configMapRef names the source of variables; got {has(self.secretRef) ? 'both' : 'neither'}",
+        ),
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import PRINTABLE
 from rlrun.config.free import FreeMapping
+from rlrun.config.rule import Rule
 
 
 class BackoffSpec(Config):
@@ -18,6 +19,15 @@ class BackoffSpec(Config):
     """Wait before the second restart, in seconds."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
     """Longest wait, in seconds."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.initialSeconds <= self.maxSeconds",
+            "initialSeconds ({self.initialSeconds}) must be at most maxSeconds ({self.maxSeconds}); "
+            "lower it or raise maxSeconds",
+            ".initialSeconds",
+        ),
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -67,6 +77,13 @@ class FailureRule(Config):
     ) = None
     """Whose pod failed first."""
 
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.onExitCodes) || has(self.onReasons) || has(self.roles)",
+            "rule {self.name} has no condition; set onExitCodes, onReasons or roles, or all three roles to mean every failure",
+        ),
+    )
+
     @model_validator(mode="after")
     def _conditional(self) -> Self:
         if self.on_exit_codes is None and self.on_reasons is None and self.roles is None:
@@ -74,6 +91,9 @@ class FailureRule(Config):
                 f"rule {self.name} has no condition; set onExitCodes, onReasons or roles, or all three roles to mean every failure"
             )
         return self
+
+
+_RULE_TWICE = "self.rules.filter(r, !self.rules.exists_one(o, o.name == r.name))"
 
 
 class FailurePolicySpec(Config):
@@ -87,6 +107,14 @@ class FailurePolicySpec(Config):
     """Waits between restarts."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = Field(default_factory=list)
     """The first that fits decides, else the built-in ones."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!has(self.rules) || {_RULE_TWICE}.size() == 0",
+            f"several rules are called {{{_RULE_TWICE}[0].name}}; give each its own rules[].name",
+            ".rules",
+        ),
+    )
 
     @model_validator(mode="after")
     def _named_apart(self) -> Self:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from rlrun.api.kubernetes import ExtendedResource, LabelKey, LabelValue
 from rlrun.config.base import Config
+from rlrun.config.rule import Rule
 
 
 class RolePlacement(Config):
@@ -28,6 +29,14 @@ class TopologySpec(Config):
     """Node label that the pods of the scope should agree in."""
     scope: Literal["Role", "Run"] = "Role"
     """Role: the trainer's pods among themselves. Run: trainer and inference together."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.required) != has(self.preferred)",
+            "exactly one of required ({has(self.required) ? self.required : 'not set'}) and preferred "
+            "({has(self.preferred) ? self.preferred : 'not set'}) names the node label; set one of them",
+        ),
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -22,7 +22,9 @@ from rlrun.api.kubernetes import (
 from rlrun.config.base import Config
 from rlrun.config.formats import Distinct, GuestPattern, ImageReference
 from rlrun.config.free import FreeMapping
+from rlrun.config.models.engine_arguments import EXTRA_ARGUMENTS_RULES
 from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
+from rlrun.config.rule import Rule
 
 
 def _without_reserved(template: Any) -> Any:
@@ -65,11 +67,80 @@ class PodFields(Config):
     """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
 
 
+_RANKS = "(self.replicas * (has(self.processesPerReplica) ? self.processesPerReplica : self.gpusPerReplica > 0 ? self.gpusPerReplica : 1))"
+_DIVIDED = "(self.parallelism.dpReplicate * self.parallelism.cp * self.parallelism.tp)"
+_REPLICATED = "(self.parallelism.dpReplicate * self.parallelism.tp)"
+
+
 class TrainerBlock(TrainerSpec, PodFields):
     """The torchrun group that steps the optimizer (FSDP2), and its pods."""
 
     guests: Annotated[list[GuestPattern], Field(max_length=64), Distinct()] = Field(default_factory=list)
     """Runs that may use this trainer (`sharedWith`), by name or by its beginning (`ann-*`); default: none."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!has(self.parallelism.dpShard) || {_DIVIDED} * self.parallelism.dpShard == {_RANKS}",
+            f"parallelism: dpReplicate * dpShard * cp * tp ({{{_DIVIDED} * self.parallelism.dpShard}}) must be the number of ranks "
+            f"({{{_RANKS}}} = replicas * processesPerReplica); change one of them, or remove dpShard",
+            ".parallelism",
+        ),
+        Rule(
+            f"has(self.parallelism.dpShard) || {_RANKS} % {_DIVIDED} == 0",
+            f"parallelism: dpReplicate * cp * tp ({{{_DIVIDED}}}) must divide the number of ranks "
+            f"({{{_RANKS}}} = replicas * processesPerReplica); lower one of them or raise replicas",
+            ".parallelism",
+        ),
+        Rule(
+            f"[{_RANKS}].all(ranks, ranks % {_DIVIDED} != 0 || ranks / {_REPLICATED} % self.parallelism.ep == 0)",
+            f"parallelism.ep ({{self.parallelism.ep}}) must divide dpShard * cp ({{{_RANKS} / {_REPLICATED}}}); lower ep or raise dpShard",
+            ".parallelism",
+        ),
+        Rule(
+            "!self.cpuOffload || self.gpusPerReplica > 0",
+            "cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload",
+            ".cpuOffload",
+        ),
+        Rule(
+            "self.attention != 'varlen' || self.gpusPerReplica > 0",
+            "attention (varlen) needs GPUs, and gpusPerReplica is 0; set attention: auto",
+            ".attention",
+        ),
+        Rule(
+            "!has(self.lora) || self.parallelism.tp == 1 || self.lora.dropout == 0.0",
+            "parallelism.tp ({self.parallelism.tp}) drops different inputs on each rank; set lora.dropout: 0 or tp: 1",
+            ".parallelism",
+        ),
+        Rule(
+            "!has(self.sharedWith) || has(self.lora)",
+            "sharedWith ({self.sharedWith}) needs lora: runs share a trainer by their adapters; set lora",
+            ".sharedWith",
+        ),
+        Rule(
+            "!has(self.lora) || !has(self.lora.modulesToSave) || size(self.lora.modulesToSave) == 0 || "
+            "(!has(self.sharedWith) && self.lora.slots == 1)",
+            "lora.modulesToSave trains whole modules, which runs cannot share; remove it, or sharedWith and lora.slots",
+            ".lora",
+        ),
+        Rule(
+            "!has(self.sharedWith) || (self.replicas == 1 && !has(self.processesPerReplica) && self.gpusPerReplica == 0 && "
+            "self.parallelism.dpReplicate == 1 && !has(self.parallelism.dpShard) && self.parallelism.tp == 1 && "
+            "self.parallelism.cp == 1 && self.parallelism.ep == 1 && self.activationCheckpointing == 'none' && "
+            "self.attention == 'auto' && !self.compile && self.computeDtype == 'auto' && !self.cpuOffload && "
+            "self.gradientAccumulation == 'reduce' && "
+            "(!has(self.lora) || self.lora.slots == 1))",
+            "sharedWith ({self.sharedWith}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
+            "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload and "
+            "gradientAccumulation",
+            ".sharedWith",
+        ),
+        Rule(
+            "!self.compile || !(self.activationCheckpointing in ['selective', 'attention'])",
+            "compile (true) hides from activationCheckpointing ({self.activationCheckpointing}) what it selects; "
+            "set activationCheckpointing: full or remove compile",
+            ".compile",
+        ),
+    )
 
 
 class InferenceBlock(InferenceSpec, PodFields):
@@ -77,6 +148,21 @@ class InferenceBlock(InferenceSpec, PodFields):
 
     min_available: Annotated[int, Field(ge=0, le=4096)] = 1
     """Ready engines below which InferenceAvailable is False; at most `replicas`."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        *EXTRA_ARGUMENTS_RULES,
+        Rule(
+            "self.minAvailable <= self.replicas",
+            "minAvailable ({self.minAvailable}) must be at most replicas ({self.replicas}); lower it or raise replicas",
+            ".minAvailable",
+        ),
+        Rule(
+            "self.gpusPerReplica == 0 || self.gpusPerReplica == self.tensorParallel * self.dataParallel",
+            "gpusPerReplica ({self.gpusPerReplica}) must be tensorParallel x dataParallel "
+            "({self.tensorParallel * self.dataParallel}), or 0 for CPUs",
+            ".gpusPerReplica",
+        ),
+    )
 
     @model_validator(mode="after")
     def _enough(self) -> Self:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.api.resource import SFT_ALGORITHM_FIELDS, RLRunSpec
+from rlrun.api.resource import RLRunSpec
+from rlrun.api.task_parts import SFT_ALGORITHM_FIELDS
 from rlrun.config.base import Config
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.roles import (

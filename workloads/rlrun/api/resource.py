@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlrun.api import colocation, unread
+from rlrun.api import colocation, lengths, task_parts
 from rlrun.api.lifecycle import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
 from rlrun.api.placement import PlacementSpec
 from rlrun.api.pods import InferenceBlock, OrchestratorBlock, PodFields, TrainerBlock
@@ -21,8 +21,9 @@ from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.policies import PoliciesConfig
-from rlrun.config.models.roles import TRAINING_TASKS, Task
+from rlrun.config.models.roles import Task
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+from rlrun.config.rule import Rule
 
 API_VERSION = "rlrun.io/v1alpha1"
 KIND = "RLRun"
@@ -47,10 +48,11 @@ NEXT_ATTEMPT_FIELDS = ("maxSteps",)
 """Of these: what the roles are told only when an attempt begins."""
 IDENTITY_FIELDS = ("task", "model", "storage", "trainer.sharedWith", "managedBy")
 """Of the spec: what never changes, but for `LIVE_FIELDS`, once the first attempt has begun, because checkpoints would not fit it."""
-SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
-"""Parts of the objective that supervised fine-tuning has."""
 _NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+_LABEL = "(has({0}.name) ? {0}.name : {0}.id)"
+_FIRST_UNEVEN = "self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0, e.groupSize)[0]"
 
 
 class RLRunSpec(Config):
@@ -111,6 +113,38 @@ class RLRunSpec(Config):
     cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()
     """What the run's end removes."""
 
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        *colocation.RULES,
+        Rule(
+            "self.weightSync.transport == 'Filesystem' || !has(self.trainer.lora)",
+            "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora",
+            ".weightSync",
+        ),
+        Rule(
+            "self.weightSync.transport == 'Filesystem' || (self.trainer.gpusPerReplica == 0) == (self.inference.gpusPerReplica == 0)",
+            "weightSync.transport (NCCL) connects GPUs with GPUs, or CPUs with CPUs; trainer.gpusPerReplica is "
+            "{self.trainer.gpusPerReplica} and inference.gpusPerReplica is {self.inference.gpusPerReplica}; "
+            "set transport: Filesystem or change one of them",
+            ".weightSync",
+        ),
+        *task_parts.RULES,
+        Rule(
+            "self.task != 'RL' || self.environments.all(e, self.orchestrator.batchSize % e.groupSize == 0)",
+            "orchestrator.batchSize ({self.orchestrator.batchSize}) must be divisible by "
+            "environments[{self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0).indexOf(true)}].groupSize "
+            f"({{{_FIRST_UNEVEN}}}); set batchSize to {{(self.orchestrator.batchSize / {_FIRST_UNEVEN} + 1) * {_FIRST_UNEVEN}}}",
+            ".orchestrator.batchSize",
+        ),
+        Rule(
+            f"self.environments.all(e, self.environments.exists_one(f, {_LABEL.format('f')} == {_LABEL.format('e')}))",
+            f"several environments are called '{{self.environments.map(e, {_LABEL.format('e')})"
+            f".filter(l, !self.environments.exists_one(f, {_LABEL.format('f')} == l))[0]}}'; "
+            "give each its own environments[].name",
+            ".environments",
+        ),
+        *lengths.RULES,
+    )
+
     @model_validator(mode="after")
     def _parts_of_a_guest(self) -> Self:
         """The pods of a guest are its orchestrator alone."""
@@ -153,62 +187,8 @@ class RLRunSpec(Config):
 
     @model_validator(mode="after")
     def _parts_of_the_task(self) -> Self:
-        if self.task != "SFT":
-            if self.data is not None:
-                raise ValueError("data is for task SFT; remove it or set task to SFT")
-            if not self.environments:
-                raise ValueError(f"environments is empty; task {self.task} needs one")
-        if self.task in TRAINING_TASKS and self.policies is not None:
-            raise ValueError(
-                f"policies is for a task without training, and task is {self.task}; remove it or set task to Eval"
-            )
-        if self.task == "SFT":
-            self._parts_of_supervision()
-        elif self.task != "RL":
-            unread.refuse(self._parts_of_training(), "tasks that train")
+        task_parts.check(self)
         return self
-
-    def _parts_of_supervision(self) -> None:
-        if self.data is None:
-            raise ValueError("data is not set; task SFT needs it")
-        for name in ("environments", "evaluation"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is for task RL; remove it")
-        if self.algorithm.preset not in ("sft", AlgorithmConfig().preset):
-            raise ValueError(f"algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft")
-        only_rl: unread.Parts = (
-            ("inference", self.inference, InferenceBlock.model_fields),
-            ("sampling", self.sampling, SamplingConfig.model_fields),
-            ("weightSync", self.weight_sync, WeightSyncConfig.model_fields),
-            (
-                "orchestrator",
-                self.orchestrator,
-                ("batch_size", "max_concurrency", "oversampling_factor", "max_error_ratio"),
-            ),
-            ("algorithm", self.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
-        )
-        unread.refuse(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
-
-    def _parts_of_training(self) -> unread.Parts:
-        """What a run without a trainer does not read. Environments are as in the run that trained in them."""
-        return (
-            ("", self, ("max_steps",)),
-            ("algorithm", self.algorithm, AlgorithmConfig.model_fields),
-            ("trainer", self.trainer, [name for name in TrainerBlock.model_fields if name != "lora"]),
-            *((("trainer.lora", self.trainer.lora, ("slots", "modules_to_save")),) if self.trainer.lora else ()),
-            (
-                "orchestrator",
-                self.orchestrator,
-                ("batch_size", "oversampling_factor", "trajectory_strategy", "record_rollouts", "max_error_ratio"),
-            ),
-            (
-                "checkpoint",
-                self.checkpoint,
-                [name for name in CheckpointConfig.model_fields if name != "grace_period_seconds"],
-            ),
-            ("weightSync", self.weight_sync, ("transport",)),
-            *((("evaluation", self.evaluation, ("interval", "timeout_seconds")),) if self.evaluation else ()),
-        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -225,19 +205,7 @@ class RLRunSpec(Config):
         for label, count in Counter(environment.label for environment in self.environments).items():
             if count > 1:
                 raise ValueError(f"several environments are called {label!r}; give each its own environments[].name")
-        engine_len = self.inference.max_model_len
-        if engine_len is not None and engine_len < self.seq_len:
-            raise ValueError(
-                f"inference.maxModelLen ({engine_len}) must be at least seqLen ({self.seq_len}); raise maxModelLen or remove it"
-            )
-        row = self.trainer.micro_batch_tokens
-        if row is not None and row < self.seq_len:
-            raise ValueError(
-                f"trainer.microBatchTokens ({row}) must be at least seqLen ({self.seq_len}): one sample must fit a micro-batch"
-            )
-        tiny = self.model.tiny
-        if tiny is not None and tiny.max_length < self.seq_len:
-            raise ValueError(f"model.tiny.maxLength ({tiny.max_length}) must be at least seqLen ({self.seq_len})")
+        lengths.check_samples(self)
         return self
 
     @model_validator(mode="after")
@@ -251,19 +219,7 @@ class RLRunSpec(Config):
 
     @model_validator(mode="after")
     def _lengths(self) -> Self:
-        for i, environment in enumerate(self.environments):
-            sampling = environment.sampling or self.sampling
-            if sampling.max_tokens >= self.seq_len:
-                where = f"environments[{i}].sampling" if environment.sampling else "sampling"
-                raise ValueError(
-                    f"{where}.maxTokens ({sampling.max_tokens}) must be less than seqLen ({self.seq_len}), "
-                    "which holds the prompt too; lower maxTokens or raise seqLen"
-                )
-            if self.evaluation is not None and self.evaluation.sampling is not None:
-                try:
-                    self.evaluation.sampling.check(sampling, seq_len=self.seq_len)
-                except ValueError as error:
-                    raise ValueError(f"evaluation.sampling, for environments[{i}]: {error}") from None
+        lengths.check_replies(self)
         return self
 
 
@@ -304,6 +260,22 @@ class ObjectMeta(Config):
         return check_name(name)
 
 
+_NAME = "self.metadata.name"
+_OWN_FOLDER = "self.spec.?storage.?mountPath.orValue('/data') + '/' + self.metadata.name"
+
+
+def _another_run(path: str) -> Rule:
+    """Rule of a field that must name another run than its own."""
+    value, parts = f"self.spec.{path}", path.split(".")
+    there = " && ".join(f"has(self.spec.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
+    same = " || ".join(f"{value} == {own}" for own in (_NAME, f"{_NAME} + '/'", _OWN_FOLDER, f"{_OWN_FOLDER} + '/'"))
+    return Rule(
+        f"!({there} && ({same}))",
+        f"spec.{path} ({{{value}}}) is this run itself; name another one, or remove it",
+        f".spec.{path}",
+    )
+
+
 class RLRun(Config):
     """One reinforcement-learning run of a language model."""
 
@@ -317,6 +289,16 @@ class RLRun(Config):
     """What the run is."""
     status: Any = None
     """Written by the operator; ignored when read from a manifest."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.metadata.name.size() <= {NAME_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name '{self.metadata.name}' has {self.metadata.name.size()} characters; it must be an RFC 1035 label of at most "
+            f"{NAME_MAX}, so that the names of its pods fit: lower-case letters, digits and '-', starting with a letter",
+        ),
+        *(_another_run(path) for path in ("trainer.sharedWith", "checkpoint.resume.fromRun", "policies.fromRun")),
+    )
+    """The first is `check_name`'s: only of the whole resource can CEL see the name."""
 
     @model_validator(mode="after")
     def _another_run(self) -> Self:

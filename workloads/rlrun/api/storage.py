@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.api.kubernetes import Capacity, ObjectName
 from rlrun.config.base import Config
 from rlrun.config.formats import Format
+from rlrun.config.rule import Rule, listed
 
 MountPath = Annotated[
     str,
@@ -68,6 +69,25 @@ class StorageSpec(Config):
     """Cache of the hub's models and data sets: in the run's folder, or one on the volume that all its runs may write."""
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """Fate of a claim made from `claimTemplate` when the run is deleted."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.claimName) != has(self.claimTemplate)",
+            "exactly one of claimName and claimTemplate says where the run's volume comes from; got "
+            "{has(self.claimName) ? 'both' : 'neither'}",
+        ),
+        Rule(
+            f"!{listed(RESERVED_PATHS)}.exists(path, (self.mountPath + '/').startsWith(path + '/') || "
+            "(path + '/').startsWith(self.mountPath + '/'))",
+            "mountPath ({self.mountPath}) is, or holds, a folder of the image or of the pod; choose another such as /data",
+            ".mountPath",
+        ),
+        Rule(
+            "self.whenDeleted != 'Delete' || has(self.claimTemplate)",
+            "whenDeleted (Delete) needs claimTemplate: a claim that the run did not make is never deleted; remove it",
+            ".whenDeleted",
+        ),
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,()\[\]])\s*")
@@ -45,3 +46,8 @@ def compact(expression: str) -> str:
 def quoted(text: str) -> str:
     """`text` as a CEL string."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def listed(names: Iterable[str]) -> str:
+    """`names` as a CEL list of strings."""
+    return f"[{','.join(quoted(name) for name in names)}]"

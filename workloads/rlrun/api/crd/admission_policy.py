@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlrun.api.crd.definition import GROUP, KEYS_KEY, PLURAL, RULES_KEY, VERSION, spec_schema
-from rlrun.api.crd.rules import ROOT_RULES, TRANSITION_RULES
+from rlrun.api.crd.frozen import TRANSITION_RULES
 from rlrun.api.resource import RLRun
 from rlrun.config.free import LEVELS_MAX
 from rlrun.config.rule import Rule, compact, quoted
@@ -75,7 +75,7 @@ def _variables() -> list[tuple[str, str]]:
     """Name and CEL expression of each variable: lists of messages, and the sum of them all."""
     schema = spec_schema(ruled=True)
     found = [("indices", f"[{','.join(str(i) for i in range(_longest(schema)))}]"), ("deep", _deep())]
-    parts = [("ofName", f"[object].map(self,{_messages(ROOT_RULES[RLRun], _ROOT)})[0]")]
+    parts = [("ofName", f"[object].map(self,{_messages(RLRun.CEL_RULES, _ROOT)})[0]")]
     parts.append(("ofSpec", f"[{_SPEC}].map(self,{_messages(schema[RULES_KEY], quoted('spec'))})[0]"))
     for name, inner in schema["properties"].items():
         if below := _below(inner, quoted(f"spec.{name}"), 0):

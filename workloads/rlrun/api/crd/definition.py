@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, and no default in `spec`.
 
 Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere and no `anyOf` but for int-or-string; so the models
-are walked here instead of translating pydantic's JSON schema. The rules between fields are in `policy`.
+are walked here instead of translating pydantic's JSON schema. The rules between fields are in `admission_policy`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlrun.api.crd.rules import RULES
 from rlrun.api.crd.unset import default_of, reading_defaults
 from rlrun.api.kubernetes import NodeAffinity, PodAffinity
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
@@ -260,7 +259,7 @@ class _Writer:
 
 
 def _rules(model: type[BaseModel]) -> list[Rule]:
-    rules = [rule for base in reversed(model.__mro__) for rule in RULES.get(base, ())]
+    rules = [rule for base in reversed(model.__mro__) for rule in base.__dict__.get("CEL_RULES", ())]
     return [reading_defaults(rule, {"self": model}) for rule in rules]
 
 

@@ -139,3 +139,7 @@ def _changed(compared: dict[str, list[str]]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return f"[{','.join(quoted(name) for name in names)}]"
+
+
+TRANSITION_RULES = tuple(frozen_rules())
+"""Rules of a change, over `self` and `oldSelf`, the whole resources."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import RunFolder
+from rlrun.config.rule import Rule
 
 
 class ResumeConfig(Config):
@@ -24,6 +25,25 @@ class ResumeConfig(Config):
     step 0; ignored once this run has a checkpoint."""
     from_step: Annotated[int, Field(ge=1)] | None = None
     """The other run's checkpoint; default: its newest complete one."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(self.policy == 'Step') == has(self.step)",
+            "step ({has(self.step) ? string(self.step) : 'not set'}) is set if and only if policy is Step; "
+            "policy is {self.policy}",
+            ".step",
+        ),
+        Rule(
+            "has(self.fromRun) || !has(self.fromStep)",
+            "fromStep ({self.fromStep}) is a step of another run: set fromRun, or step with policy Step",
+            ".fromStep",
+        ),
+        Rule(
+            "!has(self.fromRun) || self.policy != 'Step'",
+            "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them",
+            ".fromRun",
+        ),
+    )
 
     @model_validator(mode="after")
     def _step_of_a_run(self) -> Self:

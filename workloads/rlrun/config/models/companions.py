@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import ModelSource, Revision
 from rlrun.config.models.model import ModelConfig
+from rlrun.config.rule import Rule
 
 INITIAL = "initial"
 """The model that the run starts from."""
@@ -24,6 +25,14 @@ class ReferenceConfig(Config):
     """`initial`: the model that the run starts from; else an absolute folder or a repository on the hub. Same vocabulary."""
     revision: Revision | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.revision) || !(self.model == 'initial' || self.model.startsWith('/'))",
+            "revision ({self.revision}) needs a repository on the hub, model is {self.model}; remove revision",
+            ".revision",
+        ),
+    )
 
     @model_validator(mode="after")
     def _name_of_a_repository(self) -> Self:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import PRINTABLE, Column, FolderPath, HubName, Revision
+from rlrun.config.models.model import REVISION_RULE
+from rlrun.config.rule import Rule
 
 LossRole = Literal["system", "user", "assistant", "tool"]
 _ASSISTANT: list[LossRole] = ["assistant"]
@@ -24,6 +26,14 @@ class DataSetConfig(Config):
     """Branch, tag or commit on the hub; default: the main branch."""
     split: Annotated[str, Field(min_length=1, max_length=63), PRINTABLE] | None = None
     """Only files and folders with this in their name."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        REVISION_RULE,
+        Rule(
+            "has(self.path) != has(self.name)",
+            "exactly one of path and name says where the data is; got {has(self.path) ? 'both' : 'neither'}",
+        ),
+    )
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -87,6 +97,14 @@ class DataConfig(Config):
     """Rows that are no chat: an error, or left out."""
     validation: ValidationConfig | None = None
     """Held-out loss; none by default."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.stopping) || has(self.epochs)",
+            "stopping ({self.stopping}) needs epochs; set epochs or remove stopping",
+            ".stopping",
+        ),
+    )
 
     @model_validator(mode="after")
     def _stopping_stops(self) -> Self:

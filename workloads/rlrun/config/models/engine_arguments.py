@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlrun.config.rule import Rule, listed
+
 OWNED_FLAGS = (
     "--allowed-origins",
     "--api-key",
@@ -69,3 +71,30 @@ def problem_of_arguments(arguments: Sequence[str]) -> str | None:
         if before.startswith("--") and "=" in before:
             return f"extraArgs[{index}] ({argument}) is neither a flag nor the value of one; write --{argument}, or put it behind its flag"
     return None
+
+
+_OWNED = (
+    "i < self.extraArgs.size() && [self.extraArgs[i]].exists(a, a.startsWith('--') ? "
+    "[a.split('=')[0].replace('_', '-').split('.')[0].replace('--no-', '--', 1)].exists(f, f.size() > 2 && "
+    f"{listed(OWNED_FLAGS)}.exists(o, o.startsWith(f))) : {listed(OWNED_SHORT)}.exists(o, a.startsWith(o)))"
+)
+_FIRST_OWNED = f"variables.indices.filter(i, {_OWNED})[0]"
+_VALUE_OF_FLAG = (
+    "i >= self.extraArgs.size() || self.extraArgs[i].startsWith('-') || "
+    "(i > 0 && !(self.extraArgs[i - 1].startsWith('--') && self.extraArgs[i - 1].contains('=')))"
+)
+_FIRST_STRAY = f"variables.indices.filter(i, !({_VALUE_OF_FLAG}))[0]"
+
+EXTRA_ARGUMENTS_RULES = (
+    Rule(
+        f"!has(self.extraArgs) || variables.indices.all(i, !({_OWNED}))",
+        f"extraArgs[{{{_FIRST_OWNED}}}] ({{self.extraArgs[{_FIRST_OWNED}]}}) is set by RLRun itself; remove it, "
+        "and use the field of its own where there is one",
+    ),
+    Rule(
+        f"!has(self.extraArgs) || variables.indices.all(i, {_VALUE_OF_FLAG})",
+        f"extraArgs[{{{_FIRST_STRAY}}}] ({{self.extraArgs[{_FIRST_STRAY}]}}) is neither a flag nor the value of one; "
+        f"write --{{self.extraArgs[{_FIRST_STRAY}]}}, or put it behind its flag",
+    ),
+)
+"""Of a block with `extraArgs`."""

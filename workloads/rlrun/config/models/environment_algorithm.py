@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from rlrun.config.models.learning import (
     Proximal,
     RegularizerConfig,
 )
+from rlrun.config.rule import Rule
 
 
 class EnvironmentAlgorithm(Config):
@@ -38,6 +39,14 @@ class EnvironmentAlgorithm(Config):
     """Replaces the run's correction."""
     filters: FilterConfig | None = None
     """Replaces the run's filters."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.advantage) || self.advantage.name != 'gae'",
+            "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage",
+            ".advantage",
+        ),
+    )
 
     @model_validator(mode="after")
     def _per_rollout(self) -> Self:

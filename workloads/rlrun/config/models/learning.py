@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.algorithm.names import (
+    ADVANTAGE_ENTRIES,
     DEFAULT_PRESET,
+    LOSS_ENTRIES,
+    PRESETS,
     Need,
     complete_correction,
     complete_options,
@@ -18,6 +22,19 @@ from rlrun.config.algorithm.names import (
 )
 from rlrun.config.base import Config
 from rlrun.config.models.companions import CriticConfig, ReferenceConfig
+from rlrun.config.rule import Rule, listed
+
+_IMPORT_PATH = r"^[A-Za-z_]\\w*([.][A-Za-z_]\\w*)*:[A-Za-z_]\\w*$"
+
+
+def _known(kind: str, names: Iterable[str]) -> Rule:
+    """Rule of a block whose `name` is one of `names` or an import path."""
+    known = sorted(names)
+    return Rule(
+        f"self.name in {listed(known)} || self.name.matches('{_IMPORT_PATH}')",
+        f"unknown {kind} '{{self.name}}'; known: {', '.join(known)}, or an import path package.module:function",
+        ".name",
+    )
 
 
 class _Objective(Config):
@@ -30,6 +47,8 @@ class _Objective(Config):
 class LossConfig(_Objective):
     """The policy loss per token."""
 
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known("loss", LOSS_ENTRIES),)
+
     @model_validator(mode="after")
     def _known(self) -> Self:
         complete_options("loss", self.name, self.options)
@@ -38,6 +57,8 @@ class LossConfig(_Objective):
 
 class AdvantageConfig(_Objective):
     """How a group's rewards become advantages."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known("advantage", ADVANTAGE_ENTRIES),)
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -95,6 +116,14 @@ class CorrectionConfig(Config):
     high: float = 2.0
     """Upper bound."""
 
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.action != 'clamp' || self.measure == 'ratio'",
+            "correction: action clamp needs measure ratio, got {self.measure}: a divergence is no weight; use action mask",
+            ".action",
+        ),
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         complete_correction(self.options)
@@ -108,6 +137,12 @@ class CorrectionConfig(Config):
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant_length"]
 Proximal = Literal["inference", "recompute", "log_linear"]
+
+
+_GAE = "has(self.advantage) ? self.advantage.name == 'gae' : self.preset in " + listed(
+    name for name, preset in PRESETS.items() if preset.advantage == "gae"
+)
+_NOT_THERE = " model, which this run does not have; set algorithm."
 
 
 class AlgorithmConfig(Config):
@@ -139,6 +174,36 @@ class AlgorithmConfig(Config):
     """Pipeline depth: rollouts for step n start once version n-1-maxAsyncLevel is published; 0 is synchronous."""
     max_off_policy_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """A group is trained in step n only if it was dispatched at version n-1-maxOffPolicySteps or later."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.preset in {listed(PRESETS)}",
+            f"unknown preset '{{self.preset}}'; known: {', '.join(sorted(PRESETS))}",
+            ".preset",
+        ),
+        Rule(
+            "self.maxOffPolicySteps >= self.maxAsyncLevel",
+            "maxOffPolicySteps ({self.maxOffPolicySteps}) must be at least maxAsyncLevel ({self.maxAsyncLevel}): "
+            "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel",
+            ".maxOffPolicySteps",
+        ),
+        Rule(
+            f"!({_GAE}) || has(self.critic)",
+            f"advantage gae needs a critic{_NOT_THERE}critic, or choose another preset or part",
+            ".critic",
+        ),
+        Rule(
+            f"!has(self.critic) || ({_GAE})",
+            "critic is not used by advantage {has(self.advantage) ? self.advantage.name : 'of the preset'}; "
+            "set advantage to gae or remove critic",
+            ".critic",
+        ),
+        Rule(
+            "self.regularizers.kl == 0.0 || has(self.reference)",
+            f"regularizers.kl ({{self.regularizers.kl}}) needs a reference{_NOT_THERE}reference, or choose another preset or part",
+            ".reference",
+        ),
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -245,6 +310,19 @@ class OptimizerConfig(Config):
     """Of `muon` (default 0.95) and `sgd` (default 0.9)."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global L2 norm; null: no clipping."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.name != 'adamw' || !has(self.momentum)",
+            "momentum ({self.momentum}) has no meaning for optimizer adamw; remove it",
+            ".momentum",
+        ),
+        Rule(
+            "self.name != 'sgd' || (self.beta1 == 0.9 && self.beta2 == 0.999 && self.eps == 1e-8)",
+            "beta1, beta2 and eps have no meaning for optimizer sgd; remove them",
+            ".name",
+        ),
+    )
 
     @model_validator(mode="after")
     def _only_its_own(self) -> Self:

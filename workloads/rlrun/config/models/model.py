@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
 from rlrun.config.formats import EnvironmentId, FolderPath, HubName, Revision
+from rlrun.config.rule import Rule
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -34,6 +35,13 @@ class TinyModelConfig(Config):
     """Seed of the initial weights and of the order of demonstrations."""
 
 
+REVISION_RULE = Rule(
+    "!has(self.revision) || has(self.name)",
+    "revision ({self.revision}) needs name: a local folder has no revisions; remove revision",
+    ".revision",
+)
+
+
 class ModelConfig(Config):
     """The policy. Exactly one of `name`, `path` and `tiny` says where it comes from."""
 
@@ -49,6 +57,16 @@ class ModelConfig(Config):
     """Number format of published weights and the engine; the trainer keeps float32 masters."""
     trust_remote_code: bool = False
     """Run Python code of the model's repository; leave it off for models that you have not read."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "[has(self.name), has(self.path), has(self.tiny)].filter(given, given).size() == 1",
+            "exactly one of name, path and tiny says where the model comes from; got "
+            "{!has(self.name) && !has(self.path) && !has(self.tiny) ? 'none of them' : "
+            "has(self.name) && has(self.path) ? 'name and path' : has(self.name) ? 'name and tiny' : 'path and tiny'}",
+        ),
+        REVISION_RULE,
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -18,6 +18,7 @@ from rlrun.config.formats import (
 )
 from rlrun.config.free import FreeMapping
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.rule import Rule
 
 SOLVED = 1.0
 """Reward from which a rollout counts as solved, unless its environment has a threshold of its own."""
@@ -150,6 +151,13 @@ class CurriculumConfig(Config):
     hard: PoolConfig | None = None
     """Tasks of this reward or less."""
 
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.easy) || !has(self.hard) || self.hard.threshold < self.easy.threshold",
+            "hard.threshold ({self.hard.threshold}) must be below easy.threshold ({self.easy.threshold}); lower it",
+        ),
+    )
+
     @model_validator(mode="after")
     def _apart(self) -> Self:
         if self.easy is not None and self.hard is not None and self.hard.threshold >= self.easy.threshold:
@@ -198,6 +206,14 @@ class EnvironmentConfig(Config):
     """Image of the environment's own container beside the orchestrator, with Python and pydantic; left out on one machine."""
     volume_paths: Annotated[list[VolumePath], Field(max_length=16)] = Field(default_factory=list)
     """Folders and files of the run's volume that the container of `image` may read, as paths below its mount; default: none."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.volumePaths) || self.volumePaths.size() == 0 || has(self.image)",
+            "volumePaths is for the container of image; set image or remove volumePaths",
+            ".volumePaths",
+        ),
+    )
 
     @model_validator(mode="after")
     def _paths_of_a_container(self) -> Self:

@@ -1,0 +1,124 @@
+"""Parts of a run by its task: what supervised fine-tuning and evaluation need, and what they do not read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlrun.api import unread
+from rlrun.api.pods import InferenceBlock, TrainerBlock
+from rlrun.config.algorithm.names import DEFAULT_PRESET
+from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.config.models.roles import TRAINING_TASKS
+from rlrun.config.models.rollout import SamplingConfig
+from rlrun.config.rule import Rule, listed
+
+if TYPE_CHECKING:
+    from rlrun.api.resource import RLRunSpec
+
+SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
+"""Parts of the objective that supervised fine-tuning has."""
+
+RULES = (
+    Rule(
+        "self.task == 'SFT' || !has(self.data)",
+        "data is for task SFT; remove it or set task to SFT",
+        ".data",
+    ),
+    Rule(
+        "self.task == 'SFT' || self.environments.size() > 0",
+        "environments is empty; task {self.task} needs one",
+        ".environments",
+    ),
+    Rule(
+        "self.task != 'SFT' || has(self.data)",
+        "data is not set; task SFT needs it",
+        ".data",
+    ),
+    Rule(
+        "self.task != 'SFT' || self.environments.size() == 0",
+        "environments is for task RL; remove it",
+        ".environments",
+    ),
+    Rule(
+        "self.task != 'SFT' || !has(self.evaluation)",
+        "evaluation is for task RL; remove it",
+        ".evaluation",
+    ),
+    Rule(
+        f"self.task != 'SFT' || self.algorithm.preset in {listed((DEFAULT_PRESET, 'sft'))}",
+        "algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft",
+        ".algorithm.preset",
+    ),
+    Rule(
+        "!(self.task in ['RL', 'SFT']) || !has(self.policies)",
+        "policies is for a task without training, and task is {self.task}; remove it or set task to Eval",
+        ".policies",
+    ),
+)
+"""Of the whole specification, for the API server."""
+
+
+def check(spec: RLRunSpec) -> None:
+    """See that the parts that the task needs are there, and those that it does not read are not.
+
+    Raises:
+        ValueError: names the field, its value, and the fix.
+    """
+    if spec.task != "SFT":
+        if spec.data is not None:
+            raise ValueError("data is for task SFT; remove it or set task to SFT")
+        if not spec.environments:
+            raise ValueError(f"environments is empty; task {spec.task} needs one")
+    if spec.task in TRAINING_TASKS and spec.policies is not None:
+        raise ValueError(
+            f"policies is for a task without training, and task is {spec.task}; remove it or set task to Eval"
+        )
+    if spec.task == "SFT":
+        _check_supervision(spec)
+    elif spec.task != "RL":
+        unread.refuse(_parts_of_training(spec), "tasks that train")
+
+
+def _check_supervision(spec: RLRunSpec) -> None:
+    if spec.data is None:
+        raise ValueError("data is not set; task SFT needs it")
+    for name in ("environments", "evaluation"):
+        if getattr(spec, name):
+            raise ValueError(f"{name} is for task RL; remove it")
+    if spec.algorithm.preset not in ("sft", AlgorithmConfig().preset):
+        raise ValueError(f"algorithm.preset ({spec.algorithm.preset}) is for task RL; remove it or set it to sft")
+    only_rl: unread.Parts = (
+        ("inference", spec.inference, InferenceBlock.model_fields),
+        ("sampling", spec.sampling, SamplingConfig.model_fields),
+        ("weightSync", spec.weight_sync, WeightSyncConfig.model_fields),
+        (
+            "orchestrator",
+            spec.orchestrator,
+            ("batch_size", "max_concurrency", "oversampling_factor", "max_error_ratio"),
+        ),
+        ("algorithm", spec.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
+    )
+    unread.refuse(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
+
+
+def _parts_of_training(spec: RLRunSpec) -> unread.Parts:
+    """What a run without a trainer does not read. Environments are as in the run that trained in them."""
+    return (
+        ("", spec, ("max_steps",)),
+        ("algorithm", spec.algorithm, AlgorithmConfig.model_fields),
+        ("trainer", spec.trainer, [name for name in TrainerBlock.model_fields if name != "lora"]),
+        *((("trainer.lora", spec.trainer.lora, ("slots", "modules_to_save")),) if spec.trainer.lora else ()),
+        (
+            "orchestrator",
+            spec.orchestrator,
+            ("batch_size", "oversampling_factor", "trajectory_strategy", "record_rollouts", "max_error_ratio"),
+        ),
+        (
+            "checkpoint",
+            spec.checkpoint,
+            [name for name in CheckpointConfig.model_fields if name != "grace_period_seconds"],
+        ),
+        ("weightSync", spec.weight_sync, ("transport",)),
+        *((("evaluation", spec.evaluation, ("interval", "timeout_seconds")),) if spec.evaluation else ()),
+    )
