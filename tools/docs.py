@@ -36,6 +36,85 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = "docs/reference"
 
 
+_OTHER_SUBCOMMANDS = (
+    "",
+    "### `rlrun local`",
+    "",
+    "Starts all roles of a manifest on this machine; `rlrun local --help` tells its options.",
+    "",
+    "### `rlrun tiny-model DIR`",
+    "",
+    "Makes a tiny model; its options are the fields of [`spec.model.tiny`](rlrun.md#specmodeltiny), such as",
+    "`--hidden-size 64`. A folder that is not empty is refused.",
+    "",
+)
+
+_LOCAL_RUNS = (
+    "## `rl`",
+    "",
+    "A local run from configuration files, in one file or one per role:",
+    "",
+    "```text",
+    "rl @ run.toml [--max-steps 10 ...]",
+    "rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml [--max-steps 10 ...]",
+    "```",
+    "",
+    "The files hold the fields of [`spec`](rlrun.md#spec), and `name` and `output_dir` beside them. What a role's file says about the",
+    "whole run (`model`, `max_steps`, `seq_len`, `environments`, ...) is shared by all roles; two different values are an",
+    "error that names both. `ckpt` means `checkpoint`; `rollouts_per_example` is the group size of every environment that sets none.",
+    "It takes the options of `rlrun local` too.",
+    "",
+    "## `sft`",
+    "",
+    "Supervised fine-tuning, from a manifest (as `rlrun local`) or from files and options (as `rl`):",
+    "",
+    "```text",
+    "sft run.yaml [--output-dir DIR] [--resume]",
+    "sft @ run.toml [--data.path chats.jsonl | --data.name org/chats] [--data.split train] [--max-steps 10 ...]",
+    "```",
+    "",
+    "`data.path`, `data.name` and `data.split` are the only data set; `data.seq_len` in a file means `seq_len`.",
+    "",
+)
+
+_ROLES_AND_BENCH = (
+    "## `trainer`, `orchestrator`, `inference`",
+    "",
+    "```text",
+    "trainer @ run.json [--optimizer.lr 1e-5 ...]",
+    "```",
+    "",
+    "One role by hand. Of a `run.json` (as `rlrun render` prints it) the role's part is taken. `RLRUN_API_KEY` holds the secret that",
+    "all roles of the run share, `RLRUN_ATTEMPT` the attempt's number (default 1).",
+    "",
+    "## `--bench`",
+    "",
+    "`trainer`, `rl` and `sft` with `@ FILE --bench`, and `sft RUN.yaml --bench`, measure the trainer's step on fake data, with",
+    "random weights of the model's shape, and print a table of MFU, tokens/s, step time (mean ± standard deviation) and peak memory.",
+    "MFU counts 6·active parameters + 12·layers·hidden size·T FLOPs per token of a sequence of T tokens; it is `-` on a CPU,",
+    "whose peak is not known. `--bench.seq-lens 8192,16384` measures these instead of `seqLen`; `--bench.rows` are micro-batches per",
+    "rank and step (1), `--bench.steps` the measured steps (5) after `--bench.warmup` (2), `--bench.output FILE` keeps the",
+    "values as JSON.",
+    "",
+)
+
+_SOURCES = (
+    "## Where values come from",
+    "",
+    "In this order, the first that says something wins:",
+    "",
+    "1. the command line: `--trainer.optimizer.lr 1e-5`, `--batch-size 8` or `--batch_size=8`, `--environments.0.group-size 4`,",
+    "   `--flag` and `--no-flag`, objects and lists as JSON; `--evaluation` turns an optional block on, `--no-evaluation` off;",
+    "2. configuration files, `@ a.toml @ b.yaml`: TOML, YAML or JSON; a later file wins, objects are merged, lists are replaced;",
+    "3. the environment: `RLRUN_TRAINER__OPTIMIZER__LR=1e-5`, or `PRIME_` instead of `RLRUN_`;",
+    "4. defaults.",
+    "",
+    "`--dry-run` prints the result as JSON and stops; `--help` lists every option. Every problem is told in one line: the source, the",
+    "field as it was written, the value, and what is expected.",
+    "",
+)
+
+
 def pages() -> dict[str, str]:
     """Every reference page: file name -> text."""
     return {
@@ -144,15 +223,6 @@ def _values(option: Option) -> str:
 
 def cli_page() -> str:
     """The command lines, the order of sources and the exit codes."""
-    codes = [
-        (exit_codes.OK, "the run is complete, or the command did what it was asked"),
-        (exit_codes.FAILURE, "something broke that starting again may mend"),
-        (exit_codes.STORAGE, "the volume refuses to write (full, read-only)"),
-        (exit_codes.USAGE, "the command line is wrong"),
-        (exit_codes.DATA, "data is wrong: a model folder without weights, errors that dominate"),
-        (exit_codes.UNAVAILABLE, "a port is in use, or a device is missing"),
-        (exit_codes.CONFIGURATION, "the configuration is wrong"),
-    ]
     lines = [NOTE, "", "# Command lines", "", "## `rlrun`", "", "```text", main.usage(), "```"]
     commands = {
         "validate": validate.parser(),
@@ -164,73 +234,20 @@ def cli_page() -> str:
     }
     for name, parser in commands.items():
         lines += ["", f"### `rlrun {name}`", "", "```text", parser.format_help().rstrip(), "```"]
-    lines += [
-        "",
-        "### `rlrun local`",
-        "",
-        "Starts all roles of a manifest on this machine; `rlrun local --help` tells its options.",
-        "",
-        "### `rlrun tiny-model DIR`",
-        "",
-        "Makes a tiny model; its options are the fields of [`spec.model.tiny`](rlrun.md#specmodeltiny), such as",
-        "`--hidden-size 64`. A folder that is not empty is refused.",
-        "",
-        "## `rl`",
-        "",
-        "A local run from configuration files, in one file or one per role:",
-        "",
-        "```text",
-        "rl @ run.toml [--max-steps 10 ...]",
-        "rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml [--max-steps 10 ...]",
-        "```",
-        "",
-        "The files hold the fields of [`spec`](rlrun.md#spec), and `name` and `output_dir` beside them. What a role's file says about the",
-        "whole run (`model`, `max_steps`, `seq_len`, `environments`, ...) is shared by all roles; two different values are an",
-        "error that names both. `ckpt` means `checkpoint`; `rollouts_per_example` is the group size of every environment that sets none.",
-        "It takes the options of `rlrun local` too.",
-        "",
-        "## `sft`",
-        "",
-        "Supervised fine-tuning, from a manifest (as `rlrun local`) or from files and options (as `rl`):",
-        "",
-        "```text",
-        "sft run.yaml [--output-dir DIR] [--resume]",
-        "sft @ run.toml [--data.path chats.jsonl | --data.name org/chats] [--data.split train] [--max-steps 10 ...]",
-        "```",
-        "",
-        "`data.path`, `data.name` and `data.split` are the only data set; `data.seq_len` in a file means `seq_len`.",
-        "",
-        "## `trainer`, `orchestrator`, `inference`",
-        "",
-        "```text",
-        "trainer @ run.json [--optimizer.lr 1e-5 ...]",
-        "```",
-        "",
-        "One role by hand. Of a `run.json` (as `rlrun render` prints it) the role's part is taken. `RLRUN_API_KEY` holds the secret that",
-        "all roles of the run share, `RLRUN_ATTEMPT` the attempt's number (default 1).",
-        "",
-        "## `--bench`",
-        "",
-        "`trainer`, `rl` and `sft` with `@ FILE --bench`, and `sft RUN.yaml --bench`, measure the trainer's step on fake data, with",
-        "random weights of the model's shape, and print a table of MFU, tokens/s, step time (mean ± standard deviation) and peak memory.",
-        "MFU counts 6·active parameters + 12·layers·hidden size·T FLOPs per token of a sequence of T tokens; it is `-` on a CPU,",
-        "whose peak is not known. `--bench.seq-lens 8192,16384` measures these instead of `seqLen`; `--bench.rows` are micro-batches per",
-        "rank and step (1), `--bench.steps` the measured steps (5) after `--bench.warmup` (2), `--bench.output FILE` keeps the",
-        "values as JSON.",
-        "",
-        "## Where values come from",
-        "",
-        "In this order, the first that says something wins:",
-        "",
-        "1. the command line: `--trainer.optimizer.lr 1e-5`, `--batch-size 8` or `--batch_size=8`, `--environments.0.group-size 4`,",
-        "   `--flag` and `--no-flag`, objects and lists as JSON; `--evaluation` turns an optional block on, `--no-evaluation` off;",
-        "2. configuration files, `@ a.toml @ b.yaml`: TOML, YAML or JSON; a later file wins, objects are merged, lists are replaced;",
-        "3. the environment: `RLRUN_TRAINER__OPTIMIZER__LR=1e-5`, or `PRIME_` instead of `RLRUN_`;",
-        "4. defaults.",
-        "",
-        "`--dry-run` prints the result as JSON and stops; `--help` lists every option. Every problem is told in one line: the source, the",
-        "field as it was written, the value, and what is expected.",
-        "",
+    return page([*lines, *_OTHER_SUBCOMMANDS, *_LOCAL_RUNS, *_ROLES_AND_BENCH, *_SOURCES, *_exit_codes()])
+
+
+def _exit_codes() -> list[str]:
+    codes = [
+        (exit_codes.OK, "the run is complete, or the command did what it was asked"),
+        (exit_codes.FAILURE, "something broke that starting again may mend"),
+        (exit_codes.STORAGE, "the volume refuses to write (full, read-only)"),
+        (exit_codes.USAGE, "the command line is wrong"),
+        (exit_codes.DATA, "data is wrong: a model folder without weights, errors that dominate"),
+        (exit_codes.UNAVAILABLE, "a port is in use, or a device is missing"),
+        (exit_codes.CONFIGURATION, "the configuration is wrong"),
+    ]
+    return [
         "## Exit codes",
         "",
         "| code | meaning |",
@@ -239,7 +256,6 @@ def cli_page() -> str:
         "",
         "64 to 78 are permanent: starting again cannot help.",
     ]
-    return page(lines)
 
 
 def _given(options: Mapping[str, object]) -> str:
