@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -141,17 +141,18 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
             wrong(name, f"set one of {', '.join(choices)}")
         return value
 
+    def label(name: str, default: str) -> str:
+        value = environ.get(name) or default
+        if value and not _NAMESPACE.fullmatch(value):
+            wrong(name, "set a name of lower-case letters, digits and '-', of at most 63 characters")
+        return value
+
     defaults = OperatorSettings()
     namespaces = tuple(sorted({n.strip() for n in environ.get("RLRUN_WATCH_NAMESPACES", "").split(",") if n.strip()}))
     for namespace in namespaces:
         if not _NAMESPACE.fullmatch(namespace):
             wrong("RLRUN_WATCH_NAMESPACES", f"{namespace!r} is not a namespace; list names separated by commas")
-    images = dict(defaults.render.images)
-    for name, role in _IMAGES.items():
-        image = environ.get(name, "")
-        if image and (image != image.strip() or " " in image):
-            wrong(name, "an image name holds no blanks")
-        images[role] = image or images[role]
+    images = _images(environ, wrong)
     domain = environ.get("RLRUN_CLUSTER_DOMAIN") or defaults.render.cluster_domain
     if not _DOMAIN.fullmatch(domain):
         wrong("RLRUN_CLUSTER_DOMAIN", "set the cluster's DNS domain, such as cluster.local")
@@ -164,12 +165,7 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
     level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
     log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
     read_nodes = choice("RLRUN_READ_NODES", ("true", "false"), "false")
-    name = environ.get("RLRUN_OPERATOR_NAME", "")
-    if name and not _NAMESPACE.fullmatch(name):
-        wrong("RLRUN_OPERATOR_NAME", "set a name of lower-case letters, digits and '-', of at most 63 characters")
-    lease = environ.get("RLRUN_LEASE_NAME") or MANAGER
-    if not _NAMESPACE.fullmatch(lease):
-        wrong("RLRUN_LEASE_NAME", "set a name of lower-case letters, digits and '-', of at most 63 characters")
+    name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
     installation = _installation(environ, problems)
     network = _network(environ, problems)
     if problems:
@@ -188,6 +184,17 @@ def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
         pod_namespace=installation.namespace,
         lease_name=lease,
     )
+
+
+def _images(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> dict[Role, str]:
+    """The image of each role; what is wrong is given to `wrong`, by variable and fix."""
+    images = dict(RenderSettings().images)
+    for name, role in _IMAGES.items():
+        image = environ.get(name, "")
+        if image and (image != image.strip() or " " in image):
+            wrong(name, "an image name holds no blanks")
+        images[role] = image or images[role]
+    return images
 
 
 def _installation(environ: Mapping[str, str], problems: list[str]) -> Installation:
