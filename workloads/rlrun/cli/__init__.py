@@ -1,4 +1,4 @@
 """The command lines: `rlrun` (`main`, one module per subcommand), `rl`, and one entry point per role (`roles`).
 
-Edges only: they read arguments, call the package, print, and return an exit code. `docs` writes the reference pages.
+Edges only: they read arguments, call the package, print, and return an exit code.
 """

@@ -1,4 +1,4 @@
-"""The configuration of every role, as pydantic models; imports pydantic only.
+"""The configuration of every role: `models` of its blocks, `loading` of files and arguments, `algorithm` by name.
 
-`rlrun.api` embeds these blocks in the `RLRun` resource; `rlrun.config.models.run.RunConfig` is what a run resolves to (`run.json`).
+`rlrun.api` embeds the blocks in the `RLRun` resource; `models.run.RunConfig` is what a run resolves to (`run.json`).
 """

@@ -14,7 +14,7 @@ ENGINE_VARIABLE = "RLRUN_ENGINE"
 MAX_LORAS = 4
 """Adapters of each run in one engine step: requests of this many versions are computed together, those of others wait."""
 MAX_LOADED_LORAS = 32
-"""Adapters of each run that an engine remembers. One that requests in flight need must not be forgotten, see `adapters`."""
+"""Adapters of each run that an engine remembers. One that requests in flight need must not be forgotten, see `lora_adapters`."""
 
 
 def vllm_arguments(settings: InferenceSettings) -> list[str]:

@@ -1,5 +1,4 @@
-"""Code inside a run's pods: `rlrun-pod ROLE` is the first process of each container.
+"""Code inside a run's pods: `rlrun-pod ROLE` is the first process of each container. Needs no torch and no engine.
 
-It waits for what the role needs, starts the role, passes signals on, keeps its output, tells why it failed, and leaves nothing running.
-Needs no torch and no engine.
+`start` is what a role waits for, `role` its process and output, `container` one start of a container from beginning to end.
 """

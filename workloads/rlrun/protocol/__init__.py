@@ -1,5 +1,4 @@
-"""The file protocol of the shared volume and the messages between the roles; imports neither torch nor kopf.
+"""What the roles of a run share: `files` on its volume, `messages` between them, `packing` of samples into micro-batches.
 
-`paths` names every file, `durable` writes them, `attempts` says which of them belong to this lineage, `manifest` what a checkpoint is,
-`batch` and `packing` what is trained on, `channel` what trainer and orchestrator tell each other.
+Imports neither torch nor kopf.
 """

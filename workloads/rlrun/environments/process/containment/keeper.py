@@ -3,7 +3,7 @@
 It is the subreaper of all that descends from it: a process whose parent ended becomes its child, whatever that did to its session or
 its environment variables. So the descendants of the keeper are all processes of the environment, at any time, and it ends when they
 have. It runs no code of the environment. To signal one's parent is to signal the keeper, not the orchestrator, and is refused where the
-machine can do so (see `guard`). Linux only.
+machine can do so (see `signal_guard`). Linux only.
 """
 
 from __future__ import annotations
