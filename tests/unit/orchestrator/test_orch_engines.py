@@ -151,6 +151,15 @@ async def test_one_that_failed_twice_gets_a_single_request_until_it_has_answered
     assert replica.room(1)
 
 
+async def test_one_that_fails_for_days_is_still_asked_again() -> None:
+    """Two to the number of its failures is no float any more."""
+    replica = in_rotation()
+    replica.failures = 2000
+    before = time.monotonic()
+    EnginePool([replica], Signal()).fail_request(replica, replica.rotation, "broken")
+    assert before + 15.0 <= replica.rest_until <= time.monotonic() + 15.0
+
+
 async def test_one_that_does_not_answer_is_given_up_and_its_requests_move() -> None:
     stuck, other = FakeEngine(lambda: 3600.0, version=3), Scripted(version=3).script([3])
     hung, good = in_rotation(3, stuck, "hung"), in_rotation(3, other, "good")

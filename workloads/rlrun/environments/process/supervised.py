@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from loguru import logger
 
+from rlrun.backoff import backoff
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
@@ -171,8 +172,8 @@ class Supervised:
         self._set_up(False)
         self._record.died(death, self.log)
         while True:
-            backoff = FIRST_BACKOFF_SECONDS * 2 ** max(0, self._record.in_row - 1)
-            await asyncio.sleep(min(MAX_BACKOFF_SECONDS, backoff))
+            wait = backoff(self._record.in_row, first=FIRST_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS)
+            await asyncio.sleep(wait)
             try:
                 self._begin(await self._started(check))
                 break

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from loguru import logger
 
+from rlrun.backoff import backoff
 from rlrun.inference.client.engine_client import Completion
 from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.orchestrator.aio.condition import Signal, Turns
@@ -287,8 +288,9 @@ class EnginePool:
         """A request that was sent in this `rotation` has failed: the replica rests, twice as long each time in a row."""
         if replica.rotation != rotation or replica.version is None:
             return
-        pause = min(FIRST_PAUSE_SECONDS * 2.0**replica.failures, LONGEST_PAUSE_SECONDS)
-        replica.failures, replica.rest_until = replica.failures + 1, time.monotonic() + pause
+        replica.failures += 1
+        pause = backoff(replica.failures, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+        replica.rest_until = time.monotonic() + pause
         self.fail(replica, reason)
 
     def moved(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from rlrun.backoff import backoff
 from rlrun.protocol.files.failures import FULL_BYTES, RoleError, refusal_number
 from rlrun.runtime import exit_codes
 
@@ -57,8 +58,8 @@ def may_pass(error: RoleError) -> bool:
 
 def pauses() -> Iterator[float]:
     """Seconds to wait before each new try, without an end."""
-    for number in itertools.count():
-        yield min(FIRST_PAUSE_SECONDS * 2 ** min(number, 20), LONGEST_PAUSE_SECONDS)
+    for tries in itertools.count(1):
+        yield backoff(tries, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
 
 
 def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
