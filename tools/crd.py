@@ -58,7 +58,7 @@ def _chart() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors: what is the same twice is written twice."""
+    """Dumper without anchors: equal values are written out each time."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

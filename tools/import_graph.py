@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 
 Graph = Mapping[str, frozenset[str]]
-"""By a module's dotted name, the modules that it imports anywhere in its text, imports for types included."""
+"""Modules that a module imports anywhere in its text, by its dotted name, imports for types included."""
 
 
 def read_graph(sources: Mapping[str, str]) -> Graph:
@@ -69,7 +69,7 @@ def shortest_chain(graph: Graph, starts: Collection[str], goals: Collection[str]
 def longest_chain(graph: Graph, starts: Collection[str], goals: Collection[str]) -> int:
     """Files on the longest way along imports from one of `starts` to one of `goals`, 0 where there is none.
 
-    A circle counts as one place with all of its files: whoever reads one of them meets the others.
+    A circle counts as one place with all of its files: a reader of one of them meets the others.
     """
     place = _places(graph)
     weight: dict[str, int] = {}

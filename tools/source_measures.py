@@ -25,15 +25,15 @@ class Measures:
     lines: int = 0
     functions: int = 0
     long_functions: int = 0
-    """Of more than `MAX_FUNCTION_LINES` lines, from `def` to the last one, docstring included and decorators not."""
+    """Functions of more than `MAX_FUNCTION_LINES` lines, from `def` to the last one, docstring included and decorators not."""
     many_parameters: int = 0
     """Functions of more than `MAX_PARAMETERS` parameters, `self` and `cls` not counted."""
     complex_functions: int = 0
-    """Of a cyclomatic complexity of at least `COMPLEX`."""
+    """Functions of a cyclomatic complexity of at least `COMPLEX`."""
     anys: int = 0
     """Uses of `Any`; its imports do not count."""
     docstrings: int = 0
-    """Of modules, classes and functions, and strings below an assignment."""
+    """Docstrings of modules, classes and functions, and strings below an assignment."""
     bare_docstrings: int = 0
     """Docstrings whose first word is `Of` or one of `PRONOUNS`."""
 

@@ -1,8 +1,8 @@
 """Time at which a pod was first asked to end. Pure.
 
 Kubernetes does not keep that: `deletionTimestamp` less the grace period is the moment of the last request with a shorter grace period, and
-the kubelet itself makes one, without any grace, when all containers are gone. By that time a process that had merely done what it was told
-seems to have ended before anybody asked it to. So the first request that was seen is kept with the pod.
+the kubelet itself makes one, without any grace, when all containers are gone. By that time a process that had merely done what it was asked
+seems to have ended before it was asked to. So the first request that was seen is kept with the pod.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlrun_operator.times import seconds_of
 SHORTEST_GRACE_SECONDS = 1
 """A request with so little grace, or none, may not be the first one."""
 _FIRST = "firstDeletion"
-"""In the metadata of a pod in the store: seconds since the epoch."""
+"""Key in the metadata of a pod in the store: seconds since the epoch."""
 
 
 def remembered(pod: Manifest, known: Manifest | None) -> Manifest:

@@ -1,6 +1,6 @@
-"""Fields that the operator's applies still hold, by `metadata.managedFields`: who edits or removes one takes it from them.
+"""Fields that the operator's applies still hold, by `metadata.managedFields`: a client that edits or removes one takes it from them.
 
-The API server keeps this book for every object (KEP 555, structured-merge-diff). So metadata alone say whether somebody has edited
+The API server keeps this book for every object (KEP 555, structured-merge-diff). So metadata alone show whether a client has edited
 what the operator applied, without its content and without a memory of what was applied.
 """
 
@@ -32,7 +32,7 @@ def held(manifest: Mapping[str, Any]) -> str:
 
 
 def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what differs between two runs: owners by their UID, and annotations."""
+    """Fields without what differs between two runs: owners by their UID, and annotations."""
     metadata = fields.get("f:metadata") or {}
     kept = {name: metadata[name] for name in _KEPT_OF_METADATA if name in metadata}
     if "f:ownerReferences" in kept:
@@ -41,7 +41,7 @@ def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unheld(found: str, manifest: Manifest) -> list[str]:
-    """Fields of `manifest` that the operator does not hold any more, as paths; empty: nobody has touched them.
+    """Fields of `manifest` that the operator does not hold any more, as paths; empty: none was touched.
 
     Args:
         found: `held` of the object that exists.

@@ -106,7 +106,7 @@ class Operator:
         self._network = settings.render.network
         self._told_of_addresses = False
         self._to_tell: set[Place] = set()
-        """Places that another operator holds, of which no run was told yet."""
+        """Places that another operator holds, not yet reported to their runs."""
         self._waiting_for: list[str] = ["the API server was not asked yet"]
         self._lags: deque[float] = deque(maxlen=60)
         self._stop = asyncio.Event()
@@ -189,10 +189,10 @@ class Operator:
         self._sync_wanted.set()
 
     async def _sync(self) -> None:
-        """Compare the store with the cluster after every list of kopf's, and now and then.
+        """Compare the store with the cluster after every list of kopf's, and after `PRUNE_SECONDS` without one.
 
-        A list of kopf's says what exists, not what is gone, and nobody is told when it is complete. So each time that a watch opens
-        after one, everything is listed here: what that list lacks is gone, and what goes later is told by the watch, which is open.
+        A list of kopf's has what exists, not what is gone, and nothing reports that it is complete. So each time that a watch opens
+        after one, everything is listed here: what that list lacks is gone, and the watch, which is open, reports what goes later.
         """
         while True:
             try:
@@ -292,12 +292,12 @@ class Operator:
         await self._reconciler.reconcile(key)
 
     def _is_new(self, key: Key) -> bool:
-        """Whether nothing was made for a run yet: that takes twenty requests, and what comes later one or none."""
+        """True if nothing was made for a run yet: that takes twenty requests, and what comes later one or none."""
         run = self._store.get(RLRUN.kind, *key)
         return run is not None and not (run.get("status") or {}).get("attempt")
 
     def _place_of(self, run: Manifest) -> Place | None:
-        """Where a run is looked after; None: by an operator of another name."""
+        """Place of the operator that looks after a run; None: one of another name does."""
         named = (run.get("spec") or {}).get("managedBy")
         return (run["metadata"]["namespace"], named) if named in (None, self._settings.name) else None
 

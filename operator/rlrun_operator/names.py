@@ -21,7 +21,7 @@ ROLES: tuple[Role, ...] = ("trainer", "inference", "orchestrator")
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """The run's name, as Kubernetes recommends. Argo CD's label tracking takes it for the name of an Application."""
 SERVED_LEASE = "rlrun-operator-serves"
-"""Lease in each namespace with runs: who looks after them. No run's own is called so: those end in `-progress`."""
+"""Lease in each namespace with runs: its holder looks after them. No run's own is called so: those end in `-progress`."""
 RUN_LABEL = f"{GROUP}/run"
 """On every child; the operator's watches select by it."""
 ROLE_LABEL = f"{GROUP}/role"
@@ -39,9 +39,9 @@ when the attempt began."""
 RUN_UID_ANNOTATION = f"{GROUP}/run-uid"
 """On pods: the UID of their run. Names come back when a run is deleted and made again, and so do times of one second's resolution."""
 RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"
-"""Of an RLRun: its value, a time, asks for one restart."""
+"""On an RLRun: its value, a time, asks for one restart."""
 ROTATE_ANNOTATION = f"{GROUP}/rotate-key-requested-at"
-"""Of an RLRun: its value, a time, asks for another API key, with a restart."""
+"""On an RLRun: its value, a time, asks for another API key, with a restart."""
 KEY_ANNOTATION = f"{GROUP}/key-attempt"
 """On workloads: the attempt whose beginning made the API key that they were rendered with; none: the run's first key."""
 ACCESS_ANNOTATION = f"{GROUP}/api-server"
@@ -49,7 +49,7 @@ ACCESS_ANNOTATION = f"{GROUP}/api-server"
 HOST_ANNOTATION = f"{GROUP}/host"
 """On a guest's orchestrator pod: uid and attempt of the host that it was made for (`host_mark`)."""
 POOL_LABEL = f"{GROUP}/pool"
-"""Of nodes: `spec.placement.pool`."""
+"""On nodes: `spec.placement.pool`."""
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 FOLDER_CONTAINER, MODEL_CONTAINER = "folder", "model"
@@ -164,9 +164,9 @@ def run_uid_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 def is_made_for(metadata: Mapping[str, Any], run: str) -> bool:
-    """Whether a run of this name made an object, by its labels and what ties it to its run; a label alone anybody may copy.
+    """True if a run of this name made an object, by its labels and what ties it to its run; any client may copy a label alone.
 
-    What outlives its run (`build.metadata(owned=False)`) has the label alone.
+    An object that outlives its run (`build.metadata(owned=False)`) has the label alone.
     """
     if (metadata.get("labels") or {}).get(RUN_LABEL) != run:
         return False
@@ -187,7 +187,7 @@ def key_attempt_of(metadata: Mapping[str, object]) -> int:
 
 
 def attempt_number(text: object) -> int | None:
-    """The number of an attempt as a label, an annotation or a message has it; None: anybody may have written something else there."""
+    """The number of an attempt as a label, an annotation or a message has it; None: any client may have written something else there."""
     if not isinstance(text, str) or not text.isdecimal() or len(text) > len(str(ATTEMPT_MAX)):
         return None
     return int(text)

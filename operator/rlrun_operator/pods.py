@@ -53,13 +53,13 @@ class Pod:
     node: str | None
     phase: str
     reason: str
-    """Of the pod's status, such as Evicted; mostly empty."""
+    """Reason in the pod's status, such as Evicted; mostly empty."""
     message: str
     created_at: float
     deleted_at: float | None
-    """When its deletion was asked for, by the API server's clock; None: nobody has."""
+    """Time at which its deletion was asked for, by the API server's clock; None: it was not."""
     deletion_seen: bool
-    """Whether that was the first request; otherwise it may have been told to end long before."""
+    """True if that was the first request; otherwise it may have been asked to end long before."""
     ready: bool
     mounted: bool
     """Its volumes are there, and so is its sandbox; what the kubelet said of them before is past."""
@@ -86,12 +86,12 @@ class Pod:
         return self.main.exit if self.main else None
 
     def ended_by_itself(self, end: Exit) -> bool:
-        """Whether it ended before it was asked to. Within one second, Kubernetes' resolution, it was asked."""
+        """True if the pod ended before it was asked to. Within one second, Kubernetes' resolution, it was asked."""
         return self.deleted_at is None or (self.deletion_seen and end.at is not None and end.at < self.deleted_at)
 
     @property
     def works(self) -> bool:
-        """Whether it goes on unless it is deleted. An orchestrator that ended does not, while its sidecars keep the phase Running."""
+        """True if the pod goes on unless it is deleted. An orchestrator that ended does not, while its sidecars keep the phase Running."""
         ended = self.role == "orchestrator" and self.exit is not None
         return self.deleted_at is None and self.phase not in ("Succeeded", "Failed") and not ended
 
@@ -102,8 +102,8 @@ def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> 
     Args:
         manifests: all pods that carry the run's label.
         uid: of the run.
-        born_after: when the run was created, in seconds since the epoch. It tells of pods that do not say whose they are, as those that an
-            older release of the operator made: none of the run's can be older.
+        born_after: when the run was created, in seconds since the epoch. It decides on pods that do not say whose they are, as those of an
+            older release of the operator: none of the run's can be older.
     """
     own: list[Pod] = []
     others: list[Pod] = []
@@ -111,7 +111,7 @@ def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> 
         if (pod := _read(manifest)) is not None:
             said = run_uid_of(manifest["metadata"])
             if said is None and not manifest["metadata"].get("ownerReferences"):
-                continue  # made by hand: nobody has made it for a run
+                continue  # made by hand: it was not made for a run
             is_own = pod.created_at >= born_after if said is None else said == uid
             (own if is_own else others).append(pod)
     return own, others
@@ -154,7 +154,7 @@ def _read(manifest: Manifest) -> Pod | None:
 
 
 def _is_original(metadata: Manifest, role: Role) -> bool:
-    """Whether a pod has the name that its role's pods have: a copy that somebody made of one carries its labels, and has another name."""
+    """True if a pod has the name that its role's pods have: a copy of one carries its labels, and has another name."""
     name, labels = str(metadata.get("name", "")), metadata.get("labels") or {}
     names, attempt = Names(str(labels.get(RUN_LABEL, ""))), attempt_of(metadata)
     if role == "inference":

@@ -23,7 +23,7 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 ANY_API_SERVER: tuple[dict[str, Any], ...] = ({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},)
-"""Where the API server's addresses are not known: a policy sees its own port, not that of its Service, and these two are in use
+"""Ports where the API server's addresses are not known: a policy sees its own port, not that of its Service, and these two are in use
 almost everywhere."""
 _LEVELS = ("debug", "info", "warning", "error")
 _IMAGES: dict[str, Role] = {
@@ -57,9 +57,9 @@ class NetworkSettings:
     api_server: tuple[dict[str, Any], ...] = ANY_API_SERVER
     """The way of an orchestrator to the API server."""
     given: bool = False
-    """Whether the chart's values hold `api_server`. Else the API server is asked for its addresses."""
+    """True if the chart's values hold `api_server`. Else the API server is asked for its addresses."""
     discovered: bool = False
-    """Whether `api_server` is what the API server answered."""
+    """True if `api_server` is what the API server answered."""
 
     @property
     def ways(self) -> str:
@@ -90,13 +90,13 @@ class RenderSettings:
     )
     """Image of each role unless the manifest names one (`RLRUN_TRAINER_IMAGE`, `RLRUN_ORCHESTRATOR_IMAGE`, `RLRUN_INFERENCE_IMAGE`)."""
     image_pull_policy: str | None = None
-    """Of these images (`RLRUN_IMAGE_PULL_POLICY`); None: Kubernetes' default."""
+    """Pull policy of these images (`RLRUN_IMAGE_PULL_POLICY`); None: Kubernetes' default."""
     cluster_domain: str = "cluster.local"
     """DNS domain of Services (`RLRUN_CLUSTER_DOMAIN`)."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
-    """What runs' NetworkPolicies allow of the cluster."""
+    """Parts of the cluster that runs' NetworkPolicies allow."""
     installation: Installation = field(default_factory=Installation)
-    """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and who the operator is (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
+    """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +105,23 @@ class OperatorSettings:
 
     render: RenderSettings = field(default_factory=RenderSettings)
     name: str = ""
-    """What `managedBy` calls it (`RLRUN_OPERATOR_NAME`): a run that names another operator is left alone."""
+    """Value of `managedBy` for it (`RLRUN_OPERATOR_NAME`): a run that names another operator is left alone."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose runs it looks after (`RLRUN_WATCH_NAMESPACES`, comma-separated); none: all."""
     read_nodes: bool = False
-    """Whether messages may use what nodes offer (`RLRUN_READ_NODES`); needs a ClusterRole."""
+    """True if messages may use what nodes offer (`RLRUN_READ_NODES`); needs a ClusterRole."""
     log_level: str = "info"
     """`RLRUN_LOG_LEVEL`."""
     log_format: LogFormat = "plain"
     """`RLRUN_LOG_FORMAT`."""
     http_port: int = HTTP_PORT
-    """Of /livez, /readyz and /metrics (`RLRUN_HTTP_PORT`)."""
+    """Port of /livez, /readyz and /metrics (`RLRUN_HTTP_PORT`)."""
     pod_name: str = ""
     """Holder of the leader Lease (`POD_NAME`); unique among running operators."""
     pod_namespace: str = "default"
-    """Where the leader Lease lives (`POD_NAMESPACE`)."""
+    """Namespace of the leader Lease (`POD_NAMESPACE`)."""
     lease_name: str = MANAGER
-    """Its name (`RLRUN_LEASE_NAME`): one for each release in a namespace."""
+    """Name of the leader Lease (`RLRUN_LEASE_NAME`): one for each release in a namespace."""
 
 
 def from_environment(environ: Mapping[str, str]) -> OperatorSettings:

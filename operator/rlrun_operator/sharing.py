@@ -1,4 +1,4 @@
-"""Runs that share a trainer: who is whose guest, by the documents alone. The store and the decisions read it here."""
+"""Runs that share a trainer: which is whose guest, by the documents alone. The store and the decisions read it here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlrun_operator.state import Manifest
 
 _OVER = ("Complete", "Failed", "Suspended")
 _TOLD = ("phase", "attempt", "launchedAttempt", "trainer", "inference", "reason")
-"""Of the status: what runs that share a trainer read of each other."""
+"""Status fields that runs that share a trainer read of each other."""
 
 
 def host_name(run: Manifest | None) -> str | None:
@@ -20,12 +20,12 @@ def host_name(run: Manifest | None) -> str | None:
 
 
 def is_ending(run: Manifest) -> bool:
-    """Whether the object is being deleted."""
+    """True if the object is being deleted."""
     return "deletionTimestamp" in run["metadata"]
 
 
 def holds_slot(guest: Manifest) -> bool:
-    """Whether a guest has begun and is neither over nor suspended: between two of its attempts too."""
+    """True if a guest has begun and is neither over nor suspended: between two of its attempts too."""
     status = guest.get("status") or {}
     return bool(status.get("attempt")) and status.get("phase") not in _OVER and not is_ending(guest)
 
@@ -35,7 +35,7 @@ def told(run: Manifest) -> dict[str, Any]:
     status = run.get("status") or {}
     metadata = {key: run["metadata"].get(key) for key in ("uid", "generation", "deletionTimestamp")}
     told = {key: status.get(key) for key in _TOLD}
-    inference = told["inference"]  # whatever somebody has written there
+    inference = told["inference"]  # of any type: another client may have written it
     if isinstance(inference, Mapping):
         told["inference"] = {**inference, "weightVersion": None}
     return {"host": host_name(run), **metadata, **told}

@@ -17,11 +17,11 @@ class Grow:
     """Raise what a claim asks for."""
 
     claim: str
-    """Its name."""
+    """Name of the claim."""
     uid: str
     """Precondition: a successor of the same name is not meant."""
     version: str | None
-    """Precondition: resourceVersion of the one that the cache knows; somebody may have raised it further."""
+    """Precondition: resourceVersion of the one that the cache knows; a user may have raised it further."""
     size: str
 
 
@@ -46,11 +46,11 @@ class Observed:
     lease: Manifest | None
     """The progress Lease."""
     lease_changed_at: float | None
-    """When this operator saw the Lease's renewal change last, in seconds since the epoch; clocks of others are not compared."""
+    """Time at which this operator saw the Lease's renewal change last, in seconds since the epoch; clocks of others are not compared."""
     lease_moved_at: float | None = None
-    """When it saw a new attempt, step or activity there last; None: not known, so that nothing is late."""
+    """Time at which it saw a new attempt, step or activity there last; None: not known, so that nothing is late."""
     watching_since: float | None = None
-    """Since when it has seen the cluster without a break; None: not known."""
+    """Time since which it has seen the cluster without a break; None: not known."""
     gone: tuple[Manifest, ...] = ()
     """Trainer and orchestrator pods of its newest attempt that were deleted while this operator watched, as they were seen last."""
     events: tuple[Manifest, ...] = ()
@@ -58,9 +58,9 @@ class Observed:
     nodes: tuple[Manifest, ...] | None = None
     """The cluster's nodes; None: not allowed to read them, or not looked up."""
     rejection: str | None = None
-    """Why the API server refused this spec's children (dry-run, quota or admission); None: it did not."""
+    """Reason why the API server refused this spec's children (dry-run, quota or admission); None: it did not."""
     taken: str | None = None
-    """An object of somebody else under the name of a child, as it was found a moment ago."""
+    """A foreign object under the name of a child, as it was found a moment ago."""
     access: str | None = None
     """Mark of the way to the API server that this process applied the run's policy with last."""
     ungrown: Ungrown | None = None
@@ -123,9 +123,9 @@ class EventRecord:
 
 
 Fact = Literal["events", "nodes"]
-"""What is not watched, and looked up when a decision asks for it."""
+"""Facts that are not watched, and looked up when a decision asks for them."""
 Urgency = Literal["now", "soon", "progress"]
-"""How long a status may wait to be written together with later changes: not at all, SOON_SECONDS, `progress_seconds`."""
+"""Longest wait of a status to be written together with later changes: not at all, SOON_SECONDS, `progress_seconds`."""
 SOON_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
 LONGEST_PROGRESS_SECONDS = 60.0
@@ -134,7 +134,7 @@ YOUNG_SECONDS = 300.0
 
 
 def progress_seconds(age: float, runs: int) -> float:
-    """Time between two statuses of a run that tell of progress alone: 15 s, in proportion more of an old run or one of many, 60 at most.
+    """Time between two statuses of a run that report progress alone: 15 s, in proportion more of an old run or one of many, 60 at most.
 
     Args:
         age: of the run, in seconds.
@@ -181,7 +181,7 @@ class Decision:
     scale: tuple[Scale, ...] = ()
     delete: tuple[Delete, ...] = ()
     repair: tuple[Apply, ...] = ()
-    """Parts of a running attempt that somebody has deleted or edited. Nothing waits for them: one that is refused is tried again."""
+    """Parts of a running attempt that were deleted or edited. Nothing waits for them: one that is refused is tried again."""
     grow: Grow | None = None
     """A refusal stops nothing else, and comes back as `Observed.ungrown`."""
     events: tuple[EventRecord, ...] = ()

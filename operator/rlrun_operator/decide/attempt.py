@@ -31,7 +31,7 @@ from rlrun_operator.status.conditions import Say, not_failed
 from rlrun_operator.times import rfc3339
 
 LOOK_AGAIN_SECONDS = 2.0
-"""Where only the cache lags, or objects of others have to go: no event may come."""
+"""Delay of the next look where only the cache lags, or objects of others have to go: no event may come."""
 
 
 def next_attempt(case: Case) -> int:
@@ -58,7 +58,7 @@ def launch(case: Case, spec: RLRunSpec, attempt: int) -> Decision:
     launched = StatusChange(launched_attempt=attempt) if start.whole else NO_CHANGE
     case = case.begins()
     if start.recorded:
-        # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nor has anybody asked yet what
+        # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nothing has asked yet what
         # has become of what is there, and its event has come already.
         return follow(case, attempt, launched, Actions(apply=applies, wake_in=LOOK_AGAIN_SECONDS))
     change = launched | _beginning(case, spec, attempt, config_hash=start.context.config.hash())
@@ -75,14 +75,14 @@ class _Start:
 
     attempt: int
     recorded: bool
-    """Whether the status has it."""
+    """True if the status records it."""
     context: render.RunContext
     made: Sequence[Manifest]
-    """As they are rendered now."""
+    """Workloads as they are rendered now."""
     meant: str | None
     """Mark of the specification that they are to have."""
     there: Mapping[str, Manifest]
-    """Those that exist, by kind."""
+    """Workloads that exist, by kind."""
 
     @property
     def whole(self) -> bool:
@@ -98,7 +98,7 @@ def _start(case: Case, spec: RLRunSpec, attempt: int) -> _Start:
 
 
 def _broken(case: Case, start: _Start) -> str | None:
-    """Why what exists of an attempt cannot be made whole; None: it can."""
+    """Reason why what exists of an attempt cannot be made whole; None: it can."""
     there, attempt = start.there, start.attempt
     edited = start.meant != case.spec_hash and not start.whole
     if edited or any(case.hash_of(child) != start.meant for child in there.values()):
@@ -113,7 +113,7 @@ def _broken(case: Case, start: _Start) -> str | None:
 
 
 def _is_orphaned(case: Case, start: _Start) -> bool:
-    """Whether the attempt has trainer pods and no StatefulSet."""
+    """True if the attempt has trainer pods and no StatefulSet."""
     trainers = any(pod.role == "trainer" and pod.attempt == start.attempt for pod in case.group)
     return trainers and case.host is None and "StatefulSet" not in start.there
 
@@ -171,7 +171,7 @@ def _beginning(case: Case, spec: RLRunSpec, attempt: int, *, config_hash: str) -
 
 
 def _wait_for_others(case: Case, attempt: int) -> Decision | None:
-    """What is done while names, claim or host are not free for `attempt`; None: they are, or it needs none of them any more."""
+    """Decision while names, claim or host are not free for `attempt`; None: they are, or it needs none of them any more."""
     if not _is_whole(case, attempt):
         if case.taken is not None:
             return _wait_for_name(case, case.taken)
@@ -183,7 +183,7 @@ def _wait_for_others(case: Case, attempt: int) -> Decision | None:
 
 
 def _is_whole(case: Case, attempt: int) -> bool:
-    """Whether all workloads of `attempt` exist: it works, whether it is on record or not."""
+    """True if all workloads of `attempt` exist: it works, on record or not."""
     trainer = case.statefulset
     trains = trainer is not None and attempt_of(trainer["metadata"]) == attempt
     served = case.deployment is not None or not case.serves
@@ -234,7 +234,7 @@ def _wait_for_name(case: Case, taken: str) -> Decision:
 def _not_begun(
     case: Case, kind: str, say: Say, wake_in: float | None = None, change: StatusChange = NO_CHANGE
 ) -> Decision:
-    """Why the first attempt does not begin yet: condition `kind`."""
+    """Decision not to begin the first attempt yet; `say`: the condition `kind`, which has the reason."""
     said = {kind: say, **storage_at_rest(case), reasons.CONFIGURATION_VALID: configuration(case, pending=False)}
     change |= StatusChange(
         completion_time=None,
@@ -245,7 +245,7 @@ def _not_begun(
 
 
 def _wait_for_host(case: Case, attempt: int) -> Decision | None:
-    """What a guest does that its host cannot take; None: it can, or `attempt` has begun and `decide` sees to it."""
+    """Decision on a guest that its host cannot take; None: it can, or `attempt` has begun and `decide` sees to it."""
     say = case.host_available
     if say is None or say.status == "True" or (case.orchestrator(attempt) is not None and case.host is not None):
         return None
@@ -259,7 +259,7 @@ def _wait_for_host(case: Case, attempt: int) -> Decision | None:
 
 
 def _begin_again(case: Case, attempt: int, what: str) -> Decision:
-    """Something came between two children of one attempt: it ends unseen, and its successor is made whole."""
+    """End an attempt unseen, as something came between two of its children; its successor is made whole."""
     change = StatusChange(attempt=attempt, launched_attempt=attempt)
     if attempt != case.past.attempt:
         change |= StatusChange(checkpoint=begun(case).checkpoint)
@@ -267,7 +267,7 @@ def _begin_again(case: Case, attempt: int, what: str) -> Decision:
 
 
 def _has_another_key(case: Case, child: Manifest, attempt: int) -> bool:
-    """Whether one of the attempt's workloads was made with another API key than the run has: two operators have asked for its Secret, one
+    """True if one of the attempt's workloads was made with another API key than the run has: two operators have asked for its Secret, one
     of them before it was lost. A workload of an earlier attempt is still to be renewed.
     """
     return attempt_of(child["metadata"]) == attempt and key_attempt_of(child["metadata"]) != case.key_attempt
@@ -295,7 +295,7 @@ def _there(case: Case, attempt: int, meant: str | None, made: Sequence[Manifest]
 
 
 def _rendered_otherwise(there: Mapping[str, Manifest], made: Sequence[Manifest]) -> bool:
-    """Whether a workload that exists does not go with those that would be made beside it. A pod is made last, and has no mark."""
+    """True if a workload that exists does not go with those that would be made beside it. A pod is made last, and has no mark."""
     now = {child["kind"]: rendering_of(child) for child in made}
     return any(rendering_of(child) != now.get(kind) for kind, child in there.items())
 
@@ -319,7 +319,7 @@ def _exists(case: Case, child: Manifest) -> bool:
 
 
 def _progress_of_before(case: Case, spec: RLRunSpec) -> ProgressStatus:
-    """What the last attempt reached stays until the new one reports: steps lost are counted from it."""
+    """Progress of the last attempt, which stays until the new one reports: steps lost are counted from it."""
     total = spec.max_steps if case.trains else case.past.progress.total_steps
     return progress.changed(
         case.past.progress,

@@ -24,7 +24,7 @@ from rlrun_operator.status.conditions import Say
 from rlrun_operator.times import rfc3339
 
 FAILURES_KEPT = 5
-"""Of `status.failures`."""
+"""Most entries of `status.failures`."""
 
 
 def record(case: Case, cause: Cause) -> Decision:
@@ -69,7 +69,7 @@ def _excluded(case: Case, spec: RLRunSpec, failure: FailureRecord) -> list[Exclu
 
 
 def ends_run(case: Case, cause: Cause, spec: RLRunSpec) -> bool:
-    """Whether the failure policy would fail the run for `cause`."""
+    """True if the failure policy would fail the run for `cause`."""
     budget = policy.budget_of(case.past, case.past.progress, spec.failure_policy)
     what = policy.verdict(cause, budget=budget, policy=spec.failure_policy, random=case.random)
     return what.fails is not None

@@ -16,7 +16,7 @@ from rlrun_operator.status.conditions import since
 
 
 def cause_of(case: Case, settled_at: float | None) -> Cause | None:
-    """Why the current attempt cannot go on. A guest's ends with its host's, and what the host's trainer breaks does not count."""
+    """Cause that ends the current attempt. A guest's ends with its host's, and what the host's trainer breaks does not count."""
     attempt = case.past.attempt
     guest = case.host_name is not None
     lost = host_run.lost(case.observed.run, case.observed.host, case.host_mark(attempt)) if guest else None
@@ -44,7 +44,7 @@ def cause_of(case: Case, settled_at: float | None) -> Cause | None:
 
 
 def _without_surplus(case: Case, pods: Iterable[Pod]) -> list[Pod]:
-    """Pods without those that nobody asks for: a StatefulSet takes in, and ends, what somebody has made with its labels."""
+    """Pods without those that nobody asks for: a StatefulSet takes in, and ends, a foreign pod with its labels."""
     most = max(case.wanted.trainers, replicas(case.statefulset))
     return [
         p for p in pods if p.role != "trainer" or case.host_name is not None or int(p.name.rpartition("-")[2]) < most
@@ -52,7 +52,7 @@ def _without_surplus(case: Case, pods: Iterable[Pod]) -> list[Pod]:
 
 
 def settled_at(case: Case) -> float | None:
-    """When the attempt's pods were all ready, as far as the status remembers: it trains, or PodsReady is true still."""
+    """Time at which the attempt's pods were all ready, as far as the status remembers: it trains, or PodsReady is true still."""
     times = [
         since(case.past.conditions, reasons.PODS_READY, true=True),
         since(case.past.conditions, reasons.RECONCILING, true=False),

@@ -18,7 +18,7 @@ from rlrun_operator.times import rfc3339
 
 
 def is_complete(case: Case) -> bool:
-    """Whether the orchestrator has said that all is done. It is the last word, also where a trainer failed on its way out."""
+    """True if the orchestrator has said that all is done. It is the last word, also where a trainer failed on its way out."""
     completing = find(case.past.conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return True
@@ -56,7 +56,7 @@ def _done(case: Case, say: Say, message: str) -> dict[str, Say]:
 
 
 def _trained(case: Case, *, over: bool) -> StatusChange:
-    """How far a run is whose steps are all trained; `over`: no pod is desired any more."""
+    """Status of a run whose steps are all trained; `over`: no pod is desired any more."""
     heard = progress.read_lease(case.observed.lease, case.attempt)
     reached = progress.progressed(case.past, heard, case.total_steps, case.now)
     return status_builder.roles(case, case.attempt, heard, over=over) | StatusChange(
@@ -68,7 +68,7 @@ def _trained(case: Case, *, over: bool) -> StatusChange:
 
 
 def _held(case: Case) -> str:
-    """What still holds GPUs, as the beginning of a sentence about several or one."""
+    """Parts that still hold GPUs, as the beginning of a sentence about several or one."""
     if not case.trains:
         return "the engines are"
     return "the trainer and the engines are" if case.serves else "the trainer is"

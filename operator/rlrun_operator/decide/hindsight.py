@@ -1,14 +1,14 @@
 """Late correction of a recorded attempt's end: why its processes failed. Pure.
 
-When a process of a group dies, or its node, its peers fail too, with errors of their own, and Kubernetes may tell of a peer first. So the
+When a process of a group dies, or its node, its peers fail too, with errors of their own, and Kubernetes may report a peer first. So the
 record is put right until the attempt's pods are gone: by a pod that ended by itself, and by a node that does not answer any more, which
-makes the restart one that does not count. Whichever Kubernetes tells of first, the same pod is blamed in the end:
+makes the restart one that does not count. Whichever Kubernetes reports first, the same pod is blamed in the end:
 
-    what says of itself what broke, before what may have lost a peer, before what says that it has (NCCL)
+    a pod that says what broke, before one that may have lost a peer, before one that says that it has (NCCL)
     of two that say as much, the one that ended first, by the clocks of their nodes
     within one second, Kubernetes' resolution, the trainer before the orchestrator, and then by name
 
-A pod that was told to end is never blamed for having ended.
+A pod that was asked to end is never blamed for having ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.times import rfc3339, seconds_of
 
 AFTERMATH = frozenset({reasons.EXIT_CODE, reasons.NCCL_ERROR})
-"""How those end who have lost a peer."""
+"""Reasons with which processes end that have lost a peer."""
 TERMINATED = 128 + 15
 """Exit code of a process that SIGTERM ended."""
 AFTERMATH_SECONDS = 10.0
@@ -54,7 +54,7 @@ def corrections(case: Case, silent: Sequence[Pod]) -> StatusChange:
 
 
 def ends_for_good(case: Case) -> Cause | None:
-    """The end of another pod of the attempt that no restart can mend, and that came before the one on record; None: there is none.
+    """The end of another pod of the attempt that no restart can repair, and that came before the one on record; None: there is none.
 
     One that came later may be what a lost peer made of a role, and the next attempt shows whether it was.
     """
@@ -82,7 +82,7 @@ def _first(case: Case, known: FailureRecord) -> Cause | None:
 
 
 def _end(pod: Pod) -> Cause | None:
-    """How it failed by itself. Clocks of nodes and of the API server differ: who was told to end and ended of just that, did not."""
+    """Failure of a pod by itself, if any. Node and API server clocks differ: one asked to end that SIGTERM ended did not fail by itself."""
     end = detect.end_of(pod)
     return None if end is not None and pod.deleted_at is not None and end.exit_code == TERMINATED else end
 

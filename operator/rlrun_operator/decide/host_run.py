@@ -112,7 +112,7 @@ def lost(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | No
 
 
 def trainer_ready(host: Manifest | None) -> bool:
-    """Whether every pod of the host's trainer is ready, so that it takes guests."""
+    """True if every pod of the host's trainer is ready, so that it takes guests."""
     trainer = _status(host).get("trainer") or {}
     return 0 < int(trainer.get("desired", 0)) <= int(trainer.get("ready", 0))
 
@@ -156,7 +156,7 @@ def _named(patterns: Sequence[str], name: str) -> bool:
 
 
 def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
-    """What one trainer cannot hold side by side, and what one engine cannot serve."""
+    """Message on a difference that one trainer cannot hold side by side, or one engine cannot serve; None: there is none."""
     of, theirs = f"of run {host.name}, whose trainer this run uses", host.spec
     if spec.task != theirs.task:
         return f"task ({spec.task}) must be that {of} ({theirs.task}); name another host"
@@ -168,7 +168,7 @@ def _mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
 
 
 def _frees(host: Manifest) -> bool:
-    """Whether the host's trainer is being removed: nobody can go on with it."""
+    """True if the host's trainer is being removed: no guest can go on with it."""
     return (_status(host).get("phase"), _status(host).get("reason")) == ("Completing", reasons.COMPLETING)
 
 

@@ -28,7 +28,7 @@ def active(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now
 
 
 def seconds_left(case: Case) -> float | None:
-    """Until `activeDeadlineSeconds` is over; None: there is none, or the clock stands still."""
+    """Seconds until `activeDeadlineSeconds` is over; None: there is none, or the clock stands still."""
     since, limit = seconds_of(case.past.active_since), _number(case, "activeDeadlineSeconds")
     if since is None or limit is None:
         return None
@@ -36,7 +36,7 @@ def seconds_left(case: Case) -> float | None:
 
 
 def deadline_message(case: Case) -> str:
-    """Of Failed with reason DeadlineExceeded."""
+    """Message of Failed with reason DeadlineExceeded."""
     limit = _number(case, "activeDeadlineSeconds")
     fix = f"the annotation {RESTART_ANNOTATION} with the time of now lets it go on from its last checkpoint, with as much time again"
     return f"the run was active for activeDeadlineSeconds ({limit}); it saves and ends; {fix}"
@@ -55,13 +55,13 @@ def cleanup(case: Case) -> Cleanup:
 
 
 def seconds_to_live(case: Case) -> float | None:
-    """Until the children of a run that is over are deleted; None: they stay."""
+    """Seconds until the children of a run that is over are deleted; None: they stay."""
     ended, ttl = seconds_of(case.past.completion_time), _number(case, "ttlSecondsAfterFinished")
     return None if ended is None or ttl is None else ended + ttl - case.now
 
 
 def has_more_steps(case: Case) -> bool:
-    """Whether `maxSteps` has grown beyond what the current attempt was made with."""
+    """True if `maxSteps` has grown beyond what the current attempt was made with."""
     return (
         case.trains
         and case.spec is not None
@@ -86,7 +86,7 @@ def _request(case: Case, annotation: str, heard: str | None) -> str | None:
 
 
 def is_true_with(case: Case, kind: str, reason: str) -> bool:
-    """Whether a condition holds for this reason."""
+    """True if a condition holds for this reason."""
     return any(c.type == kind and c.status == "True" and c.reason == reason for c in case.past.conditions)
 
 

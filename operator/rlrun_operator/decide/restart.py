@@ -46,7 +46,7 @@ def restart(case: Case) -> Decision:
 
 
 def _because(case: Case) -> str:
-    """Why the attempt ended, as the status has it."""
+    """Reason of the attempt's end, as the status has it."""
     past, because = case.past, f"attempt {case.past.attempt} ended"
     ended = past.last_failure
     if ended is not None and ended.attempt == past.attempt:
@@ -59,7 +59,7 @@ def _because(case: Case) -> str:
 
 
 def _remove(case: Case, because: str) -> Decision:
-    """Have the pods that are left removed, and correct the record by what they tell."""
+    """Have the pods that are left removed, and correct the record by what they report."""
     scale, delete = removals(case)
     stuck = overdue(case)
     told = f": {stuck.told}" if stuck.told else listed(sorted(pod.name for pod in case.group))
@@ -86,13 +86,13 @@ def _backoff_left(case: Case) -> float | None:
     """Seconds until the next attempt may begin; None: it may."""
     retry_at = seconds_of(case.past.next_retry_time)
     longest = policy.longest_backoff(case.spec.failure_policy.backoff) if case.spec is not None else math.inf
-    if retry_at is None or not case.now < retry_at <= case.now + longest:  # later than that: somebody has set the clock
+    if retry_at is None or not case.now < retry_at <= case.now + longest:  # later than that: the clock was set
         return None
     return retry_at - case.now
 
 
 def _ended_for_good(case: Case) -> Decision | None:
-    """The end of the run, where Kubernetes told of a peer's failure before it told of the one that no restart can mend."""
+    """End of the run, where Kubernetes reported a peer's failure before the one that no restart can repair."""
     cause = hindsight.ends_for_good(case)
     if cause is None or case.spec is None:
         return None
@@ -112,13 +112,13 @@ def settles_in(case: Case, kind: str) -> float:
     began = since(case.past.conditions, kind, true=kind == reasons.RESTARTING)
     if not case.past.attempt or began is None or case.statefulset is not None or case.host_name is not None:
         return 0.0
-    if not case.trains or began - case.now > SETTLE_SECONDS:  # somebody has set the clock back
+    if not case.trains or began - case.now > SETTLE_SECONDS:  # the clock was set back
         return 0.0
     return began + SETTLE_SECONDS - case.now
 
 
 def overdue(case: Case, *, suspending: bool = False) -> node_loss.Overdue:
-    """Of the pods that have to be gone before the next attempt, or on the way into suspension, those that do not end."""
+    """Pods that do not end, of those that have to be gone before the next attempt or on the way into suspension."""
     kind = reasons.SUSPENDED if suspending else reasons.RESTARTING
     asked = since(case.past.conditions, kind, true=not suspending)
     limit = case.spec.node_loss if case.spec is not None else NodeLossSpec()
@@ -144,5 +144,5 @@ def hurried(case: Case) -> list[Delete]:
 
 
 def _lingers(pod: Pod) -> bool:
-    """Whether it was given more time to end than what holds there needs."""
+    """True if a pod was given more time to end than what holds there needs."""
     return int(pod.manifest["metadata"].get("deletionGracePeriodSeconds") or 0) > HELD_GRACE_SECONDS

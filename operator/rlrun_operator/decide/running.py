@@ -21,9 +21,9 @@ from rlrun_operator.status.diagnose import Scene
 PATIENCE_SECONDS = 2.0
 """A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
 EXPLAIN_SECONDS = (5.0, 60.0)
-"""How often a wait is explained anew: at first, and when it has lasted long. Events and nodes are not watched."""
+"""Time between two explanations of a wait: at first, and when it has lasted long. Events and nodes are not watched."""
 TAKEN_SECONDS = 10.0
-"""Time between two looks whether an object of somebody else still has a child's name."""
+"""Time between two looks whether a foreign object still has a child's name."""
 OVERDUE_INTERVALS = 3
 """A newest complete checkpoint older than this many intervals is overdue."""
 
@@ -70,7 +70,7 @@ def _conditions(
 
 
 def _reached(case: Case, attempt: int, heard: progress.Report | None) -> StatusChange:
-    """How far the attempt is, and on what."""
+    """Progress of the attempt, its roles, its storage, its excluded nodes and its failure budget."""
     measured = progress.measured(case.past, heard, case.total_steps, case.now)
     beside = StatusChange(
         storage=storage_status(case), excluded_nodes=node_exclusion.active(case.past, case.now) or None
@@ -81,7 +81,7 @@ def _reached(case: Case, attempt: int, heard: progress.Report | None) -> StatusC
 def _look_again(
     case: Case, scene: Scene, heard: progress.Report | None, waits: _Waits, said: Mapping[str, Say]
 ) -> Actions:
-    """When to look again at an attempt, and which facts would explain what it waits for."""
+    """Time of the next look at an attempt, and the facts that would explain what it waits for."""
     patient = [kind for kind in waits.kinds(said) if waits.patient(kind)]
     unexplained = [kind for kind in waits.kinds(said) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, said)
@@ -164,7 +164,7 @@ def storage_status(case: Case) -> StorageStatus | None:
 
 
 class _Waits:
-    """How long each condition has not been true, within this attempt."""
+    """Time for which each condition has not been true, within this attempt."""
 
     KINDS = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
 
@@ -182,7 +182,7 @@ class _Waits:
         return self._case.now - max(waiting, self._begun)
 
     def patient(self, kind: str) -> bool:
-        return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: somebody has set the clock back
+        return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: the clock was set back
 
     def explain_in(self, kind: str) -> float:
         """Seconds until the next look: a tenth of the wait so far, within bounds."""
@@ -278,12 +278,12 @@ def _until_silent(case: Case, heard: progress.Report | None) -> float | None:
 
 
 def _until_on_record(case: Case, ready: Say) -> float | None:
-    """Clocks begin when PodsReady is on record, and no event tells of a status that the operator itself has written."""
+    """Clocks begin when PodsReady is on record, and no event reports a status that the operator itself has written."""
     return SOON_SECONDS if is_true(case.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
 
 
 def _scales(case: Case) -> list[Scale]:
-    """Engines follow the specification at once; a trainer that someone has scaled returns to what it was made with."""
+    """Engines follow the specification at once; a trainer that a user has scaled returns to what it was made with."""
     if case.spec is None:
         return []
     result = []
@@ -304,7 +304,7 @@ def engines_as_specified(case: Case) -> tuple[list[Scale], list[Apply]]:
 
 
 def _unmade(case: Case) -> Say | None:
-    """Progressing of an attempt that lacks what somebody else's object has the name of."""
+    """Progressing of an attempt that lacks what a foreign object has the name of."""
     if case.taken is None:
         return None
     fix = "the attempt goes on as far as it can without; delete or rename that object"
@@ -314,7 +314,7 @@ def _unmade(case: Case) -> Say | None:
 
 
 def _corrected(case: Case, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
-    """Writes that put right what belongs to a running attempt. Where somebody else's object is in the way, the rest goes on."""
+    """Writes that put right what belongs to a running attempt. Where a foreign object is in the way, the rest goes on."""
     if case.taken is not None:
         return []
     lost = _lost_deployment(case, begins or in_hand)

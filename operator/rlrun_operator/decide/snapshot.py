@@ -61,7 +61,7 @@ class Case:
 
     @cached_property
     def metadata(self) -> Manifest:
-        """Of the RLRun."""
+        """Metadata of the RLRun."""
         found: Manifest = self.observed.run["metadata"]
         return found
 
@@ -130,7 +130,7 @@ class Case:
         return self.observed.taken
 
     def made(self, child: Manifest) -> bool:
-        """Whether a run of this name made it, this one or an earlier one."""
+        """True if a run of this name made it, this one or an earlier one."""
         if child["kind"] == "PersistentVolumeClaim":
             return (child["metadata"].get("labels") or {}).get(RUN_LABEL) == self.names.run
         return is_made_for(child["metadata"], self.names.run)
@@ -251,7 +251,7 @@ class Case:
     def key_attempt(self) -> int:
         """The attempt that the run's API key is made for, 0: the first key. Beyond `past.attempt`: with the attempt that begins next.
 
-        It never goes back, also where the status was lost: an earlier key may have been rotated because somebody else has it.
+        It never goes back, also where the status was lost: an earlier key may have been rotated because others know it.
         """
         orchestrators = [pod.manifest for pod in self.group if pod.role == "orchestrator"]
         children = [child for child in (self.statefulset, self.deployment, *orchestrators) if child is not None]
@@ -259,7 +259,7 @@ class Case:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """From the specification; what only a new attempt can change, and everything while it is invalid, from what runs."""
+        """Wanted pods, from the specification; what only a new attempt can change, and everything while it is invalid, from what runs."""
         spec = self.spec
         if self.host_name is not None:
             before = self.past.storage.claim_name if self.past.storage is not None else self.names.claim
@@ -287,28 +287,28 @@ class Case:
 
     @property
     def _task(self) -> object:
-        """As it stands there: the rest of the specification may be invalid. It never changes."""
+        """Task as it stands there: the rest of the specification may be invalid. It never changes."""
         return (self.observed.run.get("spec") or {}).get("task", "RL")
 
     @property
     def _colocates(self) -> bool:
-        """Whether engines run in the trainer's pods, as it stands there."""
+        """True if engines run in the trainer's pods, as it stands there."""
         placement = (self.observed.run.get("spec") or {}).get("placement")
         return isinstance(placement, dict) and placement.get("colocate") is True
 
     @property
     def serves(self) -> bool:
-        """Whether the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
+        """True if the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
         return self.host_name is None and self._task != "SFT" and not self._colocates
 
     @property
     def trains(self) -> bool:
-        """Whether something is trained, by a trainer of the run's own or by its host's."""
+        """True if something is trained, by a trainer of the run's own or by its host's."""
         return self._task not in ASKING_TASKS
 
     @property
     def words(self) -> Words:
-        """For messages."""
+        """Parts of messages."""
         return TRAINING if self.trains else ASKING
 
     @cached_property
@@ -320,7 +320,7 @@ class Case:
 
     @property
     def claim_is_ending(self) -> bool:
-        """Whether somebody deletes the run's own claim. It is there until no pod that has a node uses it, and takes no pod meanwhile."""
+        """True if the run's own claim is being deleted. It is there until no pod that has a node uses it, and takes no pod meanwhile."""
         return self.wanted.own_claim and self.claim is not None and is_ending(self.claim)
 
     @property
@@ -341,7 +341,7 @@ _OF_ANY_PASS = frozenset(("past", "judgement", "metadata", "names", "_pods", "gr
 
 
 def rendering_of(child: Manifest) -> str | None:
-    """How a workload's pods were rendered; None: by a release before there were marks, or a single pod."""
+    """Mark of how a workload's pods were rendered; None: rendered by a release before there were marks, or a single pod."""
     found = (child["metadata"].get("annotations") or {}).get(RENDERING_ANNOTATION)
     return str(found) if found is not None else None
 
@@ -357,12 +357,12 @@ def uid_of(child: Manifest) -> str:
 
 
 def is_ending(child: Manifest) -> bool:
-    """Whether someone has deleted it."""
+    """True if an object's deletion was requested."""
     return "deletionTimestamp" in child["metadata"]
 
 
 def has_let_go(statefulset: Manifest | None) -> bool:
-    """Whether the StatefulSet's controller itself knows that no pods are wanted, so that none appears any more."""
+    """True if the StatefulSet's controller itself knows that no pods are wanted, so that none appears any more."""
     if statefulset is None:
         return True
     status = statefulset.get("status") or {}

@@ -4,7 +4,7 @@
     no next step     `progress.deadlineSeconds` after the last step, or the last activity that every step has a bounded number of
 
 Both clocks run only while this operator watches, and within one attempt: its own start, an outage of the API server and a gap between two
-renewals begin them anew. What the run waits for is known up to the last renewal of the Lease, so steps are judged up to then. A stale Lease
+renewals restart them. What the run waits for is known up to the last renewal of the Lease, so steps are judged up to then. A stale Lease
 alone says nothing about them, nor does one that was never renewed: that is HeartbeatLost, which is reported only, as training goes on
 without the API server. The kubelets are the second channel. An orchestrator that has not renewed its Lease three times over, and that its
 own kubelet finds not ready either, hangs itself, or has found that its run does: after the deadline it is the one that the run waits for.
@@ -45,11 +45,11 @@ class _Clock:
     limit: float
     """Seconds."""
     field: str
-    """Of `spec.progress`."""
+    """Field of `spec.progress`."""
     what: str
-    """What has not happened since then."""
+    """Event that has not happened since then."""
     judged_at: float
-    """Until when it is known that it has not."""
+    """Time until which it is known not to have happened."""
 
     @property
     def left(self) -> float:
@@ -121,7 +121,7 @@ def cause(case: Case) -> Cause | None:
 
 
 def ends_run(case: Case) -> bool:
-    """Whether a run that hangs is not to be restarted."""
+    """True if a run that hangs is not to be restarted."""
     return _action(case) == "Fail"
 
 
@@ -134,7 +134,7 @@ def _action(case: Case) -> str:
 
 
 def _clock(case: Case, heard: progress.Report | None) -> _Clock | None:
-    """None: there is none, because the attempt has not begun, waits for nodes, is silent, or nobody watches it."""
+    """Clock of the present wait; None: no clock, because the attempt has not begun, waits for nodes, is silent, or is not watched."""
     past = case.past
     begun = since(past.conditions, reasons.RESTARTING, true=False)
     if case.spec is None or begun is None or case.observed.watching_since is None:
@@ -175,7 +175,7 @@ def _next_step_clock(case: Case, heard: progress.Report | None, least: float, li
 
 
 def silent_since(case: Case, heard: progress.Report | None) -> float | None:
-    """Since when the Lease is not renewed although somebody is there to renew it; None: nobody knows, or nobody is.
+    """Time since which the Lease is not renewed although a process is there to renew it; None: unknown, or none is there.
 
     Before the attempt's first renewal that is since all pods are ready: a ready orchestrator renews it from its start.
     """
@@ -190,7 +190,7 @@ def silent_since(case: Case, heard: progress.Report | None) -> float | None:
 
 
 def _seen_until(case: Case, heard: progress.Report | None) -> float:
-    """Until when it is known of a start that it does not get on: with all pods ready, no longer than somebody speaks."""
+    """Time until which a start is known not to get on: with all pods ready, no longer than the Lease is renewed."""
     quiet = silent_since(case, heard)
     if quiet is None or not is_true(case.past.conditions, reasons.PODS_READY):
         return case.now
@@ -198,7 +198,7 @@ def _seen_until(case: Case, heard: progress.Report | None) -> float:
 
 
 def _unready_since(case: Case, heard: progress.Report | None) -> float:
-    """Since when pods are not ready that were ready long after the last renewal: until then nothing spoke against the run. Else 0."""
+    """Time since which pods are not ready that were ready long after the last renewal: until then nothing spoke against the run. Else 0."""
     unready = since(case.past.conditions, reasons.PODS_READY, true=False)
     if unready is None:
         return 0.0
@@ -209,13 +209,13 @@ def _unready_since(case: Case, heard: progress.Report | None) -> float:
 
 
 def orchestrator_hangs(case: Case, heard: progress.Report | None) -> bool:
-    """Whether the orchestrator, which has spoken in this attempt, neither renews its Lease nor answers its kubelet."""
+    """True if the orchestrator, which has spoken in this attempt, neither renews its Lease nor answers its kubelet."""
     silent = progress.silent_for(case.observed.lease_changed_at, case.now)
     return heard is not None and silent >= HANGS_SECONDS and _is_deaf(case)
 
 
 def _is_deaf(case: Case) -> bool:
-    """Whether the orchestrator's container runs, and its kubelet gets no answer."""
+    """True if the orchestrator's container runs, and its kubelet gets no answer."""
     pod = case.orchestrator(case.past.attempt)
     if pod is None or pod.deleted_at is not None or pod.main is None:
         return False

@@ -1,4 +1,4 @@
-"""The brain: from everything that is known of one run to what is to be done next. A pure function of its arguments.
+"""Decision about one run: from everything that is known of it to the next step. A pure function of its arguments.
 
     Pending ──> Starting ──> Running ──> Completing ──> Complete
                   ^  └───────────┴──> Restarting ─┐
@@ -55,7 +55,7 @@ class Situation:
 
     @cached_property
     def mended(self) -> bool:
-        """The run had failed, and what it failed by is put right."""
+        """True if the run had failed and the cause of that is put right."""
         return _mended(self.case)
 
     @cached_property
@@ -83,7 +83,7 @@ class Situation:
 
 
 Rule = Callable[[Situation], Decision | None]
-"""One rule: what is done; None where it does not apply."""
+"""One rule: its decision; None where it does not apply."""
 
 
 def _stay_over(it: Situation) -> Decision | None:
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
     _end_attempt,
     _end_hanging,
 )
-"""In the order of their precedence."""
+"""Rules in the order of their precedence."""
 
 
 def _decide(case: Case) -> Decision:
@@ -178,7 +178,7 @@ def _decide(case: Case) -> Decision:
 
 
 def _mended(case: Case) -> bool:
-    """Whether the run failed by its specification alone and has another one now, or by a policy that allows it now."""
+    """True if the run failed by its specification alone and has another one now, or by a policy that allows it now."""
     failed = find(case.past.conditions, reasons.FAILED)
     if failed is None or failed.status != "True":
         return False

@@ -1,4 +1,4 @@
-"""From what a decision says to the decision: the whole status, and the urgency of its writing."""
+"""Decision from what it says: the whole status, and the urgency of its writing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def status(case: Case, said: Mapping[str, Say | None], change: StatusChange, *, 
 
 
 def _results(case: Case, attempt: int) -> list[str] | None:
-    """What the orchestrator has measured; between two attempts, what the last one has."""
+    """Results that the orchestrator has measured; between two attempts, those of the last one."""
     heard = read_lease(case.observed.lease, attempt)
     return (list(heard.results) if heard is not None else None) or case.past.results
 
@@ -180,7 +180,7 @@ def urgency(old: Manifest, new: Manifest) -> Urgency:
 
 
 def _truth(document: Manifest) -> dict[str, tuple[Any, Any]]:
-    """The conditions that ask for action, or tell of one that is over at once; readiness of pods is not among them and may wait."""
+    """The conditions that ask for action, or report one that is over at once; readiness of pods is not among them and may wait."""
     acted_on = (
         reasons.CONFIGURATION_VALID,
         reasons.RESTARTING,

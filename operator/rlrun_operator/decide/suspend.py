@@ -26,7 +26,7 @@ from rlrun_operator.validate_spec import counted
 
 
 def is_wanted(case: Case) -> bool:
-    """Whether `spec.suspend` is true; the rest of the specification may be invalid."""
+    """True if `spec.suspend` is true; the rest of the specification may be invalid."""
     return (case.observed.run.get("spec") or {}).get("suspend") is True
 
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Words:
-    """For messages."""
+    """Parts of messages."""
 
     unit: str
-    """One move forward."""
+    """Name of one move forward."""
     first: str
-    """The first of an attempt."""
+    """Name of an attempt's first."""
     lacks: str
-    """Of one that is waited for."""
+    """Verb for one that is waited for."""
     going: str
-    """While they come."""
+    """Clause for the time in which they come."""
     over: str
-    """When all are there."""
+    """Clause for the end, when all are there."""
 
 
 TRAINING = Words("step", "first step", "is not done", "steps are trained", "all steps are trained")

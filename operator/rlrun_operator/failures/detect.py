@@ -15,7 +15,7 @@ from rlrun_operator.status import reasons
 from rlrun_operator.validate_spec import shorten
 
 PERMANENT = range(64, 79)
-"""Exit codes that no restart can mend."""
+"""Exit codes that no restart can repair."""
 _SIGNALS = range(129, 193)
 """Exit codes of processes that a signal, 1 to 64, has ended."""
 _EVICTIONS = {
@@ -78,14 +78,14 @@ def first_cause(
 
     Args:
         pods: the run's pods.
-        gone: those that were seen and do not exist any more: times of one second's resolution do not always tell that a pod is a new one.
+        gone: those that were seen and do not exist any more: times of one second's resolution do not always show that a pod is a new one.
         attempt: the current attempt; all its workloads were seen.
         names: of the run's children.
         trainers: how many trainer pods there should be.
         has_statefulset: whether the StatefulSet exists and is not being deleted.
         settled_at: when the attempt's pods were all ready, in seconds since the epoch: a pod that is younger has
             replaced one, and a missing one was deleted. None: they never were.
-        now: the time of causes that nobody saw happening.
+        now: the time of causes that were not seen happening.
     """
     trainer = [pod for pod in pods if pod.role == "trainer" and pod.attempt == attempt]
     lost = {pod.name: _gone_cause(pod) for pod in gone if pod.attempt == attempt and pod.node is not None}
@@ -127,7 +127,7 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
 
 
 def _role_cause(pod: Pod) -> Cause | None:
-    """Why a trainer's or the orchestrator's pod cannot go on; of the latter's init containers, those of environments do not count."""
+    """Cause that ends a trainer's or the orchestrator's pod; of the latter's init containers, those of environments do not count."""
     own = (FOLDER_CONTAINER, MODEL_CONTAINER)
     return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name in own])
 
@@ -189,7 +189,7 @@ def _means_the_number(pod: Pod, end: Exit) -> bool:
 
 
 def _engines_that_can_never_work(pods: Iterable[Pod], began: float) -> Iterator[Cause]:
-    """Ends of engines that the attempt has seen: an engine outlives attempts, and with it what is told of its last end.
+    """Ends of engines that the attempt has seen: an engine outlives attempts, and with it the report of its last end.
 
     Args:
         began: creation of the attempt's orchestrator, in seconds since the epoch. An earlier end was acted on, by a rule for one.

@@ -21,15 +21,15 @@ WINDOW_SECONDS = 3600.0
 """Older failures are forgotten."""
 EXCLUDED_SECONDS = 3600.0
 FAILURES = 2
-"""On one node; and more than on all others together, or it is not the node."""
+"""Failures on one node; and more than on all others together, or it is not the node."""
 SHARE = 2
-"""At most one in so many of the nodes that the run is known to use."""
+"""Exclusion of at most one in so many of the nodes that the run is known to use."""
 NEEDED_AFTER_SECONDS = 300.0
-"""So long without a node for a pod, and an excluded one is used again."""
+"""Time without a node for a pod after which an excluded node is used again."""
 _BLAMED = frozenset({reasons.SIGNALLED, reasons.CUDA_ERROR, reasons.NCCL_ERROR, reasons.POD_FAILED, reasons.NODE_LOST})
 """Not: the role's own exit codes, memory that it asked for, a full volume, evictions."""
 _BY_PEOPLE = frozenset({130, 143})
-"""SIGINT and SIGTERM: someone asked the process to end."""
+"""SIGINT and SIGTERM: the process was asked to end."""
 NAME_FIELD = "metadata.name"
 
 

@@ -2,7 +2,7 @@
 
 A pod that is asked to end goes when its kubelet says that its containers are gone. One that never answers holds the next attempt back for
 ever. Removing its object by force ends Kubernetes' promise that there is one pod of a name: on a node that is cut off and not dead, the old
-trainer may go on. It does no harm: all that it writes bears its attempt's number, which nobody reads any more, and the next attempt's
+trainer may go on. It does no harm: all that it writes bears its attempt's number, which nothing reads any more, and the next attempt's
 group has its own rendezvous. A pod of a node that answers is never removed by force, however slow it is.
 """
 
@@ -18,7 +18,7 @@ from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339
 
 LOOK_AFTER_SECONDS = 10.0
-"""Most pods are gone before; nobody asks for nodes until then."""
+"""Most pods are gone before; nodes are not asked for until then."""
 LOOK_SECONDS = 15.0
 """Nodes are not watched: how often they are asked for while a pod does not end."""
 _SHOWN = 3
@@ -32,12 +32,12 @@ class Overdue:
     force: tuple[Delete, ...] = ()
     """To be removed now."""
     told: str = ""
-    """What is waited for, for people; empty: nothing that is unusual yet."""
+    """Description of what is waited for, for people; empty: nothing that is unusual yet."""
     look_in: float | None = None
     """Look again after so many seconds: a dead node sends no events."""
     nodes_would_help: bool = False
     silent: tuple[Pod, ...] = ()
-    """Those whose node does not answer."""
+    """Pods whose node does not answer."""
 
 
 def overdue(
@@ -75,7 +75,7 @@ def overdue(
 
 
 def _asked(pod: Pod, nodes: Sequence[Manifest] | None) -> tuple[Answer, str]:
-    """Whether the pod's node answers, as the node or else the pod itself tells."""
+    """Answer of the pod's node, and words about it, as the node or else the pod itself reports."""
     if nodes is None:
         told = pod.disruption[0] if pod.disruption is not None else ""
         if "Taint" in told or pod.reason == reasons.NODE_LOST:

@@ -28,7 +28,7 @@ _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _UNCHECKED = {"fieldValidation": "Ignore"}
-"""Else the API server reads each body once more, to warn of fields that it drops, and nobody here reads warnings."""
+"""Else the API server reads each body once more, to warn of fields that it drops, and nothing here reads warnings."""
 _RBAC = re.compile(r'User "[^"]*" cannot \w+ resource')
 _QUOTA = re.compile(r"exceeded quota|failed quota")
 _PASSING = re.compile(
@@ -38,7 +38,7 @@ _PASSING = re.compile(
 _DENIED = re.compile(r"admission webhook \"|ValidatingAdmissionPolicy '")
 """Webhooks and policies refuse with any status."""
 _NOT_ASKED = "failed calling webhook"
-"""A webhook that is not there, and without which nothing is let in: status 500, for as long as nobody puts it right."""
+"""A webhook that is not there, and without which nothing is let in: status 500, until it is put right."""
 _WRONG_SHAPE = "failed to create typed patch object"
 """Server-side apply says so, with status 500, of a field that does not exist or has another type."""
 
@@ -103,7 +103,7 @@ class Client:
     Args:
         session: made by `Connection.session`; closed by the caller.
         server: base URL.
-        count: told of every request.
+        count: called for every request.
         may_write: raises when this process must not write (another one leads).
         clock: steady seconds.
     """

@@ -15,9 +15,9 @@ from rlrun_operator.kube.resources import LEASE
 from rlrun_operator.names import MANAGER
 
 LONGEST_SECONDS = 120.0
-"""A holder that says that it renews less often than this is not waited for: anybody with the right to write Leases may have said so."""
+"""A holder that says that it renews less often than this is not waited for: any client that may write Leases may have said so."""
 TRANSITIONS_MAX = 2**31 - 1
-"""Of the API."""
+"""Largest number of transitions that the API takes."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class _Seen:
 
     record: Mapping[str, Any]
     changed_at: float
-    """When this process saw it change (steady clock)."""
+    """Time at which this process saw it change (steady clock)."""
 
 
 class LeaseLock:
@@ -51,12 +51,12 @@ class LeaseLock:
 
     @property
     def seen(self) -> bool:
-        """Whether the Lease was read yet."""
+        """True if the Lease was read yet."""
         return self._seen is not None
 
     @property
     def holder(self) -> str:
-        """Its holder, as seen last; empty: none."""
+        """Holder of the Lease, as seen last; empty: none."""
         return str((self._seen.record.get("spec") or {}).get("holderIdentity") or "") if self._seen else ""
 
     async def release(self) -> None:
@@ -70,7 +70,7 @@ class LeaseLock:
             await self._patch(self._seen.record["metadata"]["resourceVersion"], spec)
 
     async def acquire_or_renew(self) -> bool:
-        """Whether this candidate holds the Lease now.
+        """Acquire or renew the Lease; True if this candidate holds it now.
 
         Raises:
             ApiError, UnavailableError: that is not known.

@@ -20,7 +20,7 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """As in manifests."""
+        """API version as in manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
@@ -51,12 +51,12 @@ PARTS = (
     Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
-"""Kinds of a run's objects beside its workloads. Watched by their metadata alone: those say whether somebody has deleted or edited one."""
+"""Kinds of a run's objects beside its workloads. Watched by their metadata alone: those show whether one was deleted or edited."""
 PART_KINDS = frozenset(resource.kind for resource in PARTS)
 
 WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE, *PARTS)
-"""What the watches deliver into the store."""
+"""Resources that the watches deliver into the store."""
 
 SECRET = Resource("Secret", "", "v1", "secrets")
-"""Created and never read: nobody who takes over the operator reads a key."""
+"""Created and never read: an attacker who takes over the operator reads no key."""
 BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, SECRET)}

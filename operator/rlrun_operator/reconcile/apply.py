@@ -47,7 +47,7 @@ class KeptOutError(Exception):
 
 
 class NameTakenError(Exception):
-    """An object of somebody else has the name that a child needs; the message is that object.
+    """A foreign object has the name that a child needs; the message is that object.
 
     Attributes:
         manifest: the child.
@@ -86,7 +86,7 @@ class Applier:
             KeptOutError: a child has to wait for a quota or another admission; nothing after it was done, unless it says so.
             StaleViewError: something exists that was taken to be absent; nothing after it was done.
             KeyLostError: the Secret that the decision counts on is gone; nothing was done.
-            NameTakenError: something of somebody else exists where a child belongs; it is left alone, and nothing after it was done.
+            NameTakenError: a foreign object exists where a child belongs; it is left alone, and nothing after it was done.
             ApiError, UnavailableError: to be retried.
         """
         if decision.ask is not None and await self._is_lost(decision.ask):
@@ -123,7 +123,7 @@ class Applier:
         return refused
 
     async def is_taken(self, manifest: Manifest) -> bool:
-        """Whether an object of somebody else has a child's name."""
+        """True if a foreign object has a child's name."""
         try:
             await self._find_own(manifest)
         except NameTakenError:
@@ -159,14 +159,14 @@ class Applier:
         try:
             await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
         except RejectedError:
-            await self._find_own(manifest)  # one of somebody else may be what does not go with it
+            await self._find_own(manifest)  # a foreign one may be what does not go with it
             raise
         except KeptOutError as error:
             if not error.quota:
                 raise
 
     async def _is_lost(self, secret: Manifest) -> bool:
-        """Whether a Secret could be created. Where admission does not let in any, nobody knows, and none could be made instead."""
+        """True if a Secret could be created. Where admission does not let in any, that is unknown, and none could be made instead."""
         try:
             return await self._client.create(secret, dry_run=True) is not None
         except ApiError as error:
@@ -261,7 +261,7 @@ class Applier:
 
 
 def _is_own(found: Manifest, manifest: Manifest) -> bool:
-    """Whether what exists was made for a run of the name that `manifest` is made for. Anybody may copy a label."""
+    """True if what exists was made for a run of the name that `manifest` is made for. Any client may copy a label."""
     metadata = found["metadata"]
     made_for, run = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))
     if made_for != run:

@@ -1,4 +1,4 @@
-"""From what the watches and lists bring to the store, and from the store's changes to the queue."""
+"""Feed of the store with what watches and lists bring, and of the queue with the store's changes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlrun_operator.status.conditions import raw_conditions
 from rlrun_operator.times import seconds_of
 
 PROGRESS_SETTLE_SECONDS = 5.0
-"""Of a run that is Running, what its Lease says is looked at after this long."""
+"""Delay until the Lease of a run that is Running is looked at."""
 RENEW_SECONDS = 10.0
-"""Between two renewals of a Lease."""
+"""Time between two renewals of a Lease."""
 SELECTOR = RUN_LABEL
 """Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Feed:
         """One event of a watch; type None: from a list."""
         try:
             self._take(event, found)
-        except Exception as error:  # one object that cannot be taken in is nobody else's matter
+        except Exception as error:  # one object that cannot be taken in concerns no other
             log.error("%s was not taken in: %s", _called(found), where(error))
 
     def _take(self, event: str | None, found: Manifest) -> None:
@@ -75,7 +75,7 @@ class Feed:
                 self._add(key, PROGRESS_SETTLE_SECONDS)
 
     def _pace(self, run: Manifest) -> float:
-        """Seconds between two statuses of a run that tell of progress alone: a look in between would change nothing."""
+        """Seconds between two statuses of a run that report progress alone: a look in between would change nothing."""
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
@@ -102,7 +102,7 @@ class Feed:
 
 
 def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
-    """Whether a Lease tells of nothing but progress: the same attempt, and nothing else about its volume."""
+    """True if a Lease reports nothing but progress: the same attempt, and nothing else about its volume."""
 
     def said(lease: Manifest) -> object:
         found = lease["metadata"].get("annotations") or {}
@@ -115,7 +115,7 @@ def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
 
 
 def _goes_on(run: Manifest) -> bool:
-    """Whether the status has nothing to take back: neither a lost heartbeat nor a hang."""
+    """True if the status has nothing to take back: neither a lost heartbeat nor a hang."""
     conditions = raw_conditions(run.get("status") or {})
     return any(c.get("type") == reasons.PROGRESSING and c.get("status") == "True" for c in conditions)
 

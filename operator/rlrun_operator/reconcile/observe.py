@@ -1,4 +1,4 @@
-"""From the store, and from a few live look-ups, to the frozen `Observed` that decisions are made of."""
+"""Assembly of the frozen `Observed`, which decisions are made of, from the store and a few live look-ups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK_UP_SECONDS = 5.0
 LOOK_UP_SHARE = 0.05
 """Largest share of the time that is spent on such a request: thousands of nodes are asked for less often than ten."""
 FORBIDDEN_SECONDS = 300.0
-"""How long a refusal is taken for the answer."""
+"""Time for which a refusal is taken for the answer."""
 
 T = TypeVar("T")
 _CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
@@ -145,7 +145,7 @@ class _Shared(Generic[T]):
         self._kept: tuple[T, float] | None = None
 
     def is_current(self) -> bool:
-        """Whether nothing has to be asked."""
+        """True if nothing has to be asked."""
         return self._lock.locked() or (self._kept is not None and self._clock() < self._kept[1])
 
     async def get(self) -> T:
@@ -159,7 +159,7 @@ class _Shared(Generic[T]):
 
 
 def _slim_node(node: Manifest) -> Manifest:
-    """Without images and managed fields, which are most of a node."""
+    """Node without images and managed fields, which are most of a node."""
     metadata = {k: v for k, v in node["metadata"].items() if k != "managedFields"}
     status = {k: v for k, v in (node.get("status") or {}).items() if k in ("capacity", "allocatable", "conditions")}
     return {**node, "metadata": metadata, "status": status}
@@ -172,7 +172,7 @@ def _names(observed: Observed) -> set[str]:
 
 
 def _about(event: Manifest, names: set[str], run: str) -> bool:
-    """Whether an event is about one of these objects or about the run's ReplicaSet, whose name is not known."""
+    """True if an event is about one of these objects or about the run's ReplicaSet, whose name is not known."""
     subject = event.get("involvedObject") or {}
     if subject.get("kind") == "ReplicaSet":
         return str(subject.get("name", "")).startswith(f"{Names(run).inference}-")

@@ -66,7 +66,7 @@ class Decide(Protocol):
 
 
 class _Taken(NamedTuple):
-    """An object of somebody else that has a child's name.
+    """A foreign object that has a child's name.
 
     Attributes:
         wanted: the state of the run that needs the name: another one may do without.
@@ -81,36 +81,36 @@ class _Taken(NamedTuple):
 
 @dataclass
 class _Memory:
-    """What the passes over one run leave for the next."""
+    """Memory that the passes over one run leave for the next."""
 
     rejection: tuple[str, int, str] | None = None
     """UID, generation, message: what the API server refused."""
     taken: _Taken | None = None
     written_at: float = float("-inf")
-    """When the status was written last (steady clock)."""
+    """Time of the last write of the status (steady clock)."""
     kept_out: list[Manifest] = field(default_factory=list)
     """Events about objects that admission keeps out."""
     tries: int = 0
-    """In a row in which something else than a quota kept an object out."""
+    """Tries in a row in which something else than a quota kept an object out."""
     lost_key: tuple[str, str] | None = None
     """UID of the run, and the Secret with its key that was not there."""
     access: str | None = None
     """See `Observed`."""
     repaired_at: float = float("-inf")
-    """When a part was asked to be put right last (steady clock)."""
+    """Time at which a part was asked to be put right last (steady clock)."""
     ungrown: Ungrown | None = None
     """The last growth of the claim, if it was refused."""
     ungrown_until: float = float("-inf")
-    """Until when that is believed (steady clock)."""
+    """Time until which that is believed (steady clock)."""
     growths_refused: int = 0
-    """How often it was refused in a row."""
+    """Number of refusals in a row."""
     sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
 
 @dataclass(frozen=True)
 class Outside:
-    """What a pass reads and writes."""
+    """Input and output of a pass."""
 
     client: Client
     store: Store
@@ -191,7 +191,7 @@ class Reconciler:
             decision = await self._decided(observed, memory)
             try:
                 if decision.grow is not None and not await self._grown(key, decision.grow, memory):
-                    continue  # decide once more, to tell the user
+                    continue  # decide once more, to report it to the user
                 mark = self._settings.network.mark
                 memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
                 await self._applier.act(key[0], decision)
@@ -213,7 +213,7 @@ class Reconciler:
             except KeptOutError as error:
                 if memory.kept_out != (refused := [_kept_out_event(error)]):
                     memory.kept_out = refused
-                    continue  # decide once more, to tell the user
+                    continue  # decide once more, to report it to the user
                 decision = _waiting(decision, observed.run, rest_done=error.rest_done)
                 memory.tries = 0 if error.quota else memory.tries + 1
                 wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
@@ -330,7 +330,7 @@ class Reconciler:
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
     async def _refresh(self, key: Key) -> None:
-        """Somebody changed the run while this pass was under way; read it rather than wait for the watch."""
+        """Read the run, which another client changed while this pass was under way, rather than wait for the watch."""
         live = await self._client.get(RLRUN, *key)
         if live is not None:
             self._wake_others(key, self._store.put({**live, "kind": RLRUN.kind}, self._now()))
@@ -358,7 +358,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 def _wanted(run: Manifest) -> tuple[object, ...]:
-    """What decides which names a run needs."""
+    """State of a run that decides which names it needs."""
     metadata, status = run["metadata"], run.get("status") or {}
     return metadata["uid"], metadata.get("generation", 0), status.get("attempt")
 

@@ -26,7 +26,7 @@ LIST_PAGE = 250
 SERVER_TIMEOUT_SECONDS = 290
 """The API server ends a watch after this long; kopf continues it from where it was."""
 INACTIVITY_SECONDS = 70.0
-"""A watch without even a bookmark for so long is opened anew (bookmarks come every 60 s)."""
+"""A watch without even a bookmark for so long is opened again (bookmarks come every 60 s)."""
 RESTART_SECONDS = 2.0
 OnObject = Callable[[str | None, Manifest], None]
 """(type, object) of one watch event; type None: from a list."""
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class Watcher:
     """kopf in a thread of its own, and in a new event loop each time that it begins: when it ends, it cancels every task of its loop.
 
-    It is started anew whenever it gives up: the CRD is gone for a while, or the API server says nonsense.
+    It is started again whenever it gives up: the CRD is gone for a while, or the API server says nonsense.
 
     Args:
         namespaces: to watch; none: all.

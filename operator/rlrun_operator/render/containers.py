@@ -24,7 +24,7 @@ CONFIG, CREDENTIALS, SHARED_MEMORY = "config", "credentials", "shm"
 SCRATCH = {"tmp": "/tmp", "home": HOME, "state": "/run/rlrun"}
 """Empty folders of the pod: name of the volume, and where it is mounted. `state` holds the mark of the trainer's first start."""
 SCRATCH_LIMIT = "50Gi"
-"""Of each of them: compilers' caches of engines and trainers need some. The kubelet evicts a pod that holds more."""
+"""Size limit of each of them: compilers' caches of engines and trainers need some. The kubelet evicts a pod that holds more."""
 ENGINE_ATTEMPT = 1
 """Engines outlive attempts, so their pods must not differ between them. The number names only the folder of their logs: what an engine
 serves, it learns from the orchestrator of each attempt."""

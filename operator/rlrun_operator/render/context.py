@@ -35,7 +35,7 @@ class Host:
     uid: str
     spec: RLRunSpec
     attempt: int
-    """Of the host: each of its restarts begins a new attempt of its guests."""
+    """Attempt of the host: each of its restarts begins a new attempt of its guests."""
 
     @property
     def claim(self) -> str:
@@ -50,7 +50,7 @@ class RunContext:
     name: str
     namespace: str
     uid: str
-    """Of the RLRun: owner of its children, and identity of the run on its volume."""
+    """UID of the RLRun: owner of its children, and identity of the run on its volume."""
     spec: RLRunSpec
     attempt: int
     settings: RenderSettings
@@ -90,17 +90,17 @@ class RunContext:
 
     @property
     def has_trainer(self) -> bool:
-        """Whether the run has a trainer of its own: not a guest, and not a run that trains nothing."""
+        """True if the run has a trainer of its own: not a guest, and not a run that trains nothing."""
         return self.host is None and self.spec.task in TRAINING_TASKS
 
     @property
     def has_engines(self) -> bool:
-        """Whether the run has engines in pods of their own: not a guest, not supervised fine-tuning, and not in the trainer's pods."""
+        """True if the run has engines in pods of their own: not a guest, not supervised fine-tuning, and not in the trainer's pods."""
         return self.host is None and self.spec.task != "SFT" and not self.colocated
 
     @property
     def colocated(self) -> bool:
-        """Whether an engine runs in each of the trainer's pods."""
+        """True if an engine runs in each of the trainer's pods."""
         return self.spec.placement.colocate
 
     @property

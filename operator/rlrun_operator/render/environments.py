@@ -21,7 +21,7 @@ CODE_FOLDER = f"{FOLDER}/code"
 HOST_MIB = 1024
 """Memory of an environment's container beyond its workers'."""
 SIZE_LIMIT = "10Gi"
-"""Of each scratch volume of an environment: the kubelet evicts a pod that holds more, before the node's disk is full."""
+"""Size limit of each scratch volume of an environment: the kubelet evicts a pod that holds more, before the node's disk is full."""
 
 
 def own_images(ctx: RunContext) -> list[tuple[int, EnvironmentConfig]]:

@@ -8,15 +8,15 @@ from rlrun_operator.state import Manifest
 
 
 def has_engines_to_keep(ctx: RunContext) -> bool:
-    """Whether a drain could leave engines of the run: there are several, and some are wanted."""
+    """True if a drain could leave engines of the run: there are several, and some are wanted."""
     return ctx.has_engines and ctx.spec.inference.replicas > 1 and ctx.spec.inference.min_available > 0
 
 
 def eviction_budget(ctx: RunContext) -> Manifest:
     """PodDisruptionBudget of the engines: `minAvailable` stay ready, but one may always go, or a node could be drained never.
 
-    Told as what may be missing: a budget of before an edit then allows too much for a moment, and never blocks. An engine that is not
-    ready serves nobody, and may always be evicted.
+    Expressed as what may be missing: a budget of before an edit then allows too much for a moment, and never blocks. An engine that is not
+    ready serves no request, and may always be evicted.
     """
     engines = ctx.spec.inference
     return {

@@ -11,7 +11,7 @@ from rlrun_operator.render.context import RunContext, metadata
 from rlrun_operator.state import Manifest
 
 HUB_PORT = 443
-"""Of model hubs and their stores, whose addresses change."""
+"""Port of model hubs and their stores, whose addresses change."""
 
 
 def services(ctx: RunContext) -> list[Manifest]:
@@ -51,7 +51,7 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 
 def network_policies(ctx: RunContext) -> list[Manifest]:
-    """Policies of the run's pods, by role and port; nobody else reaches them.
+    """Policies of the run's pods, by role and port; nothing else reaches them.
 
     Policies add up: one of a person's own can open more, such as the way of a metrics scraper.
     """
@@ -62,7 +62,7 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
 
 
 def orchestrator_policy(ctx: RunContext) -> Manifest:
-    """Nobody reaches the orchestrator. It reaches the channel of the trainer, the engines, and the API server, to renew its Lease."""
+    """Policy of the orchestrator: nothing reaches it; it reaches the trainer's channel, the engines, and the API server for its Lease."""
     serving = ctx.name if ctx.host is None else ctx.host.name
     doors = [({"podSelector": _pods(serving, "trainer")}, endpoints.TRAINER_PORT)]
     engines: Role = (
@@ -141,7 +141,7 @@ def _data_of_the_hub(ctx: RunContext) -> bool:
 
 
 def _reads_hub(environment: EnvironmentConfig) -> bool:
-    """Whether a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
+    """True if a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
     args = environment.args
     if environment.id == "gsm8k":
         return args.get("source", "hub") == "hub" and args.get("path") is None

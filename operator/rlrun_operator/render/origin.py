@@ -1,6 +1,6 @@
 """Fields of the manifest from which a child's fields are rendered: the builders read backwards, for a child that the API server refuses.
 
-Pure, and total: whatever a refusal says, its words are kept; a field without a known origin is told with the child's kind, name and path.
+Pure, and total: whatever a refusal says, its words are kept; a field of unknown origin is reported with the child's kind, name and path.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _of_container(template: Mapping[str, Any], role: str, key: Key, run: Mapping
 
 
 def _set(block: Mapping[str, Any], key: Key) -> bool:
-    """Whether the block says anything there."""
+    """True if the block says anything there."""
     place: Any = block
     for part in key:
         place = _inside(place, part)

@@ -16,7 +16,7 @@ from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_
 
 HOSTNAME = "kubernetes.io/hostname"
 PREFERRED_WEIGHT = 100
-"""Of `topology.preferred`; 100 is the most that Kubernetes knows."""
+"""Weight of `topology.preferred`; 100 is the most that Kubernetes knows."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
@@ -114,7 +114,7 @@ def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, Any
 
 
 def one_node(spec: RLRunSpec) -> bool:
-    """Whether the run's claim can be mounted on one node only, as far as the manifest shows."""
+    """True if the run's claim can be mounted on one node only, as far as the manifest shows."""
     template = spec.storage.claim_template
     return template is not None and "ReadWriteMany" not in template.access_modes
 

@@ -15,7 +15,7 @@ from rlrun_operator.render.merge import merge
 TOKEN_SECONDS = 3600
 """Life of the orchestrator's token; the kubelet writes a new one in time."""
 ENGINE_GRACE_SECONDS = 15
-"""Between SIGTERM and SIGKILL of an engine, which has nothing to save."""
+"""Time between SIGTERM and SIGKILL of an engine, which has nothing to save."""
 MARGIN_SECONDS = 10
 """The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
 
@@ -24,7 +24,7 @@ def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
     """Metadata (labels, annotations) and spec of a role's pods.
 
     The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
-    container called after the role, and the reserved variables, which tell a process who it is. Of its metadata only labels and
+    container called after the role, and the reserved variables, which identify a process. Of its metadata only labels and
     annotations are taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
     """
     patch = placement.block(ctx.spec, role).pod_template
@@ -84,7 +84,7 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
 
 
 def _maker(ctx: RunContext) -> Role | None:
-    """Who makes the tiny model; None: a guest's is its host's."""
+    """Role that makes the tiny model; None: a guest's is its host's."""
     if ctx.host is not None:
         return None
     return "trainer" if ctx.has_trainer else "orchestrator"

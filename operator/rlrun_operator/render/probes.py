@@ -19,7 +19,7 @@ def probes(role: Role) -> dict[str, Any]:
     """The probes of a role's container.
 
     The trainer has no liveness probe: its container is never started again within an attempt, and a group that hangs is for
-    the whole run's progress to tell. A failing liveness of the other two ends only what has not answered for minutes.
+    the whole run's progress to show. A failing liveness of the other two ends only what has not answered for minutes.
     """
     if role == "trainer":
         return {"readinessProbe": _ready(endpoints.POD_READY, endpoints.POD_PORT)}

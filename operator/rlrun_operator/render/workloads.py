@@ -85,7 +85,7 @@ def _deployment(ctx: RunContext) -> Manifest:
 
 
 def _without_affinity(template: dict[str, Any]) -> dict[str, Any]:
-    """What two renderings within one attempt have in common: nodes are excluded for a time."""
+    """Common part of two renderings within one attempt: nodes are excluded for a time."""
     return {**template, "spec": {name: value for name, value in template["spec"].items() if name != "affinity"}}
 
 
@@ -103,7 +103,7 @@ def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str,
 
 
 def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
-    """What a later look at the object needs to know whether it is of this attempt and this specification."""
+    """Metadata that show a later look whether the object is of this attempt and this specification."""
     annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
     if role == "orchestrator" and ctx.spec.network_policy.mode != "None":
         annotations[ACCESS_ANNOTATION] = ctx.settings.network.mark

@@ -39,7 +39,7 @@ _ENV_FROM = Each(
 _PULL_SECRETS = Each(Fields({"name": Listed("secrets")}))
 
 _HTTP = Fields(_free("path", "port", "scheme", "httpHeaders"))
-"""Without `host`: the kubelet would ask any address from the node's network."""
+"""Probe over HTTP without `host`: the kubelet would ask any address from the node's network."""
 _TCP = Fields(_free("port"))
 _PROBE = Fields(
     {
@@ -106,7 +106,7 @@ _PROJECTED = Fields(
         **_free("defaultMode"),
     }
 )
-"""Without `serviceAccountToken`: a token of the pod's account."""
+"""Sources without `serviceAccountToken`: a token of the pod's account."""
 _VOLUME = Fields(
     {
         **_free("name", "emptyDir", "configMap", "downwardAPI"),
@@ -115,7 +115,7 @@ _VOLUME = Fields(
         "projected": _PROJECTED,
     }
 )
-"""Without `ephemeral`, whose data source may be a claim that is not allowed, and without `hostPath`, `csi` and all drivers."""
+"""Volume without `ephemeral`, whose data source may be a claim that is not allowed, and without `hostPath`, `csi` and all drivers."""
 
 POD_TEMPLATE = Fields(
     {
@@ -141,7 +141,7 @@ POD_TEMPLATE = Fields(
         ),
     }
 )
-"""Of a role's `podTemplate`."""
+"""Rule for a role's `podTemplate`."""
 
 ROLE = Fields(
     {
@@ -154,7 +154,7 @@ ROLE = Fields(
     },
     closed=False,
 )
-"""Of a role's block; its other fields ask nothing of Kubernetes that a run does not have anyway."""
+"""Rule for a role's block; its other fields ask nothing of Kubernetes that a run does not have anyway."""
 
 REST = Fields(
     {
@@ -163,4 +163,4 @@ REST = Fields(
     },
     closed=False,
 )
-"""Of the specification, beside the roles' blocks."""
+"""Rule for the specification, beside the roles' blocks."""

@@ -50,7 +50,7 @@ class Clause:
 
     @property
     def message(self) -> str:
-        """For the person who applies the manifest."""
+        """Message for the person who applies the manifest."""
         return f"{self.path} is not allowed by this installation: {self.words}"
 
 

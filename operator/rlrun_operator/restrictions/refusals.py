@@ -82,10 +82,10 @@ class _Place:
     path: str
     role: str
     exact: bool = True
-    """Whether other rules than the lists count: not in a `podTemplate` that may be anything."""
+    """True if other rules than the lists count: not in a `podTemplate` that may be anything."""
 
     def judge(self, rule: Rule, value: Any) -> Iterator[str]:
-        """What is wrong with the value here."""
+        """Faults of the value here, in words."""
         match rule:
             case Anything():
                 return
@@ -162,7 +162,7 @@ class _Place:
 
 
 def _fault(rule: Rule, value: Any) -> str | None:
-    """How to correct a value; None: nothing is wrong."""
+    """Correction of a value, in words; None: nothing is wrong."""
     match rule:
         case Only():
             right = type(value) is type(rule.value) and value == rule.value
@@ -180,7 +180,7 @@ def _fault(rule: Rule, value: Any) -> str | None:
 
 
 def _states_limits(container: Mapping[str, Any]) -> bool:
-    """Whether a container of the user's says what Pod Security `restricted` wants each container to say."""
+    """True if a container of the user's says what Pod Security `restricted` wants each container to say."""
     security = container.get("securityContext")
     if not isinstance(security, Mapping):
         return False

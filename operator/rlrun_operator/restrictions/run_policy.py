@@ -25,7 +25,7 @@ RUN_KEY = r".*-key-[0-9a-f]{8}(-[0-9]+)?"
 
 
 class RunPolicy(Config):
-    """What runs may ask for. A list holds names, and beginnings of names that end in `*`; `*` alone allows everything."""
+    """Limits on what runs may ask for. A list holds names, and beginnings of names that end in `*`; `*` alone allows everything."""
 
     pod_template: Literal["Restricted", "Any"] = "Restricted"
     """Restricted: only the fields of `allowed.POD_TEMPLATE`. Any: everything that the namespace's Pod Security admits."""
@@ -68,7 +68,7 @@ class RunPolicy(Config):
         return lists[name]
 
     def allows(self, name: ListName, value: str) -> bool:
-        """Whether the list of this name has `value`."""
+        """True if the list of this name has `value`."""
         if name == "secrets" and re.fullmatch(RUN_KEY, value):
             return False
         return any(_matches(pattern, value) for pattern in self.patterns(name))
@@ -80,7 +80,7 @@ class Installation:
 
     policy: RunPolicy = field(default_factory=RunPolicy)
     namespace: str = "default"
-    """Of the operator."""
+    """Namespace of the operator."""
     account: str = ""
     """ServiceAccount of the operator; empty: it has none in the cluster."""
 

@@ -37,7 +37,7 @@ class Store:
         self._guests: dict[Key, set[Key]] = {}
         self._pulses: dict[Ident, Pulse] = {}
         self.watching_since: float | None = None
-        """When this operator began to lead, or came back after an outage, in seconds since the epoch."""
+        """Time at which this operator began to lead, or came back after an outage, in seconds since the epoch."""
         self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
 
@@ -87,7 +87,7 @@ class Store:
             keys |= self._keys(ident, known)
             self._disown(ident, known)
             if ident[0] == POD.kind and known["metadata"]["uid"] != metadata["uid"]:
-                self._remember_gone(known)  # its deletion may be told after its successor
+                self._remember_gone(known)  # its deletion may be reported after its successor
         owner = _label(slim)
         if owner is not None:
             self._of_run.setdefault(owner, set()).add(ident)
@@ -142,7 +142,7 @@ class Store:
         return {i for i in self._objects if i[0] == kind and namespace in (None, i[1])}
 
     def knows(self, found: Manifest) -> bool:
-        """Whether `put` would leave this state of an object out: this or a later one is here. May be asked from another thread."""
+        """True if `put` would leave this state of an object out: this or a later one is here. May be asked from another thread."""
         metadata = found["metadata"]
         if metadata["uid"] in self._dead:
             return True
@@ -168,7 +168,7 @@ class Store:
     def gone(self, key: Key) -> list[Manifest]:
         """Trainer and orchestrator pods of the run's newest attempt that were deleted, as they were known last.
 
-        A controller makes a pod of the same name at once: who looks a moment later sees no difference but the UID.
+        A controller makes a pod of the same name at once: a look a moment later shows no difference but the UID.
         """
         return list(self._gone.get(key, ()))
 
@@ -223,7 +223,7 @@ class Store:
         self._gone[owner] = [p for p in (*known, pod) if (attempt_of(p["metadata"]) or 0) == newest]
 
     def _is_present(self, key: Key, pod: Manifest) -> bool:
-        """Whether a pod is of the run that has the name now: it says so, or else it or its StatefulSet is owned by it."""
+        """True if a pod is of the run that has the name now: it says so, or else it or its StatefulSet is owned by it."""
         run = self._objects.get((RLRUN.kind, *key))
         if run is None:
             return False
@@ -235,7 +235,7 @@ class Store:
         return bool(owners & _owners(pod))
 
     def _remember_host(self, key: Key, old: Manifest | None, new: Manifest | None) -> set[Key]:
-        """Keep who is whose guest.
+        """Record which run is whose guest.
 
         Returns:
             runs that share a trainer with this one, where something changed that they read.
@@ -284,7 +284,7 @@ def claim_name(run: Manifest | None) -> str | None:
 
 
 def _newer(new: Mapping[str, Any], old: Manifest) -> bool:
-    """Whether `new` is a later state than `old` of what has their name."""
+    """True if `new` is a later state than `old` of what has their name."""
     return _version(new) > _version(old)
 
 
@@ -295,7 +295,7 @@ def _version(manifest: Mapping[str, Any]) -> int:
 
 
 def _same(a: Manifest, b: Manifest) -> bool:
-    """Whether two slimmed objects differ in nothing but their version."""
+    """True if two slimmed objects differ in nothing but their version."""
     return {**a, "metadata": {**a["metadata"], "resourceVersion": ""}} == {
         **b,
         "metadata": {**b["metadata"], "resourceVersion": ""},

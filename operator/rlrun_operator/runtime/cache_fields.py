@@ -57,7 +57,7 @@ def slimmed(manifest: Mapping[str, Any]) -> Manifest:
 
 
 def _is_unserved(manifest: Mapping[str, Any]) -> bool:
-    """Whether an RLRun's status is that of the CRD, which no operator wrote: for decisions it has none."""
+    """True if an RLRun's status is that of the CRD, which no operator wrote: for decisions it has none."""
     status = manifest["status"]
     return manifest["kind"] == KIND and isinstance(status, Mapping) and status.get("phase") == UNSERVED["phase"]
 
@@ -102,7 +102,7 @@ def _pod_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _WORKLOAD = (_only("replicas"), _only("observedGeneration", "replicas"))
-"""How many of a workload's pods are ready is counted over the pods; its own count would only bring more events."""
+"""Kept fields of workloads. Their ready pods are counted over the pods; a workload's own count would only bring more events."""
 _SELECT: dict[str, tuple[Select, Select]] = {
     "Pod": (_pod_spec, _pod_status),
     "StatefulSet": _WORKLOAD,

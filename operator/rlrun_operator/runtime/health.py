@@ -14,7 +14,7 @@ from rlrun.runtime.site import Site
 STANDSTILL_SECONDS = 60.0
 """Workers that take none of the waiting runs for so long hang. How long a run waits says nothing: a thousand that come at once wait."""
 WORK_SECONDS = 180.0
-"""So does a piece of work that takes longer: each of its requests has a deadline of seconds."""
+"""A piece of work that takes longer hangs too: each of its requests has a deadline of seconds."""
 LAG_SECONDS = 5.0
 """An event loop that came to its once-a-second beat so much later stands still too often. One that stands still altogether does not
 answer at all, which is red to the kubelet, too."""
@@ -35,9 +35,9 @@ class Health:
     stands_by: Callable[[], str | None] = lambda: None
     """The process that leads in place of this one."""
     served_by_others: Callable[[], list[str]] = list
-    """Namespaces that this operator was told to serve, and another one does."""
+    """Namespaces that this operator is set to serve, and another one does."""
     not_ready: Callable[[], list[str]] = lambda: ["starting"]
-    """What is missing until the store is a true picture of the cluster."""
+    """Parts that are missing until the store is a true picture of the cluster."""
     before_scrape: list[Callable[[], None]] = field(default_factory=list)
 
     def sick(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Leader election by a Lease, with the times of Kubernetes' own components: at most one operator acts at a time.
 
 A leader that cannot renew stops acting after `RENEW_SECONDS`, well before another may take over after `DURATION_SECONDS`. It goes on
-by itself when the API server is back and nobody took over; it ends when another process leads. Clocks of others are not compared:
+by itself when the API server is back and no other took over; it ends when another process leads. Clocks of others are not compared:
 a Lease has expired when this process saw no renewal for its whole duration.
 """
 
@@ -65,11 +65,11 @@ class Leader:
 
     @property
     def stands_by(self) -> str | None:
-        """The process that leads in place of this one; None: nobody that this one has seen."""
+        """The process that leads in place of this one; None: none that this one has seen."""
         return self._told
 
     def is_leading(self) -> bool:
-        """Whether this process may act now; false in time even if the event loop stood still or the process was frozen."""
+        """True if this process may act now; false in time even if the event loop stood still or the process was frozen."""
         return self._acting and self._renewed_at is not None and self._clock() - self._renewed_at < RENEW_SECONDS
 
     def check(self) -> None:
@@ -136,5 +136,5 @@ class Leader:
         self._acting = False
 
     def _still_fresh(self) -> bool:
-        """Whether the next attempt would end in time."""
+        """True if the next attempt would end in time."""
         return self._renewed_at is not None and self._clock() - self._renewed_at + RETRY_SECONDS < RENEW_SECONDS

@@ -21,7 +21,7 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
 PHASES = tuple(phase for phase in get_args(Phase) if phase != UNSERVED["phase"])
-"""Of runs that an operator serves."""
+"""Phases of runs that an operator serves."""
 _RUN = ["namespace", "run"]
 _GPU_SUFFIX = "/gpu"
 
@@ -180,7 +180,7 @@ class _Runs:
 
 
 def _count(status: Mapping[str, Any], name: str) -> int:
-    """A number of a status that somebody else may have filled with anything."""
+    """A number of a status that another client may have filled with anything."""
     value = status.get(name, 0)
     return value if isinstance(value, int) else 0
 
@@ -202,7 +202,7 @@ def _gpus(children: Iterable[Manifest]) -> dict[str, int]:
         role = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL, "")
         if (
             not spec.get("nodeName") or role not in ROLES
-        ):  # a label that anybody may write must not become one of a series
+        ):  # a label that any client may write must not become one of a series
             continue
         for container in spec.get("containers", ()):
             for name, value in ((container.get("resources") or {}).get("limits") or {}).items():

@@ -66,7 +66,7 @@ async def problems(client: Client, namespaces: Sequence[str], own_namespace: str
 
 
 def lacking(rules: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Of what is needed, what the rules do not grant: `verb, verb resource.group`."""
+    """Needed rights that the rules do not grant: `verb, verb resource.group`."""
     rules = [rule for rule in rules if not rule.get("resourceNames")]
     missing: dict[str, list[str]] = {}
     for group, resource, verbs in NEEDED:

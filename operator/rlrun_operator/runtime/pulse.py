@@ -1,7 +1,7 @@
 """Time of the last renewal of a run's Lease and of its last progress: by the clock and the watch of this operator alone.
 
-A renewal proves that the orchestrator lives. Only another attempt, step or activity proves that the run does. Time in which nobody could
-see the run counts for neither: after an outage, and after a gap between two renewals, the clock begins anew.
+A renewal proves that the orchestrator lives. Only another attempt, step or activity proves that the run does. Time in which no look could
+see the run counts for neither: after an outage, and after a gap between two renewals, the clock starts again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlrun_operator.status.progress import HEARTBEAT_SECONDS
 
 @dataclass(frozen=True)
 class Pulse:
-    """Of one Lease, in seconds since the epoch."""
+    """Pulse of one Lease, in seconds since the epoch."""
 
     renewed_at: float
     moved_at: float

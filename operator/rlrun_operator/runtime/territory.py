@@ -1,8 +1,8 @@
 """One operator per namespace: a Lease in each namespace with runs names the release that looks after them.
 
-Releases have leader Leases of their own and know nothing of each other; two that are told to serve one namespace would both act on its
+Releases have leader Leases of their own and know nothing of each other; two that are set to serve one namespace would both act on its
 runs. So the leader of each holds this Lease before it acts there, and goes on holding it. The holder is the release, not its process: an
-upgrade or a restart does not hand the runs over. Nor is it released: whoever is uninstalled is followed after `DURATION_SECONDS`.
+upgrade or a restart does not hand the runs over. Nor is it released: one that is uninstalled is followed after `DURATION_SECONDS`.
 
 Runs that name their operator (`managedBy`) have a Lease of their own, so operators of different names can share a namespace.
 """
@@ -23,7 +23,7 @@ DURATION_SECONDS = 120
 RENEW_SECONDS = 30.0
 """A read and a write per namespace with runs this often."""
 STOP_SECONDS = 100.0
-"""Who could not renew for so long does not act: well before another one may."""
+"""A release that could not renew for so long does not act: well before another one may."""
 Place = tuple[str, str | None]
 """Namespace, and the operator that the runs name."""
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class _Claim:
     lock: LeaseLock
     renewed_at: float = float("-inf")
-    """When it was asked for what this release holds (steady clock)."""
+    """Time of the request for what this release holds (steady clock)."""
     other: str = ""
     """Release that holds it instead."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -77,7 +77,7 @@ class Territory:
         return [place for place, claim in self._claims.items() if self._holds(claim)]
 
     async def may_act(self, place: Place) -> bool:
-        """Whether this release looks after the runs of a place; asked for at the first time.
+        """True if this release looks after the runs of a place; asked for at the first time.
 
         Raises:
             ApiError, UnavailableError: that is not known.

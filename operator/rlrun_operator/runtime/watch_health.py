@@ -1,6 +1,6 @@
 """State of kopf's watches, seen from below: every request that kopf makes passes through one HTTP session of ours.
 
-kopf tells handlers neither when a list is complete nor that a watch is alive. The session can see both: a list request, the opening
+kopf reports to handlers neither that a list is complete nor that a watch is alive. The session can see both: a list request, the opening
 of a watch, and every chunk that a watch brings (the API server's bookmarks, about one a minute, included).
 """
 
@@ -24,9 +24,9 @@ from rlrun_operator.state import Manifest
 HEADER_SECONDS = 15.0
 """The API server begins to answer a list or a watch at once. One that is starting or stopping may never; kopf then tries again."""
 STALE_SECONDS = 150.0
-"""A watch that brought nothing for so long is dead: bookmarks come every 60 s, and kopf opens a silent watch anew after 70 s."""
+"""A watch that brought nothing for so long is dead: bookmarks come every 60 s, and kopf opens a silent watch again after 70 s."""
 DEAD_SECONDS = 180.0
-"""One that brought nothing for so long while the API server answers other requests does not come back by itself."""
+"""A watch that brought nothing for so long while the API server answers other requests does not come back by itself."""
 _METADATA_OF = {False: "PartialObjectMetadataList", True: "PartialObjectMetadata"}
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ class _State:
     listed: bool = False
     """kopf listed and has not opened its watch yet."""
     alive_at: float | None = None
-    """When the watch brought anything last."""
+    """Time at which the watch brought anything last."""
     told: dict[str, int] = field(default_factory=dict)
-    """UID -> hash of what kopf was told of the object last."""
+    """UID -> hash of the object as kopf was given it last."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Watches:
 
     Args:
         streams: what kopf is going to watch.
-        on_listed: called when a watch opens that follows a list: it tells of nothing that was there or had gone before.
+        on_listed: called when a watch opens that follows a list: it reports nothing that was there or had gone before.
         known: whether the operator has this state of an object already, from the answer to its own write; asked in the watches' thread.
         clock: steady seconds.
     """
@@ -122,7 +122,7 @@ class Watches:
 
 
 class _Tap:
-    """A watch's content that tells of each chunk, and whose events are thinned out before kopf handles them.
+    """A watch's content that reports each chunk, and whose events are thinned out before kopf handles them.
 
     Most of what a watch brings is never read here: managed fields, pod templates, counts of other controllers. An event that changes
     nothing but those ends here, and so does the echo of an own write; it would cost kopf a millisecond.
@@ -185,7 +185,7 @@ class _Tap:
 def _beginning(raw: bytes) -> bytes:
     """A list as kopf is to get it: where its watch begins, and no item or further page.
 
-    kopf would make a task for each item. Whoever is told that a watch opens after a list asks for the items itself.
+    kopf would make a task for each item. The receiver of `on_listed` asks for the items itself.
     """
     page = parsed(raw)
     begin = (page.get("metadata") or {}).get("resourceVersion")
@@ -193,5 +193,5 @@ def _beginning(raw: bytes) -> bytes:
 
 
 def _slim(found: Manifest, resource: Resource) -> Manifest:
-    """What decisions read of an object, which a list or a watch of metadata calls by another kind."""
+    """Part of an object that decisions read; a list or a watch of metadata calls the object by another kind."""
     return slimmed({**found, "apiVersion": resource.api_version, "kind": resource.kind})

@@ -24,7 +24,7 @@ CONCURRENCY = 16
 
 
 class WorkQueue(Generic[K]):
-    """Which key comes next. All times are seconds of one monotonic clock, given by the caller.
+    """Queue that decides which key comes next. All times are seconds of one monotonic clock, given by the caller.
 
     Keys come out in the order in which they became ready, so a busy key cannot starve the others. A key that is added while it is in
     work comes out once more afterwards. A key that failed does not come out before its pause is over, whatever adds it.
@@ -156,7 +156,7 @@ class WorkQueue(Generic[K]):
 
 
 def _oldest(lane: OrderedDict[K, float]) -> float:
-    """When the first key of a lane that has one became ready."""
+    """Time at which the first key of a lane that has one became ready."""
     return next(iter(lane.values()))
 
 
@@ -165,7 +165,7 @@ class Workers(Generic[K]):
 
     Args:
         work: what to do with one key. An exception is a failure: the key is retried.
-        on_failure: told of each failure, with the pause in seconds until the retry.
+        on_failure: called at each failure, with the pause in seconds until the retry.
         is_new: see `WorkQueue`; half of the places at most are for such keys while others wait.
     """
 
@@ -209,7 +209,7 @@ class Workers(Generic[K]):
 
     @property
     def is_open(self) -> bool:
-        """Whether keys are worked on."""
+        """True if keys are worked on."""
         return self._open
 
     def depth(self) -> int:

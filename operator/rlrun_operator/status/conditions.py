@@ -37,13 +37,13 @@ def raw_conditions(document: Manifest) -> list[Manifest]:
 
 
 def is_true(conditions: Sequence[Condition], kind: str) -> bool:
-    """Whether the condition of type `kind` holds."""
+    """True if the condition of type `kind` holds."""
     found = find(conditions, kind)
     return found is not None and found.status == "True"
 
 
 def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | None:
-    """Since when a condition is true (or not true), in seconds since the epoch; None when it is otherwise."""
+    """Time since which a condition is true (or not true), in seconds since the epoch; None when it is otherwise."""
     found = find(conditions, kind)
     if found is None or (found.status == "True") != true:
         return None
@@ -51,7 +51,7 @@ def since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | 
 
 
 def not_failed(past: Sequence[Condition]) -> dict[str, Say]:
-    """Failed of a run that goes on: its specification alone was wrong and is mended, or it was asked to begin again."""
+    """Failed of a run that goes on: its specification alone was wrong and is corrected, or it was asked to begin again."""
     return (
         {reasons.FAILED: Say("False", reasons.NOT_FAILED, "the run has not failed")}
         if is_true(past, reasons.FAILED)
@@ -131,7 +131,7 @@ _MATTERS = (
     (reasons.INFERENCE_AVAILABLE, "False"),
     (reasons.PROGRESSING, None),
 )
-"""What a person should read first; the first that applies."""
+"""Conditions that a person should read first; the first that applies."""
 
 
 def foremost(conditions: Sequence[Condition]) -> Condition | None:

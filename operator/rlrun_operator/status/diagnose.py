@@ -58,14 +58,14 @@ class Scene:
     names: Names
     wanted: Wanted
     pods: Sequence[Pod]
-    """Of the current attempt (inference: all), ending ones left out."""
+    """Pods of the current attempt (inference: all), ending ones left out."""
     claim: Manifest | None
     events: Sequence[Manifest]
     nodes: Sequence[Manifest] | None
     waiting_on: str | None
     """The orchestrator's own word."""
     trouble: Say | None = None
-    """What the roles say of a bound volume."""
+    """Report of the roles on a bound volume."""
 
     def of(self, role: Role) -> list[Pod]:
         return [pod for pod in self.pods if pod.role == role]
@@ -167,7 +167,7 @@ def inference(scene: Scene, patient: bool) -> Say:
 
 
 def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
-    """Whether events and nodes could explain what is not true yet; a loading engine or a first step needs no explanation."""
+    """True if events and nodes could explain what is not true yet; a loading engine or a first step needs no explanation."""
     unbound = said[reasons.STORAGE_READY].status != "True" and scene.trouble is None
     if unbound or said[reasons.SCHEDULED].status != "True":
         return True
@@ -178,14 +178,14 @@ def facts_that_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
 
 
 def nodes_would_help(scene: Scene, said: Mapping[str, Say]) -> bool:
-    """Whether nodes could: no node takes a pod, or the one that took it has not begun with it."""
+    """True if nodes could explain it: no node takes a pod, or the one that took it has not begun with it."""
     if said[reasons.SCHEDULED].reason == reasons.UNSCHEDULABLE:
         return True
     return any(pod.node and not pod.mounted and not has_begun(pod) for pod in scene.pods)
 
 
 def _unscheduled(scene: Scene) -> Say | None:
-    """What no node can take. A role whose pods can never be taken comes before one that only waits."""
+    """Message on pods that no node can take. A role whose pods can never be taken comes before one that only waits."""
     modes = ((scene.claim or {}).get("spec") or {}).get("accessModes") or ["ReadWriteMany"]
     one_node = scene.wanted.own_claim and "ReadWriteMany" not in modes
     found = [
@@ -211,7 +211,7 @@ def _unbound(scene: Scene, of_class: object, told: str) -> str:
 
 
 def _refused(scene: Scene, role: Role) -> Say | None:
-    """Why the role's pods cannot be created: quota, Pod Security, another admission."""
+    """Reason why the role's pods cannot be created: quota, Pod Security, another admission."""
     names = scene.names
     makers = {
         "trainer": (("StatefulSet", names.trainer),),
@@ -236,7 +236,7 @@ def _refused(scene: Scene, role: Role) -> Say | None:
 
 
 def _refusals_count_from(scene: Scene, role: Role) -> float | None:
-    """From when on a controller may not make the role's pods: it made one, or had another template, before. None: it has none yet.
+    """Time from which a controller may not make the role's pods: it made one, or had another template, before. None: it has none yet.
 
     Events live for an hour. These are all times of the control plane.
     """
@@ -273,7 +273,7 @@ def _over_quota(what: str, text: str) -> Say:
 
 
 def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
-    """What keeps a scheduled pod from being ready, where it needs a person."""
+    """Cause that keeps a scheduled pod from being ready, where it needs a person."""
     for container in pod.containers:
         if (found := _container_trouble(pod, container, role)) is not None:
             return found
@@ -298,7 +298,7 @@ def _trouble(scene: Scene, pod: Pod, role: str) -> Say | None:
 
 
 def has_begun(pod: Pod) -> bool:
-    """Whether a container of it has ever been started."""
+    """True if a container of it has ever been started."""
     return any(c.running or c.exit is not None for c in pod.containers)
 
 

@@ -56,7 +56,7 @@ def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[
 
 
 def _of_resumption(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
-    """Where the attempt goes on from, and that it does."""
+    """Events of an attempt that goes on: from where, and that it does."""
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
@@ -72,7 +72,7 @@ def _of_resumption(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator
 
 
 def _of_requests(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    """What a person has asked for by an annotation."""
+    """Events of requests that a person has made by an annotation."""
     if new.restart_requested_at != old.restart_requested_at and old.attempt and seconds_of(new.restart_requested_at):
         yield EventRecord(
             "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"

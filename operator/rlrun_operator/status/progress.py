@@ -43,7 +43,7 @@ class Report:
     total_steps: int | None = None
     """Fewer than `maxSteps` where the data of supervised fine-tuning ends before; answers that are wanted."""
     waiting_role: str | None = None
-    """Whose work it waits for."""
+    """Role whose work it waits for."""
     storage: tuple[str, str] | None = None
     """Reason and words, while the volume is of no use."""
     results: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
 
 
 def is_training(report: Report | None) -> bool:
-    """Whether the attempt has trained a step of its own."""
+    """True if the attempt has trained a step of its own."""
     return report is not None and report.step is not None and report.step > (report.resumed_from_step or 0)
 
 
@@ -93,7 +93,7 @@ def changed(progress: ProgressStatus, **change: Unpack[_Change]) -> ProgressStat
 
 
 def unresumed(checkpoint: CheckpointStatus) -> CheckpointStatus:
-    """`checkpoint` at the beginning of an attempt: nobody knows yet where that begins."""
+    """`checkpoint` at the beginning of an attempt: where that begins is not known yet."""
     return CheckpointStatus(
         latest_complete_step=checkpoint.latest_complete_step,
         latest_complete_time=checkpoint.latest_complete_time,
@@ -159,7 +159,7 @@ def silent_for(lease_changed_at: float | None, now: float) -> float:
 
 
 def _count(found: Mapping[str, str], key: str) -> int | None:
-    """A whole number that the API takes; anybody may have written the annotation."""
+    """A whole number that the API takes; any client may have written the annotation."""
     try:
         value = int(found[key])
     except (KeyError, ValueError, TypeError):
@@ -180,7 +180,7 @@ def _bounded(value: float | None, most: float) -> float | None:
 
 
 def _lines(text: str | None) -> tuple[str, ...]:
-    """What the API takes; anybody may have written the annotation."""
+    """Lines that the API takes; any client may have written the annotation."""
     lines = [line[: keys.RESULT_MAX] for line in str(text or "").splitlines() if line]
     return tuple(lines[: keys.RESULTS_MAX])
 

@@ -194,15 +194,15 @@ CONDITION_REASONS = {
 }
 
 SUSPENSION = frozenset({SUSPENDING, SUSPENDED})
-"""Of Suspended while the phase is Suspending or Suspended."""
+"""Reasons of Suspended while the phase is Suspending or Suspended."""
 VOLUME = frozenset({STORAGE_FULL, STORAGE_READ_ONLY, STORAGE_SLOW})
-"""What the roles tell of a bound volume; no restart helps."""
+"""Reasons that the roles report of a bound volume; no restart helps."""
 ENDING = frozenset({COMPLETING, GUESTS_JOINED})
-"""Of Complete while it is False: the phase is Completing."""
+"""Reasons of Complete while it is False: the phase is Completing."""
 HOST_NEEDS_A_PERSON = frozenset(
     {HOST_NOT_FOUND, HOST_IS_GUEST, HOST_NOT_SHARED, HOST_NOT_NAMED, HOST_INCOMPATIBLE, HOST_COMPLETE, HOST_FAILED}
 )
-"""Of HostAvailable: what does not pass by itself."""
+"""Reasons of HostAvailable that do not pass by themselves."""
 PROBLEMS = HOST_NEEDS_A_PERSON | frozenset(
     {
         HOST_SLOTS_TAKEN,

@@ -24,7 +24,7 @@ _PREEMPTION = re.compile(r"[.,;]?\s*(?:no new claims to deallocate,\s*)?preempti
 
 
 def waits_for_claim(pods: Iterable[Pod]) -> bool:
-    """Whether the scheduler waits for a claim alone: then the claim is what to look at."""
+    """True if the scheduler waits for a claim alone: then the claim is what to look at."""
     return any("unbound immediate PersistentVolumeClaim" in pod.unscheduled[1] for pod in pods if pod.unscheduled)
 
 
@@ -74,7 +74,7 @@ def _lacking(
     demands: Mapping[str, float],
     nodes: Sequence[Manifest],
 ) -> str | None:
-    """What no node has, or no node that is otherwise right; None: some node could take the pod if it were free."""
+    """Demand that no node meets, or no node that is otherwise right; None: some node could take the pod if it were free."""
     usable = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
     matching = [node for node in usable if all(_label(node, key) in values for key, values in wanted.items())]
     if not usable:
@@ -171,7 +171,7 @@ def _labels_wanted(spec: Manifest) -> dict[str, set[str]]:
 
 
 def _demands(spec: Manifest) -> dict[str, float]:
-    """What the pod's containers ask for together, devices first."""
+    """Sum of what the pod's containers ask for, devices first."""
     total: Counter[str] = Counter()
     for container in spec.get("containers") or ():
         resources = container.get("resources") or {}
@@ -181,7 +181,7 @@ def _demands(spec: Manifest) -> dict[str, float]:
 
 
 def _takes(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
-    """Whether an empty node of this kind would take the pod."""
+    """True if an empty node of this kind would take the pod."""
     labelled = all(_label(node, key) in values for key, values in wanted.items())
     open_to_it = not (node.get("spec") or {}).get("unschedulable") and not _untolerated(node, spec)
     return labelled and open_to_it and all(_allocatable(node, name) >= amount for name, amount in demands.items())

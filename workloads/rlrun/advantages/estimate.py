@@ -26,7 +26,7 @@ class _Estimated:
     values: Floats
     groups: RewardGroups
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of `SHARED_OPTIONS`, those that the estimator has."""
+    """Options of the estimator that are in `SHARED_OPTIONS`."""
 
     @property
     def gamma(self) -> float:
@@ -212,7 +212,7 @@ def _groups(count: int, group_size: int | None, group_ids: npt.ArrayLike | None)
 
 
 def _checked(name: str, result: object, count: int) -> Floats:
-    """What an estimator gave, `[count]`: a user's own may return anything that numpy reads, a torch tensor on a CPU too."""
+    """Result of an estimator, `[count]`: a user's own may return anything that numpy reads, a torch tensor on a CPU too."""
     try:
         values = np.asarray(result, np.float64)
     except (TypeError, ValueError, RuntimeError):

@@ -40,7 +40,7 @@ def advantages(
 
 
 def _array(values: Tensor | Sequence[float]) -> Any:
-    """As numpy reads it, which knows neither bf16 nor other devices."""
+    """The values as numpy reads them, which knows neither bf16 nor other devices."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     plain = values.detach().cpu()

@@ -28,10 +28,10 @@ PREFIX = "objective"
 
 @dataclass(frozen=True)
 class Divisors:
-    """Of each objective, in the order of `Mixture.objectives`."""
+    """Divisors of each objective, in the order of `Mixture.objectives`."""
 
     batch: tuple[float, ...]
-    """What its sum is divided by: the count over all samples of the batch, by its aggregation."""
+    """Divisor of its sum: the count over all samples of the batch, by its aggregation."""
     own: tuple[float, ...]
     """The count over the samples that it is for."""
 
@@ -52,16 +52,16 @@ class Mixture:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the entropy must be given with its gradient."""
+        """True if the entropy must be given with its gradient."""
         return any(objective.needs_entropy for objective in self.objectives)
 
     @property
     def recomputes(self) -> bool:
-        """Whether a trust region is measured from the policy at the start of the step."""
+        """True if a trust region is measured from the policy at the start of the step."""
         return any(objective.proximal == "recompute" for objective in self.objectives)
 
     def divisors(self, mask: Tensor, sequence_lengths: Sequence[int], environments: Sequence[str]) -> Divisors:
-        """Of a whole batch, before its first micro-batch is trained.
+        """Divisors for a whole batch, before its first micro-batch is trained.
 
         Args:
             mask: `[T]` bool, the loss mask of all sequences of the batch, on all ranks.

@@ -53,7 +53,7 @@ class Objective:
     loss: str = DEFAULT_LOSS
     """A key of `LOSSES`, or `package.module:function`, called as `function(LossInputs, **options)` and returning a `TokenLoss`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the loss, see `LOSSES[loss].options`; those not given get their default."""
+    """Options of the loss, see `LOSSES[loss].options`; those not given get their default."""
     aggregation: str | None = None
     """A key of `AGGREGATIONS`; None becomes that of the loss, see `default_aggregation`."""
     aggregation_length: float | None = None
@@ -83,7 +83,7 @@ class Objective:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the entropy must be given with its gradient."""
+        """True if the entropy must be given with its gradient."""
         return self.regularizers.entropy > 0
 
     def count(self, mask: Tensor, sequence_lengths: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""An objective as plain functions, for a script or a notebook: bound anew by every call. The trainer binds an `Objective` once."""
+"""An objective as plain functions, for a script or a notebook: bound again by every call. The trainer binds an `Objective` once."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor, mask: Tensor) -> Moments:
-        """Of `values` `[T]` where `mask` `[T]` is true."""
+        """Moments of `values` `[T]` where `mask` `[T]` is true."""
         kept = torch.where(mask.bool(), values.detach().double(), 0)
         return cls(mask.bool().sum().double(), kept.sum(), kept.square().sum())
 
@@ -122,7 +122,7 @@ def gae(
 
 
 def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int]) -> Tensor:
-    """For each masked token the value at the next masked token of its sequence, 0 after the last one; `[T]`."""
+    """Value at the next masked token of the sequence, for each masked token; 0 after the last one; `[T]`."""
     places, sequence = _masked(kept, lengths)
     result = torch.zeros_like(values)
     same = sequence[1:] == sequence[:-1]

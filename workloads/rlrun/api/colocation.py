@@ -19,7 +19,7 @@ RULES = (
         ".algorithm.maxAsyncLevel",
     ),
 )
-"""Of the whole specification, for the API server."""
+"""Rules of the whole specification, for the API server."""
 
 
 def check(spec: RLRunSpec) -> None:

@@ -27,7 +27,7 @@ Quantity = Annotated[
 ]
 """Kubernetes' notation of an amount."""
 Amount = Quantity | Annotated[int, Field(ge=0)]
-"""Of a resource: a quantity, or a plain number as YAML reads it."""
+"""Amount of a resource: a quantity, or a plain number as YAML reads it."""
 _POSITIVE = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]+\.[0-9]*[1-9][0-9]*)"
 PositiveQuantity = Annotated[
     str,
@@ -45,7 +45,7 @@ Capacity = Annotated[
         "a Kubernetes quantity above 0 with its unit, such as 100Gi or 2Ti",
     ),
 ]
-"""Of a volume. Fewer bytes than a million without a unit are a forgotten unit."""
+"""Capacity of a volume. Fewer than a million bytes without a unit count as a forgotten unit."""
 _UNITS = {
     "n": "1e-9",
     "u": "1e-6",
@@ -337,7 +337,7 @@ class PodAffinity(Config):
 
 
 class Affinity(Config):
-    """As in a PodSpec; `model_dump(by_alias=True, exclude_none=True)` is what the user wrote."""
+    """Affinity as in a PodSpec; `model_dump(by_alias=True, exclude_none=True)` is what the user wrote."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
@@ -351,7 +351,7 @@ OWN_CONTAINERS = ("trainer", "inference", "orchestrator", "folder", "model")
 
 
 def is_reserved(variable: str) -> bool:
-    """Whether RLRun sets an environment variable of this name itself."""
+    """True if RLRun sets an environment variable of this name itself."""
     return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIX)
 
 

@@ -46,7 +46,7 @@ RULES = (
         ".environments",
     ),
 )
-"""Of the whole specification, for the API server."""
+"""Rules of the whole specification, for the API server."""
 
 
 def check_samples(spec: RLRunSpec) -> None:

@@ -63,19 +63,19 @@ class FailureRule(Config):
     """Matches failures with all that is set, at least one condition; without codes and reasons, those that count anyway."""
 
     name: Annotated[str, Field(min_length=1, max_length=63), PRINTABLE]
-    """For messages."""
+    """Name in messages."""
     action: Literal["FailRun", "Restart", "RestartUncounted"]
     """Restart counts."""
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)] | None = (
         None
     )
-    """Not of disrupted pods."""
+    """Exit codes, but not of disrupted pods."""
     on_reasons: Annotated[list[FailureReason], Field(min_length=1, max_length=64)] | None = None
-    """As in `status.lastFailure`."""
+    """Reasons, as in `status.lastFailure`."""
     roles: (
         Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(min_length=1, max_length=3)] | None
     ) = None
-    """Whose pod failed first."""
+    """Role of the first failed pod."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -97,12 +97,12 @@ _RULE_TWICE = "self.rules.filter(r, !self.rules.exists_one(o, o.name == r.name))
 
 
 class FailurePolicySpec(Config):
-    """What happens when a trainer pod or the orchestrator dies: the whole run restarts from its last complete checkpoint."""
+    """Policy for failures: when a trainer pod or the orchestrator dies, the whole run restarts from its last complete checkpoint."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10000)] = 3
     """Restarts after failures; one more fails the run. Disruptions do not count."""
     reset_after_steps: Annotated[int, Field(ge=1)] | None = None
-    """So many new steps after the last counted restart, none counts any more."""
+    """New steps after the last counted restart that reset the count."""
     backoff: BackoffSpec = BackoffSpec()
     """Waits between restarts."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = Field(default_factory=list)
@@ -136,7 +136,7 @@ Cleanup = Literal["GPU", "All", "None"]
 
 
 class CleanupPolicySpec(Config):
-    """What is removed when the run ends. GPU: trainer and engines; All: the orchestrator's pod, with its log, too; None: nothing."""
+    """Removal at the end of the run. GPU: trainer and engines; All: the orchestrator's pod, with its log, too; None: nothing."""
 
     on_complete: Cleanup = "GPU"
     """After Complete."""
@@ -145,7 +145,7 @@ class CleanupPolicySpec(Config):
 
 
 class ProgressSpec(Config):
-    """When a run counts as stuck, and what then."""
+    """Detection of stalls, and the action that follows."""
 
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
     """Longest time from all pods scheduled to the attempt's first step."""
@@ -156,7 +156,7 @@ class ProgressSpec(Config):
 
 
 class NetworkPolicySpec(Config):
-    """What the run's pods may talk to."""
+    """Network access of the run's pods."""
 
     mode: Literal["Restricted", "None"] = "Restricted"
     """Restricted: each role reaches what it needs of the run, DNS, the API server, and port 443 if it reads the hub. None: no policy."""

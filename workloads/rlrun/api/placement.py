@@ -49,7 +49,7 @@ class TopologySpec(Config):
 
 
 class PlacementSpec(Config):
-    """Where the run's GPU pods may run, in the words of GPU clusters."""
+    """Placement of the run's pods, in the terms of GPU clusters."""
 
     gpu_product: LabelValue | None = None
     """GPU model of trainer and inference: node label `nvidia.com/gpu.product`."""

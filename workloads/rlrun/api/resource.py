@@ -43,11 +43,11 @@ LIVE_FIELDS = (
     "ttlSecondsAfterFinished",
     "cleanupPolicy",
 )
-"""Of the spec: what may change at any time; `maxSteps` and the size of a claim may only grow. All else only while the run is suspended."""
+"""Fields of the spec that may change at any time; `maxSteps` and the size of a claim may only grow. All else only while suspended."""
 NEXT_ATTEMPT_FIELDS = ("maxSteps",)
-"""Of these: what the roles are told only when an attempt begins."""
+"""Live fields that the roles read only when an attempt begins."""
 IDENTITY_FIELDS = ("task", "model", "storage", "trainer.sharedWith", "managedBy")
-"""Of the spec: what never changes, but for `LIVE_FIELDS`, once the first attempt has begun, because checkpoints would not fit it."""
+"""Fields of the spec that never change, but for `LIVE_FIELDS`, once the first attempt has begun: checkpoints would not fit them."""
 _NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -56,7 +56,7 @@ _FIRST_UNEVEN = "self.environments.map(e, self.orchestrator.batchSize % e.groupS
 
 
 class RLRunSpec(Config):
-    """What the run is. A smallest one needs a model and an environment (RL) or data (SFT)."""
+    """Specification of the run. The smallest one has a model and an environment (RL) or data (SFT)."""
 
     task: Task = "RL"
     """RL learns from `environments`, SFT from `data`, without engines. Eval measures `policies`, without a trainer."""
@@ -71,15 +71,15 @@ class RLRunSpec(Config):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The objective and how far behind the policy its data may be."""
     environments: Annotated[list[EnvironmentConfig], Field(max_length=64)] = _NO_ENVIRONMENTS
-    """Where tasks and rewards come from; not for SFT."""
+    """Sources of tasks and rewards; not for SFT."""
     data: DataConfig | None = None
-    """What is learned from; for SFT."""
+    """Training data; for SFT."""
     sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn, unless an environment says otherwise."""
+    """Sampling of tokens, unless an environment has its own."""
     evaluation: EvaluationConfig | None = None
-    """Held-out evaluation between steps, none by default; what Eval asks."""
+    """Held-out evaluation between steps, none by default; also Eval's tasks."""
     policies: PoliciesConfig | None = None
-    """Whom Eval asks; default: the model."""
+    """Policies to evaluate (task Eval); default: the base model."""
     trainer: TrainerBlock = TrainerBlock()
     """The torchrun group that steps the optimizer."""
     inference: InferenceBlock = InferenceBlock()
@@ -89,19 +89,19 @@ class RLRunSpec(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When to save, what to keep, where to start."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
-    """How new weights reach the engines."""
+    """Transfer of new weights to the engines."""
     storage: StorageSpec = DEFAULT_STORAGE
     """The volume that the roles share; default: a claim of 100 GiB from the cluster's default StorageClass."""
     placement: PlacementSpec = PlacementSpec()
-    """Where the pods may run."""
+    """Placement of the pods."""
     failure_policy: FailurePolicySpec = FailurePolicySpec()
-    """What failures cost."""
+    """Restarts after failures."""
     node_loss: NodeLossSpec = NodeLossSpec()
-    """What follows when a node is gone."""
+    """Handling of lost nodes."""
     progress: ProgressSpec = ProgressSpec()
-    """When the run counts as stuck."""
+    """Detection of stalls, and the action."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
-    """What the pods may talk to."""
+    """Network access of the pods."""
     suspend: bool = False
     """Save and remove all pods; false again: go on."""
     managed_by: OperatorName | None = None
@@ -111,7 +111,7 @@ class RLRunSpec(Config):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
     """Delete the children of an ended run after this time, but the volume."""
     cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()
-    """What the run's end removes."""
+    """Cleanup at the run's end."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *colocation.RULES,
@@ -286,7 +286,7 @@ class RLRun(Config):
     metadata: ObjectMeta
     """Name and labels."""
     spec: RLRunSpec
-    """What the run is."""
+    """Specification of the run."""
     status: Any = None
     """Written by the operator; ignored when read from a manifest."""
 

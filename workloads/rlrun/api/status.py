@@ -32,7 +32,7 @@ UNSERVED: Mapping[str, str | int] = {
 kstatus, which takes a resource without conditions for ready."""
 
 COUNT_MAX = 2**53
-"""Beyond, a number in JSON is not the same for all who read it."""
+"""Largest count: beyond it, a number in JSON is not the same for all readers."""
 ATTEMPT_MAX = 10**9 - 1
 """Numbers of attempts are part of names and labels."""
 PODS_MAX = 2**16
@@ -64,13 +64,13 @@ class Condition(Config):
     """One aspect of the run, as in Kubernetes' own resources."""
 
     type: str
-    """Which aspect."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True if it holds."""
     reason: str
     """One CamelCase word; the troubleshooting page lists them."""
     message: str
-    """What a person needs to know, and what to do."""
+    """Explanation for users, and what to do."""
     last_transition_time: str
     """When `status` changed last (RFC 3339)."""
     observed_generation: int | None = None
@@ -81,15 +81,15 @@ class RoleStatus(Config):
     """Pods of one role."""
 
     desired: PodCount = 0
-    """How many there should be."""
+    """Number of desired pods."""
     ready: PodCount = 0
-    """How many are ready."""
+    """Number of ready pods."""
     weight_version: Count | None = None
     """Newest policy version that an engine holds."""
 
 
 class ProgressStatus(Config):
-    """How far the run is, as the orchestrator told last."""
+    """Progress of the run, as the orchestrator reported it last."""
 
     step: Count = 0
     """Last trained step."""
@@ -110,13 +110,13 @@ class ProgressStatus(Config):
     last_step_time: str | None = None
     """When the operator saw the step change (RFC 3339)."""
     estimated_completion_time: str | None = None
-    """From the speed of the last steps (RFC 3339)."""
+    """Estimate by the last steps' speed (RFC 3339)."""
     waiting_on: str | None = None
-    """What the next step waits for."""
+    """Cause of the next step's wait."""
 
 
 class CheckpointStatus(Config):
-    """What a restart would lose."""
+    """Checkpoints, and steps lost to restarts."""
 
     latest_complete_step: Count | None = None
     """Newest complete checkpoint."""
@@ -129,26 +129,26 @@ class CheckpointStatus(Config):
 
 
 class FailureRecord(Config):
-    """Why an attempt ended."""
+    """Failure that ended an attempt."""
 
     time: str
-    """When (RFC 3339)."""
+    """Time (RFC 3339)."""
     attempt: AttemptNumber
-    """Which attempt."""
+    """Number of the attempt."""
     role: Literal["trainer", "inference", "orchestrator"]
-    """Whose pod failed first."""
+    """Role of the first failed pod."""
     pod_name: str
-    """That pod."""
+    """Name of that pod."""
     node_name: str | None = None
-    """Where it ran."""
+    """Node of that pod."""
     exit_code: int | None = None
-    """Of its container; 128+n: signal n."""
+    """Exit code; 128+n: signal n."""
     reason: str
     """One CamelCase word."""
     message: str
-    """What the role or Kubernetes said."""
+    """Message of the role or of Kubernetes."""
     counted: bool = True
-    """Whether the restart counted."""
+    """True if the restart counted."""
     step: Count | None = None
     """Step that the run had reached."""
 
@@ -157,11 +157,11 @@ class ExcludedNode(Config):
     """A node that the run keeps away from."""
 
     name: Annotated[str, AfterValidator(_node_name)]
-    """Which."""
+    """Name of the node."""
     until: str
-    """RFC 3339."""
+    """End of the exclusion (RFC 3339)."""
     reason: str
-    """What happened there."""
+    """Cause of the exclusion."""
 
 
 class StorageStatus(Config):
@@ -181,18 +181,18 @@ class SharedWithStatus(Config):
     """The run whose trainer and engines this one uses."""
 
     run: str
-    """Its name."""
+    """Name of that run."""
     attempt: AttemptNumber | None = None
-    """Its attempt that the current one of this run belongs to."""
+    """Attempt of that run to which this run's belongs."""
 
 
 class RLRunStatus(Config):
-    """The truth about a run."""
+    """Observed state of a run."""
 
     observed_generation: int | None = None
     """`metadata.generation` that the operator has acted on."""
     phase: Phase | None = None
-    """Where the run is in its life."""
+    """Stage of the run's life cycle."""
     conditions: list[Condition] = Field(default_factory=list)
     """Conditions by type, from ConfigurationValid to Complete and Failed, and kstatus' Reconciling and Stalled."""
     reason: str | None = None
@@ -220,7 +220,7 @@ class RLRunStatus(Config):
     active_since: str | None = None
     """Since when the run is neither suspended nor over (RFC 3339)."""
     active_seconds: Count = 0
-    """How long it was, before `activeSince`."""
+    """Seconds of activity before `activeSince`."""
     max_steps: Count | None = None
     """`spec.maxSteps` that the current attempt was made with."""
     restart_requested_at: str | None = None
@@ -236,7 +236,7 @@ class RLRunStatus(Config):
     steps: str | None = None
     """`412/1000`, for the printer column; of Eval: answers."""
     results: list[str] | None = None
-    """Of Eval: `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
+    """Results of Eval: `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     trainer: RoleStatus = RoleStatus()
     """The trainer's pods."""
     inference: RoleStatus = RoleStatus()
@@ -248,11 +248,11 @@ class RLRunStatus(Config):
     inference_ready: str | None = None
     """`4/4`, for the printer column."""
     progress: ProgressStatus = ProgressStatus()
-    """How far the run is."""
+    """Progress of the run."""
     checkpoint: CheckpointStatus = CheckpointStatus()
-    """What a restart would lose."""
+    """Checkpoints, and steps lost to restarts."""
     last_failure: FailureRecord | None = None
-    """Why the last attempt ended early."""
+    """Failure that ended the last attempt."""
     failures: list[FailureRecord] = Field(default_factory=list, max_length=5)
     """The last five, newest last."""
     excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=16)] | None = None

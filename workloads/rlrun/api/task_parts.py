@@ -56,7 +56,7 @@ RULES = (
         ".policies",
     ),
 )
-"""Of the whole specification, for the API server."""
+"""Rules of the whole specification, for the API server."""
 
 
 def check(spec: RLRunSpec) -> None:
@@ -103,7 +103,7 @@ def _check_supervision(spec: RLRunSpec) -> None:
 
 
 def _parts_of_training(spec: RLRunSpec) -> unread.Parts:
-    """What a run without a trainer does not read. Environments are as in the run that trained in them."""
+    """Parts that a run without a trainer does not read. Environments are as in the run that trained in them."""
     return (
         ("", spec, ("max_steps",)),
         ("algorithm", spec.algorithm, AlgorithmConfig.model_fields),

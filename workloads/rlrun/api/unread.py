@@ -1,6 +1,6 @@
 """Refusal of fields that a run's task never reads but its manifest sets.
 
-What the API server fills in is not refused: it cannot be told from what nobody has set.
+What the API server fills in is not refused: it cannot be distinguished from an unset field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def refuse(parts: Parts, whose: str, hints: dict[str, str] | None = None) -> Non
 
     Args:
         parts: what is not read.
-        whose: whom the fields are for, as the end of `is for ...`.
+        whose: owner of the fields, as the end of `is for ...`.
         hints: what to do instead, by path.
 
     Raises:

@@ -13,7 +13,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.runtime import exit_codes
 
 _UID = "00000000-0000-0000-0000-000000000000"
-"""Of a run that no cluster has made yet."""
+"""Uid of a run that no cluster has made yet."""
 
 
 def parser() -> Parser:

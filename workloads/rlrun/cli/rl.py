@@ -120,7 +120,7 @@ class Given:
     layer: Layer
     files: list[Path]
     dry_run: bool
-    """Whether only to print it."""
+    """True if it is only printed."""
 
 
 def read(

@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def summary(manifest: RLRun) -> str:
-    """One line: what the run will do."""
+    """One line about the work of the run."""
     spec = manifest.spec
     model = spec.model.path or spec.model.name or "a tiny model"
     told = {"SFT": _supervision, "Eval": _evaluation}.get(spec.task, _learning)(spec)

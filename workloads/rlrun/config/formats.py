@@ -18,7 +18,7 @@ class Format:
     pattern: str
     """Regular expression of the whole string, in the syntax that Python and RE2 share; without anchors."""
     words: str
-    """What the string is, as the end of `expected ...`; with examples."""
+    """Description of the string, as the end of `expected ...`; with examples."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
@@ -121,7 +121,7 @@ PRINTABLE = Format(
     rf"{_INNER}({_PRINTABLE}*{_INNER})?",
     "text of one line without blanks at its ends",
 )
-"""Of strings that stand in messages, or that a process takes as they are."""
+"""Format of strings that stand in messages, or that a process takes as they are."""
 EnvironmentId = Annotated[
     str,
     Field(min_length=1, max_length=253),

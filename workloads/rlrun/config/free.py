@@ -1,4 +1,4 @@
-"""Free-form values: parts of a configuration whose fields somebody else defines, such as an environment's arguments or a pod's template."""
+"""Free-form values: parts of a configuration whose fields are defined elsewhere, such as an environment's arguments or a pod's template."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _SPACED = re.compile(r"(?P<text>'(?:\\.|[^'\\])*')|\s*(?P<symbol>[-+*/%<>=!&|?:,()\[\]])\s*")
 
 _EXPRESSION = re.compile(r"\{((?:[^{}]|\{(?:[^{}]|\{\})*\})*)\}")
-"""In a message. A map in it may hold no other but an empty one."""
+"""Expression in a message. A map in it may hold no other but an empty one."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Rule:
     holds: str
     """CEL expression over `self`, true for a valid object."""
     message: str
-    """What is wrong, with each `{expression}` replaced by its value: the field, its value and the fix."""
+    """Error text, with each `{expression}` replaced by its value: the field, its value and the fix."""
     field: str | None = None
     """Path below the object, such as `.batchSize`, that the message is about; default: the object."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER_VARIABLE = "RLRUN_CRASHES"
 """Environment variable: where the processes of a group write what they were doing when they crashed; without it to stderr."""
 BEGIN = "Fatal Python error:"
-"""How faulthandler begins; every role runs with it (`failures.ROLE_ENVIRONMENT`)."""
+"""Beginning of faulthandler's output; every role runs with it (`failures.ROLE_ENVIRONMENT`)."""
 _SIGNALLED = 128
 _CURRENT = "Current thread "
 _THREAD = "Thread "

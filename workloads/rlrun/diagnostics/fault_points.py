@@ -4,7 +4,7 @@ between the calls of a hand-over.
     FAULT_POINTS=checkpoint.manifest.before_rename=sigkill          the first time that a process gets there
     FAULT_POINTS=batch.told=exit:7@3,journal.appended=enospc        the third time; the first time
 
-What a point may be told to do:
+Actions of a point:
 
     sigkill, sigterm, sigstop   this process sends itself the signal
     exit:CODE                   it ends with this code, at once
@@ -93,9 +93,9 @@ class Fault:
 
     action: str
     code: int = 0
-    """Of `exit`."""
+    """Exit code of `exit`."""
     nth: int = 1
-    """How often a process has to get there first, this time included."""
+    """Number of times that a process has to get there first, this time included."""
 
 
 class FaultPlanError(ValueError):

@@ -1,7 +1,7 @@
 """Stacks of a process, on request: the last word of a role that hangs.
 
 A pod may not trace its processes, so each writes its own stacks: `listen` makes it append them to a file when `SIGNAL` comes, from C code
-that needs neither the interpreter's lock nor memory. Whoever ends a role that does not end by itself asks for them (`ask`) before it kills.
+that needs neither the interpreter's lock nor memory. They are asked for (`ask`) before a role that does not end by itself is killed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ SUFFIX = ".stacks.txt"
 PATIENCE_SECONDS = 5.0
 """A role that has nothing to save ends sooner after it was asked to stop."""
 MAX_BYTES = 1024 * 1024
-"""Of one dump; what is more is cut off."""
+"""Size limit of one dump; the rest is cut off."""
 ANSWER_SECONDS = 3.0
 """Longest wait for one process; one that is frozen, or inside a hanging system call, does not answer."""
 ALL_SECONDS = 10.0
 """Longest wait for all of them."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _QUIET_SECONDS = 0.1
-"""Nothing is written for so long: the process has told all."""
+"""Silence after which a process has written all."""
 _LOOK_SECONDS = 0.01
 _COMMAND_CHARACTERS = 160
 
 
 def listen() -> None:
-    """From now on `SIGNAL` makes this process, and those that it forks, write what their main thread does.
+    """Make this process, and those that it forks, write at each `SIGNAL` what their main thread does.
 
     That thread alone, which `ask` sends the signal to. Frames of others change while they are read without the interpreter's lock,
     which ends the process with a segmentation fault (https://github.com/python/cpython/issues/116008); see decision 16.
     """
     path, file = os.environ.get(FILE_VARIABLE), 2
     if path:
-        with suppress(OSError):  # a process that may not write there tells its own log
+        with suppress(OSError):  # a process that may not write there uses its own log
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.register(SIGNAL, file=file, all_threads=False)
 
@@ -55,7 +55,7 @@ def patience(grace_seconds: float) -> float:
 
 
 def listens(pid: int, file: Path) -> bool:
-    """Whether a process would answer `SIGNAL` into `file`; any other would be ended by it, or mean something else.
+    """True if a process would answer `SIGNAL` into `file`; any other would be ended by it, or mean something else.
 
     Of a role that refuses inspection (see `privacy`) only its caught signals can be seen: it has called `listen` before.
     """
@@ -85,12 +85,12 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
     """Let processes write their stacks, one after the other; those that do not listen are left alone.
 
     Args:
-        pids: whom to ask.
+        pids: the processes to ask.
         file: what `RLRUN_STACKS_FILE` names in their environment.
         why: first line of the dump.
 
     Returns:
-        what was written, `MAX_BYTES` at most; empty when nobody listens.
+        what was written, `MAX_BYTES` at most; empty when none listens.
 
     Raises:
         OSError: the file cannot be written.

@@ -48,11 +48,11 @@ _TELLING: tuple[tuple[str | None, re.Pattern[str]], ...] = (
         re.compile(r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|std::bad_alloc"),
     ),
 )
-"""What a line means that has it; the first kind that occurs decides, because the later ones follow from it."""
+"""Meaning of a line that matches; the first kind that occurs decides, because the later ones follow from it."""
 _AFTERMATH = re.compile(
     r"ChildFailedError|SignalException|DistNetworkError|DistStoreError|Connection (?:closed|reset) by peer|Broken pipe"
 )
-"""Exceptions of who lost a peer, and of torchrun, which tells of its children."""
+"""Exceptions of processes that lost a peer, and of torchrun, which reports its children."""
 _FRAMES_OF_A_COLLECTIVE = 3
 _RANK = re.compile(r"^(\[(?:rank|default)\d+\]):? ?")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in (.+)$')
@@ -71,7 +71,7 @@ class Symptom:
     where: str | None
     """The innermost call in the run's own or the user's code, where the line ends a traceback."""
     index: int
-    """Of the line among those that are not empty."""
+    """Index of the line among those that are not empty."""
 
     def __str__(self) -> str:
         return self.line if self.where is None else f"{self.line} (at {self.where})"
@@ -105,13 +105,13 @@ def symptom_of(text: str) -> Symptom | None:
 
 
 def between_ranks(error: BaseException) -> bool:
-    """Whether a collective raised it."""
+    """True if a collective raised it."""
     last = traceback.extract_tb(error.__traceback__)[-_FRAMES_OF_A_COLLECTIVE:]
     return isinstance(error, RuntimeError) and any("/torch/distributed/" in frame.filename for frame in last)
 
 
 def lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or a cause of it, is a lost connection to another rank: that one has ended, and may have reported why."""
+    """True if an error, or a cause of it, is a lost connection to another rank: that one has ended, and may have reported why."""
     return error is not None and (
         between_ranks(error)
         or _AFTERMATH.search(str(error)) is not None

@@ -1,7 +1,7 @@
 """Bounds on what one episode may bring, held in the environment's own process, where only that episode pays.
 
 Everything here works on exact built-in types: whatever an object of the environment overrides (`__repr__`, `__iter__`, `__float__`,
-`items`) is not called, or its failure is told as one of the environment.
+`items`) is not called, or its failure is reported as one of the environment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_METRIC = 3.4028234663852886e38
 """Largest absolute metric: the largest float32; sums over a batch stay finite in float64."""
 MAX_METRICS = 256
 MAX_NAME_CHARACTERS = 200
-"""Of a task's id and of a metric's name."""
+"""Characters of a task's id and of a metric's name."""
 MAX_TEXT_CHARACTERS = 16 * 1024 * 1024
-"""Of all texts together, in one request to the model and in one episode."""
+"""Characters of all texts together, in one request to the model and in one episode."""
 MAX_VALUES = 1_000_000
 """JSON values in one request and in one episode."""
 MAX_DEPTH = 64
@@ -31,7 +31,7 @@ MAX_MESSAGES = 10_000
 MAX_REQUESTS = 10_000
 """Requests to the model in one episode."""
 MAX_ERROR_CHARACTERS = 2_000
-"""Of one error's text."""
+"""Characters of one error's text."""
 _MAX_INTEGER_BITS = 1024
 
 
@@ -86,7 +86,7 @@ def name_of(owner: Any) -> str:
 
 
 class _Left:
-    """What is left of the bounds."""
+    """Remainder of the bounds."""
 
     def __init__(self) -> None:
         self.values, self.characters = MAX_VALUES, MAX_TEXT_CHARACTERS

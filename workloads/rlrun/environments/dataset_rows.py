@@ -118,7 +118,7 @@ class ArrowTable:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Columnar files give every struct all fields; those that are null were never there."""
+    """Value without null fields: columnar files give every struct all fields, and those were never there."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -144,7 +144,7 @@ class Rows:
         if not self._ends[-1]:
             raise RoleError(f"{field}: {self.label} has no rows", exit_codes.DATA)
         self.fingerprint = _fingerprint(files, self._ends)
-        """Tells whether the files are those of an earlier attempt."""
+        """Digest by which the files are recognized as those of an earlier attempt."""
 
     def __len__(self) -> int:
         return self._ends[-1]

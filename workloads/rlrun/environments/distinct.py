@@ -33,7 +33,7 @@ class AtHand(Protocol):
     """A sequence of tasks that is read without code of an environment."""
 
     identified_by_content: bool
-    """Whether prompt, answer and info are all of a task, so that two tasks in which these are equal are the same."""
+    """True if prompt, answer and info are all of a task, so that two tasks in which these are equal are the same."""
 
 
 def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> None:
@@ -58,11 +58,11 @@ def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> None:
 
 
 _Known = tuple[str, str, bytes]
-"""Place, id, and a digest of what the task says; b"": it is no JSON."""
+"""Place, id, and a digest of the task's content; b"": it is no JSON."""
 
 
 def unproven(tasks: Sequence[Task]) -> bool:
-    """Whether the ids of a sequence have to be compared as its tasks are played."""
+    """True if the ids of a sequence have to be compared as its tasks are played."""
     return not _at_hand(tasks) and not isinstance(tasks, GeneratedTasks)
 
 

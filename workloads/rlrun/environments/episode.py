@@ -87,7 +87,7 @@ _Doing = Literal["run()", "episode", "score()", "numbers"]
 def _sorted(
     error: BaseException, doing: _Doing, late: float | None, *, of_score: bool, of_model: bool
 ) -> tuple[ErrorKind, str]:
-    """Whose fault an exception is, and what to tell.
+    """Kind of an exception by its cause, and the message to report.
 
     Args:
         error: the exception.
@@ -143,7 +143,7 @@ class _WatchedModel:
             raise
 
     def raised_in(self, error: BaseException) -> bool:
-        """Whether `error` is the client's own exception, was raised because of it, or is a group with it inside."""
+        """True if `error` is the client's own exception, was raised because of it, or is a group with it inside."""
         return self._error is not None and any(cause is self._error for cause in _causes(error))
 
 

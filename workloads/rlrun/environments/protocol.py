@@ -116,7 +116,7 @@ class Environment(Protocol):
     """Environment as `registry.load` returns it. One instance plays many episodes at once: an episode's state is local to `run`."""
 
     id: str
-    """Names the environment in errors, metrics and journals."""
+    """Name of the environment in errors, metrics and journals."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """The split's tasks, random access, the same on every call and in every process. Splits share no problem."""
@@ -146,12 +146,12 @@ class TellsTurns(Protocol):
 
     @property
     def single_turn(self) -> bool:
-        """Whether every episode asks the model once, and with the task's prompt as it is."""
+        """True if every episode asks the model once, and with the task's prompt as it is."""
         ...
 
 
 class SingleTurnEnvironment(ABC):
-    """One prompt, one reply. Subclasses say which tasks there are and what a reply is worth."""
+    """One prompt, one reply. Subclasses define the tasks and a reply's reward."""
 
     id: str
     single_turn: ClassVar[bool] = True

@@ -130,7 +130,7 @@ def _load_function(id: str, args: Mapping[str, Any]) -> Environment:
 
 
 def _load_verifiers(id: str, args: Mapping[str, Any]) -> Environment:
-    """By the adapter for the generation of verifiers that is installed here."""
+    """Load with the adapter for the generation of verifiers that is installed here."""
     name = id.removeprefix(VERIFIERS)
     try:
         version = metadata.version("verifiers")

@@ -13,7 +13,7 @@ from typing import overload
 from rlrun.environments.protocol import Split, Task
 
 EVAL_ONE_IN = 8
-"""One problem in eight is held out for evaluation."""
+"""Problems of which one is held out for evaluation."""
 
 MAX_DRAWS = 10_000
 """Draws before a split counts as empty; a split that has any problem is hit far sooner."""

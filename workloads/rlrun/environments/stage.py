@@ -62,12 +62,12 @@ class Stage(Protocol):
 
     @property
     def id(self) -> str:
-        """Names the environment in errors."""
+        """Name of the environment in errors."""
         ...
 
     @property
     def single_turn(self) -> bool:
-        """Whether every episode asks the model once, and with the task's prompt as it is."""
+        """True if every episode asks the model once, and with the task's prompt as it is."""
         ...
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:

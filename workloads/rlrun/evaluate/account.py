@@ -38,20 +38,20 @@ class Account:
         self._doing: tuple[Role, str] = ("inference", "starting")
         self._over = {part.policy for part in parts} - {part.policy for part in parts if part.left}
         self.results = self._measures()
-        """Of the policies that nothing more is asked of: a line per policy and environment."""
+        """Results of the policies that nothing more is asked of: a line per policy and environment."""
 
     def loads(self, policy: Policy) -> None:
-        """The engines are given a policy."""
+        """Note that the engines are given a policy."""
         self._doing = "inference", f"loading {policy.name}"
         self._rewards = []
 
     def loaded(self, policy: Policy) -> None:
-        """All of them have it."""
+        """Note that all engines have the policy."""
         self._doing, self._version = ("inference", f"answering as {policy.name}"), policy.step or 0
         self._moves += 1
 
     def answered(self, answer: Answer) -> None:
-        """One more answer is kept, or has failed as often as it may."""
+        """Count one more answer that is kept, or has failed as often as it may."""
         self._moves += 1
         if answer.rollout is None:
             self._failed += 1
@@ -61,7 +61,7 @@ class Account:
         self._rewards.append(answer.rollout.reward)
 
     def over(self, policy: Policy) -> None:
-        """Nothing more is asked of a policy."""
+        """Note that nothing more is asked of a policy."""
         self._over.add(policy)
         self.results = self._measures()
 
@@ -70,7 +70,7 @@ class Account:
         return tuple(report.short(report.results(self._plan, over)))
 
     def progress(self) -> Progress:
-        """One look."""
+        """Current progress."""
         role, phase = self._doing
         problems = self._pool.problems() if self._pool.version is None else ""
         waiting, trouble = self._since.waiting(role, phase, problems), self._volume.trouble()

@@ -1,6 +1,6 @@
 """Answers on the disk: one file per policy and environment (and attempt of a run), a line per answer, appended as they come.
 
-The file's name holds a fingerprint of all that an answer depends on. What has changed is therefore asked anew, into another file, and what
+The file's name holds a fingerprint of all that an answer depends on. What has changed is therefore asked, into another file, and what
 has not is never asked again, however often a command is interrupted.
 """
 

@@ -35,7 +35,7 @@ class Engines:
     weights: Path
     """Folder below which they load weights; what is put there has to be taken away again."""
     supervisor: Supervisor | None = None
-    """Of those that were started here."""
+    """Supervisor of the engines that were started here."""
     root: Path = Path()
     """The folder of those that were started here."""
 

@@ -1,4 +1,4 @@
-"""From a request to a plan: every problem is reported before anything starts."""
+"""Plan of a request: every problem is reported before anything starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Request:
     weights_dir: Path | None
     steps: Sequence[int] | None
     newest: bool
-    """Of the policies the newest alone, where neither steps nor the base model are named."""
+    """Choose the newest policy alone, where neither steps nor the base model are named."""
     base: bool
     environment_ids: Sequence[str] | None
     split: Split
@@ -70,7 +70,7 @@ class Job(Plan):
     """A command's plan, and by what means."""
 
     config: RunConfig
-    """Of engines and orchestrator; its output folder is `work`."""
+    """Configuration of engines and orchestrator; its output folder is `work`."""
     engine_urls: Sequence[str]
     """Empty: engines are started."""
     api_key: str

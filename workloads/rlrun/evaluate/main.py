@@ -26,7 +26,7 @@ from rlrun.runtime import exit_codes, role_log
 
 INTERRUPTED = 130
 _WIDTH = 160
-"""Of a table that is written into a file or pipe."""
+"""Columns of a table that is written into a file or pipe."""
 
 
 def evaluate(request: Request) -> int:
@@ -100,7 +100,7 @@ def _command(name: str, request: Request, finish: Callable[[Job, list[Part], Con
         print(f"{name}: interrupted; what was answered is kept, the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        raise  # whoever reads the table has read enough
+        raise  # the reader of the table has read enough
     except Exception as failure:
         cause = first_cause(failure)
         if isinstance(cause, RoleError):

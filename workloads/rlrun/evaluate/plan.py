@@ -1,4 +1,4 @@
-"""Which policies are asked what, and where the answers are: the same for a command and for a run of task Eval."""
+"""Plan of the policies, their questions and the place of the answers: the same for a command and for a run of task Eval."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Plan:
     work: Path
     """Folder of the answers and results."""
     orchestrator: OrchestratorConfig
-    """With what is asked in `evaluation`."""
+    """Configuration, with what is asked in `evaluation`."""
     policies: Sequence[Policy]
     split: Split
     export: Export
     attempt: int | None = None
-    """Of a run: it writes files of its own, and reads those of all attempts. None: a command, alone in its folder."""
+    """Attempt of a run: it writes files of its own, and reads those of all attempts. None: a command, alone in its folder."""
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """Name of the run."""
         return self.orchestrator.name
 
     @property

@@ -35,7 +35,7 @@ from rlrun.runtime import exit_codes
 
 
 class Watcher(Protocol):
-    """A person who waits."""
+    """Display for a person who waits."""
 
     def tell(self, line: str) -> None:
         """Report an event."""
@@ -46,7 +46,7 @@ class Watcher(Protocol):
         ...
 
     def answered(self) -> None:
-        """One of them has come."""
+        """Report that one of them has come."""
         ...
 
 
@@ -248,8 +248,8 @@ class Asking:
             number: its version for the engines; greater than those before it.
             parts: what it is asked.
             staging: where its weights are put.
-            loaded: told when the engines have the policy.
-            answered: told of each answer, once it is kept.
+            loaded: called when the engines have the policy.
+            answered: called with each answer, once it is kept.
 
         Raises:
             RoleError: the engines do not load it.

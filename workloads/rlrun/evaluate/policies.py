@@ -28,12 +28,12 @@ class Policy:
     """One policy that can be asked."""
 
     step: int | None
-    """After how many steps of training; None: the model that the manifest names."""
+    """Number of training steps; None: the model that the manifest names."""
     kind: Kind
-    """What its folder holds: the whole model, an adapter of it, or a checkpoint of the trainer."""
+    """Content of its folder: the whole model, an adapter of it, or a checkpoint of the trainer."""
     path: Path | None
     identity: str
-    """Tells it from another policy of the same step: answers are only kept for as long as this stays."""
+    """Distinguishes it from another policy of the same step: answers are only kept for as long as this stays."""
 
     @property
     def name(self) -> str:
@@ -168,7 +168,7 @@ def _kind(folder: Path) -> Kind:
 
 
 def _content(folder: Path) -> str:
-    """Of the weights' files: names, sizes and times; reading them whole would take as long as loading them."""
+    """Digest of the weights' files by names, sizes and times; reading them whole would take as long as loading them."""
     files = sorted(folder.glob("*.safetensors"))
     told = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]

@@ -43,7 +43,7 @@ def begin_attempt(paths: RunPaths, config: OrchestratorConfig, attempt: int) -> 
 
 
 def make_plan(config: OrchestratorConfig, attempt: int) -> Plan:
-    """Which policies are asked, by what is on the volume now.
+    """Make the plan from what is on the volume now.
 
     Raises:
         RoleError: names the field, its value, and what to do.
@@ -90,7 +90,7 @@ def _chosen(config: OrchestratorConfig, paths: RunPaths, base: Policy) -> tuple[
 
 
 def _check_served(chosen: Sequence[Policy], lora: LoRAConfig | None) -> None:
-    """The engines have been started with or without room for adapters, and cannot change that."""
+    """Refuse policies that the engines cannot serve: they were started with or without room for adapters."""
     kind = policies.served_as(chosen)
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
     if kind == "adapter":

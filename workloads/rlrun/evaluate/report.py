@@ -67,7 +67,7 @@ def unanswered(parts: Sequence[Part]) -> list[str]:
 
 
 def nothing_answered(parts: Sequence[Part]) -> bool:
-    """Whether some policy has no answer at all in some environment."""
+    """True if some policy has no answer at all in some environment."""
     return any(len(part.left) == len(part.wanted) for part in parts)
 
 

@@ -88,7 +88,7 @@ async def run(
             return TERMINATED
         await insist(volume, "write the results", lambda: _write(plan, parts))
         _complain(parts)
-        await running.farewell()  # whoever sees the end knows of the results
+        await running.farewell()  # an observer of the end knows of the results
     return exit_codes.OK
 
 
@@ -97,7 +97,7 @@ def _starting(since: Since) -> Waiting:
 
 
 async def _until_stopped(running: RunningAttempt, work: Coroutine[Any, Any, None]) -> bool:
-    """Work to the end, or until a signal; whether it was the end."""
+    """Work to the end, or until a signal; true if it was the end."""
     task, stopped = asyncio.ensure_future(work), False
 
     def stop() -> None:

@@ -1,4 +1,4 @@
-"""From a policy to a folder that an engine loads, below the folder of weights that the engine trusts.
+"""Staging of a policy as a folder that an engine loads, below the folder of weights that the engine trusts.
 
 The files are linked, not copied: that takes neither time nor space, and a run that deletes the version meanwhile takes nothing away.
 """

@@ -80,7 +80,7 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
     }
     if settings.colocated:
-        # The pool that sleeps cannot have segments that grow; whoever sets them means the trainer beside it.
+        # The pool that sleeps cannot have segments that grow; they are set for the trainer beside it.
         environment |= {"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}
     if settings.local_model:
         environment["HF_HUB_OFFLINE"] = "1"
@@ -91,7 +91,7 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
             "OMP_NUM_THREADS": str(settings.cpu_threads),
         }
         if settings.enforce_eager:
-            # vLLM compiles two small sampling functions even when told to be eager; on CPU that costs the first
+            # vLLM compiles two small sampling functions even when set to be eager; on CPU that costs the first
             # request 15 s of a C++ compiler and gains nothing.
             environment["TORCH_COMPILE_DISABLE"] = "1"
         if settings.tensor_parallel == 1:

@@ -1,4 +1,4 @@
-"""A CPU engine's process is forked from the server, which has imported everything that the engine needs.
+"""Fork of a CPU engine's process from the server, which has imported everything that the engine needs.
 
 vLLM spawns it on CPU, because OpenMP's threads do not survive a fork. With one thread there are none. Importing vLLM once
 instead of twice saves about 8 s of CPU time of each start, all of them before the first token.
@@ -15,13 +15,13 @@ from rlrun.inference.settings import InferenceSettings
 
 
 def may_fork(settings: InferenceSettings) -> bool:
-    """Whether the engine is a single process that computes on the CPU with one thread."""
+    """True if the engine is a single process that computes on the CPU with one thread."""
     one_process = settings.tensor_parallel == 1 and settings.data_parallel == 1
     return settings.device == "cpu" and settings.cpu_threads == 1 and one_process
 
 
 def fork_the_engine(listener: socket.socket) -> None:
-    """From now on this process forks the engine.
+    """Make this process fork the engine from now on.
 
     Args:
         listener: the server's own; the engine closes its copy, so that the port is free as soon as the server has ended.

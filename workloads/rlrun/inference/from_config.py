@@ -1,4 +1,4 @@
-"""From the run's configuration to what one server needs to know."""
+"""Settings of one server from the run's configuration."""
 
 from __future__ import annotations
 

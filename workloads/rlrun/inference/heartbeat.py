@@ -31,7 +31,7 @@ class Heartbeat:
 
     @property
     def alive(self) -> bool:
-        """Whether the workers answered within the timeout."""
+        """True if the workers answered within the timeout."""
         return self._answered is not None and self._clock() - self._answered < self._timeout
 
     async def beat(self) -> None:

@@ -1,8 +1,8 @@
-"""No process of the engine outlives the server, however the server dies.
+"""Guarantee that no process of the engine outlives the server, however the server dies.
 
 vLLM's engine core does not notice that the API server was killed with SIGKILL: it stays, with the GPU's memory. So the
 server leads a process group of its own, and a small process of that group waits for the server's end and then kills
-the group. Whoever stops a server signals its pid; its children need no attention.
+the group. To stop a server, signal its pid; its children need no attention.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def serve(settings: InferenceSettings) -> int:
 
 
 def _stop_the_start(*_: object) -> None:
-    """Until the HTTP server takes over the signals: leave at once, the children follow (see `lifeline`).
+    """Signal handler until the HTTP server takes over: leave at once, the children follow (see `lifeline`).
 
     An exception would not do: vLLM's start swallows it. Neither would the signal's default: it never reaches the first
     process of a container.
@@ -173,7 +173,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
 
 
 def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shapes | None) -> Handover:
-    """Of whole weights, or of adapters where the engine was started for them."""
+    """Hand-over of whole weights, or of adapters where the engine was started for them."""
     common: dict[str, Any] = {
         "base_model": settings.model_path,
         "weights_dir": settings.weights_dir,

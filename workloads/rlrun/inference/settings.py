@@ -12,7 +12,7 @@ from rlrun.config.models.engine_arguments import problem_of_arguments
 
 Device = Literal["cpu", "cuda"]
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as the highest rank; an adapter's own rank may be any below."""
+"""Values that vLLM takes as the highest rank; an adapter's own rank may be any below."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -38,7 +38,7 @@ class InferenceSettings:
     device: Device = "cpu"
     dtype: str = "auto"
     max_model_len: int | None = None
-    """Tokens of prompt and completion together; None: what the model's config says."""
+    """Tokens of prompt and completion together; None: as in the model's config."""
     max_num_seqs: int = 256
     """Sequences in one engine step, per data-parallel rank."""
     tensor_parallel: int = 1
@@ -59,7 +59,7 @@ class InferenceSettings:
     receives: bool = False
     """Take versions from the trainer's memory, over NCCL or gloo, instead of from folders."""
     colocated: bool = False
-    """Share the GPUs with the trainer: start asleep, and sleep whenever told to, until the next hand-over."""
+    """Share the GPUs with the trainer: start asleep, and sleep on request, until the next hand-over."""
     update_timeout: float = 600.0
     """Deadline of one weight update, without waiting for another one."""
     heartbeat_interval: float = 2.0
@@ -95,7 +95,7 @@ class InferenceSettings:
 
     @property
     def local_model(self) -> bool:
-        """Whether the model is a folder of this machine; else it is a Hugging Face id."""
+        """True if the model is a folder of this machine; else it is a Hugging Face id."""
         return Path(self.model_path).is_dir()
 
 

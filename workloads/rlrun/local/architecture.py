@@ -17,7 +17,7 @@ from rlrun.local.user_code import Finding, Piece
 
 CHECK = "rlrun.trainer.modeling.load_weights:check_folder"
 LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
-"""Most of the time is the import of torch and transformers; a model's own code may do anything."""
+"""Limits of a proof: most of its time is the import of torch and transformers; a model's own code may do anything."""
 TRAINER: Key = ("trainer",)
 """Left out as a whole, nothing is trained."""
 

@@ -46,7 +46,7 @@ class Judged(Generic[ModelT]):
     problems: Sequence[Problem]
     """Reasons why it cannot run, by source and line."""
     notices: Sequence[Problem]
-    """What is worth knowing."""
+    """Facts worth knowing that do not stop it."""
     code: int = exit_codes.CONFIGURATION
     """Exit code of a command that it stops."""
 
@@ -78,7 +78,7 @@ def judge_manifest(text: str, source: str, *, here: bool, leave_out: LeaveOut = 
 def judge_layer(
     model: type[ModelT], layer: Layer, *, here: bool = True, leave_out: LeaveOut = nothing
 ) -> Judged[ModelT]:
-    """As `judge_manifest`, of a specification that files and a command line describe."""
+    """Judge, as `judge_manifest` does, a specification that files and a command line describe."""
     return _judged(model, examine(model, layer), layer, below=(), here=here, leave_out=leave_out)
 
 
@@ -95,7 +95,7 @@ def stopped(judged: Judged[Any]) -> int | None:
 def _judged(
     model: type[ModelT], examined: Examined[ModelT], layer: Layer, *, below: Key, here: bool, leave_out: LeaveOut
 ) -> Judged[ModelT]:
-    """Args: below: where in the document the specification stands."""
+    """Judge a document. Args: below: the specification's place in the document."""
     found: list[Finding] = []
     if examined.result is not None:
         spec: RLRunSpec = examined.result.spec if isinstance(examined.result, RLRun) else examined.result

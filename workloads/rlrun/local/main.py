@@ -248,7 +248,7 @@ def _watch(supervisor: Supervisor, view: View, interrupted: list[int], *, shared
         done = {r.spec.role for r in ended if r.process.returncode == 0} - {"inference"}
         if done >= ({"orchestrator", "trainer"} if shared else {"orchestrator"}):
             return None
-        # The trainer may end with 0 before the orchestrator, when that told it to; an engine never may.
+        # The trainer may end with 0 before the orchestrator, when that asked it to; an engine never may.
         failed = [r for r in ended if r.process.returncode != 0 or r.spec.role == "inference"]
         if failed:
             return first_cause(failed)
@@ -258,7 +258,7 @@ def _watch(supervisor: Supervisor, view: View, interrupted: list[int], *, shared
 
 
 def _refuse_options_of_the_host(options: argparse.Namespace, host: str) -> None:
-    """A guest starts neither trainer nor engines."""
+    """Refuse options of trainer and engines, which a guest does not start."""
     for name in ("trainer_port", "inference_port", "trainer_gpu_ids", "inference_gpu_ids"):
         if getattr(options, name) is not None:
             raise PreflightError(

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = "results.json"
-"""In the folder of the answers."""
+"""File in the folder of the answers."""
 _WIDTH = 160
-"""Of a table that is written into a file or pipe."""
+"""Columns of a table that is written into a file or pipe."""
 
 
 def print_measures(console: Console, folder: Path) -> None:

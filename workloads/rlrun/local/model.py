@@ -37,7 +37,7 @@ def prepare_model(
         file: holds it.
         paths: of the run's folder.
         attempt: its number, for the log.
-        console: is told.
+        console: shows the progress.
         interrupted: whether to give up; a warm-up runs an environment's code, which may hang.
 
     Raises:

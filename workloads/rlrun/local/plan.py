@@ -1,4 +1,4 @@
-"""Which processes one attempt on this machine consists of: a pure function of the configuration, the ports and the GPUs."""
+"""Processes of one attempt on this machine: a pure function of the configuration, the ports and the GPUs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class RoleProcess:
 
     role: Role
     name: str
-    """What messages call it: the role, with a number when there are several."""
+    """Name in messages: the role, with a number when there are several."""
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Added to this process's own environment."""
+    """Variables added to this process's own environment."""
     log: Path
     error_file: Path
-    """Where the role writes what went wrong, for people."""
+    """File into which the role writes what went wrong, for people."""
 
 
 def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[RunConfig]:
@@ -121,7 +121,7 @@ def processes(
     trainer_gpus: Sequence[int],
     inference_gpus: Sequence[int],
 ) -> list[RoleProcess]:
-    """Everything to start.
+    """Processes to start.
 
     Args:
         configs: as `with_endpoints` gives them, one per engine.
@@ -218,4 +218,4 @@ def _from(file: Path) -> list[str]:
 
 
 ENGINE_MODULE = "rlrun.inference"
-"""What an engine's process runs."""
+"""Module that an engine's process runs."""

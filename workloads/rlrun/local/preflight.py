@@ -18,7 +18,7 @@ from rlrun.protocol.files.run_folder import check_writable
 from rlrun.runtime import exit_codes
 
 _PORTS = range(15_000, 29_000)
-"""Below those that the kernel gives to outgoing connections: one of these would have the port before its process has started."""
+"""Ports below those that the kernel gives to outgoing connections: such a connection could have the port before its process has started."""
 _TRIES = 1000
 _given: deque[int] = deque(maxlen=_TRIES)
 """Ports given lately: nobody may listen there yet."""
@@ -74,7 +74,7 @@ def check_ports(ports: Ports) -> None:
 
 
 def check_folder(root: Path, *, resume: bool) -> None:
-    """A folder that holds something is only used to resume the run in it.
+    """Refuse a folder that holds something, unless the run in it is to be resumed.
 
     Raises:
         PreflightError: the folder is not empty, or holds no run to resume.

@@ -25,11 +25,11 @@ class Endpoints(Config):
     trainer_url: str
     inference_urls: list[str]
     pid: int
-    """Of the host's launcher."""
+    """Pid of the host's launcher."""
 
 
 def shares(config: RunConfig) -> bool:
-    """Whether other runs may be trained in this run's trainer."""
+    """True if other runs may be trained in this run's trainer."""
     return config.trainer.lora is not None and config.trainer.lora.slots > 1
 
 

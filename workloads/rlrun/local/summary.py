@@ -51,7 +51,7 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
 
 
 def _print_losses(console: Console, lines: list[dict[str, Any]]) -> None:
-    """What supervised fine-tuning has to say."""
+    """Print the losses of supervised fine-tuning."""
     steps = [line for line in lines if line["step"] > 0]
     held_out = [(int(line["step"]), float(line["validation/loss"])) for line in lines if "validation/loss" in line]
     plotext.clear_figure()
@@ -79,7 +79,7 @@ def _print_plot(console: Console) -> None:
 
 
 def _print_rewards(console: Console, lines: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-    """What reinforcement learning has to say."""
+    """Print the learning curve of reinforcement learning."""
     held_out = evaluations(lines)
     table = Table(title="learning curve", title_justify="left")
     for column in ("steps", "reward", "held-out reward", "mismatch_kl", "staleness", "step time"):

@@ -3,7 +3,7 @@
 A role may start processes of its own (torchrun its ranks, vLLM its engine core), in sessions of their own. Each inherits the launch's id
 in its environment; ending a role means ending its process group, and at the end every process that still carries the id. The launcher
 makes itself the reaper of orphans, so that a role's killed parent does not hide its children. Should the launcher itself be killed, the
-kernel tells the roles (parent-death signal).
+kernel signals the roles (parent-death signal).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STOP_SECONDS = 15.0
-"""How long a role may take to end after SIGTERM, beyond what it has to save."""
+"""Seconds that a role may take to end after SIGTERM, beyond what it has to save."""
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Supervisor:
                     stacks_file(running.spec).unlink()
 
     def _left(self) -> list[Running]:
-        """Those that have not ended."""
+        """Processes that have not ended."""
         return [r for r in self.running if r.process.poll() is None]
 
     def _alive(self) -> list[int]:
@@ -133,7 +133,7 @@ class Supervisor:
         return sorted({*marked_processes(self._launch_id), *(r.process.pid for r in self._left())})
 
     def _ask_for_stacks(self) -> None:
-        """Roles that were asked to stop and go on tell what they do, before they are killed."""
+        """Ask roles that do not stop for their stacks, before they are killed."""
         for running in self._left():
             file = stacks_file(running.spec)
             with suppress(OSError):  # a courtesy: the volume may be full

@@ -24,7 +24,7 @@ class Finding:
     """The field, by Python names, from the specification on."""
     message: str
     notice: bool = False
-    """Worth saying, and no reason to refuse the run."""
+    """True if it is worth reporting, and no reason to refuse the run."""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class View:
             self._live.update(draw(progress or {}, waiting))
 
     def _counts(self, progress: dict[str, Any], waiting: str) -> Group:
-        """Of a run that trains nothing."""
+        """Panel of a run that trains nothing."""
         done, total = int(progress.get("step") or 0), int(progress.get("max_steps") or 0)
         table, bar = Table.grid(padding=(0, 2)), Table.grid()
         table.add_row(

@@ -33,7 +33,7 @@ from rlrun.runtime import exit_codes
 
 
 class RunningAttempt:
-    """What an attempt has while it runs, whatever its task; see `open_attempt`.
+    """Resources of an attempt while it runs, whatever its task; see `open_attempt`.
 
     Args:
         config: the role's configuration.
@@ -70,11 +70,11 @@ class RunningAttempt:
         return starting(self._waits(self.since), self._total_steps, self.volume)
 
     def report_with(self, progress: Callable[[], Progress]) -> None:
-        """From now on the progress is that of the work."""
+        """Report the work's progress from now on."""
         self._progress = progress
 
     def stop_with(self, act: Callable[[], None]) -> None:
-        """From now on the first signal calls `act`, which lets the work end; before, it cancels everything."""
+        """Let the first signal call `act` from now on, which lets the work end; before, it cancels everything."""
         if self._stop is not None:
             self._stop.act = act
 
@@ -150,7 +150,7 @@ class DataFlow(Protocol):
     """Flow of data to a trainer."""
 
     async def run(self) -> bool:
-        """Run to the end, or until `stop`; whether all is done."""
+        """Run to the end, or until `stop`; true if all is done."""
         ...
 
     def stop(self) -> None:

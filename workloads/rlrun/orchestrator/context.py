@@ -1,4 +1,4 @@
-"""What the parts of an attempt of task RL share."""
+"""Resources that the parts of an attempt of task RL share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunContext:
     signal: Signal
     """Notified after each change, by `pool` too."""
     volume: Volume
-    """That the run's folder is on. What the run cannot go on without waits while it refuses."""
+    """Volume of the run's folder. Writes that the run cannot go on without wait while it refuses."""
 
     @property
     def paths(self) -> RunPaths:

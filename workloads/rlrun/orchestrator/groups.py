@@ -1,4 +1,4 @@
-"""Where every group of an attempt is. What two loops have in common is here, so that neither calls the other:
+"""Place of every group of an attempt. Two loops share this state, so that neither calls the other:
 
     waiting --take--> in flight --end--> finished --batch--> in a batch
        ^                  |                  |
@@ -54,7 +54,7 @@ class Flight:
     since: float
     affinity: Affinity = field(default_factory=Affinity)
     members: dict[int, Rollout] = field(default_factory=dict)
-    """Those that are finished, and durable."""
+    """Finished members, which are durable."""
     task: asyncio.Task[None] | None = None
     expired: bool = False
     surplus: bool = False
@@ -62,7 +62,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class Batched:
-    """What the groups of a batch leave behind."""
+    """Record that the groups of a batch leave behind."""
 
     step: int
     tasks: tuple[tuple[int, int], ...]
@@ -99,7 +99,7 @@ class Groups:
         self.made, self.ledger, self.sampler, self.rules = made, ledger, sampler, rules
         self.in_flight: dict[int, Flight] = {}
         self.withdrawn: deque[Flight] = deque()
-        """Those in flight that count as expired or surplus already; they are cancelled one after the other."""
+        """Groups in flight that count as expired or surplus already; they are cancelled one after the other."""
         self.finished: list[FinishedGroup] = []
         self.snapshots: dict[int, Snapshot] = {}
         """The orchestrator when the batch of each step was made, until that step is saved."""
@@ -113,7 +113,7 @@ class Groups:
 
     @classmethod
     def restore(cls, context: RunContext, base: Snapshot, journal: Journal | None) -> Groups:
-        """The groups where the attempt starts."""
+        """Groups at the attempt's start."""
         config, sampler = context.config, Sampler.of(context.config, [len(arena.tasks) for arena in context.arenas])
         if not sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
             logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
@@ -155,7 +155,7 @@ class Groups:
         return f"{label}, task {draw.task}{done}, {seconds:.0f} s"
 
     def feeds(self, version: int) -> bool:
-        """Whether the next batch may be made while `version` is the newest."""
+        """True if the next batch may be made while `version` is the newest."""
         return is_fed(self.made + 1, version=version, max_async_level=self._config.algorithm.max_async_level)
 
     def _is_old(self, version: int, step: int) -> bool:
@@ -165,7 +165,7 @@ class Groups:
     # ---- from waiting to finished
 
     def take(self, version: int) -> Flight:
-        """A waiting group is in flight from now on; members that are finished stay so, unless they have grown too old."""
+        """Put a waiting group in flight; members that are finished stay so, unless they have grown too old."""
         number = self.ledger.take()
         environment = self._config.environments[self.sampler.draw(number).environment]
         flight = Flight(number, version, environment.group_size, time.monotonic())
@@ -178,7 +178,7 @@ class Groups:
         return flight
 
     async def keep(self, flight: Flight, member: int, rollout: Rollout, *, temperature: float) -> None:
-        """A member is finished: it counts once it is in the journal."""
+        """Record a finished member, which counts once it is in the journal."""
         if self._journal is not None:
             draw = self.sampler.draw(flight.number)
             label = self._config.environments[draw.environment].label
@@ -188,7 +188,7 @@ class Groups:
         flight.members[member] = rollout
 
     def end(self, flight: Flight, outcome: Outcome) -> None:
-        """A group is in flight no more: it is finished, waits again, or is given up.
+        """End a group's flight: it is finished, waits again, or is given up.
 
         Raises:
             RoleError: see `settle`.
@@ -213,7 +213,7 @@ class Groups:
         self._signal.notify()
 
     def settle(self, group: FinishedGroup) -> None:
-        """A dispatched group has all members: it is finished, or filtered.
+        """Finish or filter a dispatched group, which has all members.
 
         Raises:
             RoleError: so many were filtered in a row that no batch can be made.
@@ -239,19 +239,19 @@ class Groups:
         self.drop(entry)
 
     def drop(self, entry: DroppedEntry) -> None:
-        """A dispatched group is given up, which the journal knows."""
+        """Give up a dispatched group, which the journal knows."""
         self.ledger.drop(entry.group, entry.reason)
         self._dropped.append(Dropped(entry.group, entry.reason, entry.mean_reward, entry.next_group))
         self.sampler.drop(self.made + 1, entry.group, entry.mean_reward)
 
     def resume(self, found: Readmitted) -> None:
-        """Waiting groups that an earlier attempt has begun: only the members that are missing are played."""
+        """Resume waiting groups that an earlier attempt has begun: only the members that are missing are played."""
         self._unfinished |= found.unfinished
 
     # ---- from finished to a batch
 
     def waits_for(self, step: int) -> bool:
-        """Whether the batch of `step` has to wait: a group in flight that was cancelled for its age before would be again.
+        """True if the batch of `step` has to wait: a group in flight that was cancelled for its age before would be again.
 
         So what takes long is passed over once and then trained; it cannot starve.
         """
@@ -260,7 +260,7 @@ class Groups:
         )
 
     def batch(self, groups: Sequence[FinishedGroup]) -> Batched:
-        """Finished groups are the next step's batch from now on; what no later batch may hold waits again."""
+        """Make finished groups the next step's batch; what no later batch may hold waits again."""
         step, chosen = self.made + 1, {group.number for group in groups}
         self.finished = [group for group in self.finished if group.number not in chosen]
         self.ledger.accept(group.number for group in groups)
@@ -273,7 +273,7 @@ class Groups:
         return Batched(step, tasks, dropped)
 
     def advance(self, step: int) -> None:
-        """The batch of `step` is made, of these groups or of others."""
+        """Record that the batch of `step` is made, of these groups or of others."""
         self.made = step
         self.snapshots[step] = Snapshot(step, self.ledger.state(), sampler=self.sampler.state())
         self._signal.notify()

@@ -112,10 +112,10 @@ class Pipeline:
         return GPUTurns(self._pool, self._sync, self._signal, timeout_seconds=timeout, quiet=self._quiet)
 
     async def run(self) -> bool:
-        """Everything up to the last checkpoint and the last evaluation, or until `stop`.
+        """Run up to the last checkpoint and the last evaluation, or until `stop`.
 
         Returns:
-            Whether all is done.
+            True if all is done.
 
         Raises:
             RoleError: why the run cannot go on; possibly inside an exception group.
@@ -146,7 +146,7 @@ class Pipeline:
             saving.cancel()
 
     async def _make_batches(self) -> None:
-        """From the first weights to the batch of the last step."""
+        """Make all batches, from the first weights to the last step."""
         try:
             await self._signal.until(lambda: self._sync.newest is not None)  # before, the trainer takes no batch
             if self._recording is not None:
@@ -160,7 +160,7 @@ class Pipeline:
                 await self._producer.run()
                 dispatching.cancel()
         except* TrainerGoneError:
-            pass  # told to stop, the trainer ended before this task was cancelled
+            pass  # asked to stop, the trainer ended before this task was cancelled
 
     def stop(self) -> None:
         """Make no more rollouts and batches; only help the trainer, which is to stop too, to complete its last checkpoint."""
@@ -221,7 +221,7 @@ class Pipeline:
         self._sync.publish(version, path, hold=wanted)
 
     def _quiet(self) -> bool:
-        """Whether no engine is asked for anything, nor will be before the next version."""
+        """True if no engine is asked for anything, nor will be before the next version."""
         asked = any(replica.load for replica in self._pool.replicas)
         return not asked and not self._groups.running and not self._evaluations.pending
 
@@ -245,7 +245,7 @@ class Pipeline:
             await self._journal.collect(covering.ledger.settled())
 
     async def _forget(self, step: int) -> None:
-        """Without checkpoints nothing of a trained step is needed again."""
+        """Drop snapshots and batches of trained steps where no checkpoints are made: nothing needs them again."""
         if self.config.checkpoint.enabled:
             return
         snapshots = self._groups.snapshots

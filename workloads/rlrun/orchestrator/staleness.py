@@ -34,7 +34,7 @@ def capacity(
 
 
 def is_fed(step: int, *, version: int, max_async_level: int) -> bool:
-    """Whether the batch of `step` may be made while `version` is the newest: not more than k steps ahead of the trainer."""
+    """True if the batch of `step` may be made while `version` is the newest: not more than k steps ahead of the trainer."""
     return step <= version + 1 + max_async_level
 
 
@@ -44,7 +44,7 @@ def oldest_version(step: int, max_off_policy_steps: int) -> int:
 
 
 def too_old(dispatch_version: int, *, step: int, max_off_policy_steps: int) -> bool:
-    """Whether a group dispatched at this version can no longer be trained in `step` or any later one."""
+    """True if a group dispatched at this version can no longer be trained in `step` or any later one."""
     return dispatch_version < oldest_version(step, max_off_policy_steps)
 
 

@@ -18,6 +18,6 @@ class Stop:
         self._signals = 0
 
     def first(self) -> bool:
-        """Count a signal; whether it is the first."""
+        """Count a signal; true if it is the first."""
         self._signals += 1
         return self._signals == 1

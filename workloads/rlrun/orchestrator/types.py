@@ -33,7 +33,7 @@ class Rollout:
     seconds: float = 0.0
     task_id: str = ""
     tools: tuple[Tool, ...] = ()
-    """Those that the model was offered last."""
+    """Tools that the model was offered last."""
 
     @property
     def tokens(self) -> int:
@@ -64,10 +64,10 @@ class FinishedGroup:
 
     @property
     def mean_reward(self) -> float:
-        """As the environment gave the rewards: how hard the task is for the policy."""
+        """Mean of the rewards as the environment gave them: how hard the task is for the policy."""
         return sum(rollout.reward for rollout in self.rollouts) / len(self.rollouts)
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rewards are equal, so that group-relative advantages are all 0."""
+        """True if all rewards are equal, so that group-relative advantages are all 0."""
         return len({rollout.reward for rollout in self.rollouts}) < 2

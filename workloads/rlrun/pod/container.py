@@ -72,7 +72,7 @@ class Container:
         self._name = self._pod.pod_name if command != "model" else f"{self._pod.pod_name}-model"
         folder = self._paths.logs(self._pod.attempt, role)
         self._output = Output(folder / f"{self._name}.log")
-        # One that is there before the role has started tells of an earlier life.
+        # A file that is there before the role has started is of an earlier life.
         told_before = (folder / ERROR_FILE).exists()
         try:
             if command == "model":
@@ -94,7 +94,7 @@ class Container:
     # ---- the model
 
     def _has_trainer(self) -> bool:
-        """Whether the run has trainer pods: a guest has its host's, an evaluation none."""
+        """True if the run has trainer pods: a guest has its host's, an evaluation none."""
         return self._config.trainer.task in TRAINING_TASKS and self._config.orchestrator.shared_with is None
 
     def _make_model(self) -> int:
@@ -105,7 +105,7 @@ class Container:
         if self._config.trainer.model.tiny is None or self._model_is_there():
             return exit_codes.OK
         self._output.say("making the tiny model")
-        # An environment's code may run in it (`warmupEnvironment`), and it talks to nobody.
+        # An environment's code may run in it (`warmupEnvironment`), and it talks to no other process.
         return self._process(model_command(self._pod, self._config_file(restart=False)), "trainer", with_key=False)
 
     def _wait_for_model(self) -> None:
@@ -189,7 +189,7 @@ class Container:
         )
 
     def _why_not_ready(self) -> str | None:
-        """For the probe. Only the first pod knows whether the attempt has begun; of the others it is enough that they run."""
+        """Reason why the probe fails. Only the first pod knows whether the attempt has begun; of the others it is enough that they run."""
         if self._state:
             return self._state
         return channel_problem(self._config.trainer.port) if self._pod.ordinal == 0 else None
@@ -239,7 +239,7 @@ class Container:
         if ended is main:
             return code
         self._engine = engine
-        return code or exit_codes.FAILURE  # an engine that nobody told to stop has failed, whatever it says
+        return code or exit_codes.FAILURE  # an engine that was not asked to stop has failed, whatever it says
 
     @property
     def _engine_scratch(self) -> Path:
@@ -251,7 +251,7 @@ class Container:
         Args:
             code: the exit code.
             folder: the role's log folder, shared by all its pods of this attempt.
-            shared: whether `error.json` there is of this life: then it tells the role's first cause, perhaps another pod's.
+            shared: whether `error.json` there is of this life: then it has the role's first cause, perhaps another pod's.
         """
         if self._signals.received is not None:
             return  # asked to stop: nothing failed
@@ -272,7 +272,7 @@ class Container:
 
 
 def _cause(folder: Path) -> RoleError | None:
-    """Why the role ended. Where this pod's word only follows from another pod's end, that one may be about to say more."""
+    """Cause of the role's end. Where this pod's word only follows from another pod's end, that one may be about to say more."""
     deadline = time.monotonic() + _PEERS_SECONDS
     while (said := read_error(folder)) is not None and said.follows and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)

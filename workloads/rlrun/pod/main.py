@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlrun.pod.settings import PodSettings
 
 UMASK = 0o027
-"""What a run writes on its volume is for its own user and group."""
+"""Mask of new files: what a run writes on its volume is for its own user and group."""
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
 SHARE_CODE, MAKE_FOLDERS = "share-code", "make-folders"
 _USAGE = (

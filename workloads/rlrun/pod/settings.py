@@ -31,9 +31,9 @@ class PodSettings:
     pod_name: str
     """`RLRUN_POD_NAME`."""
     config_mark: str | None = None
-    """`RLRUN_CONFIG_MARK`: of what the pod was made to read in that file; None: not told."""
+    """`RLRUN_CONFIG_MARK`: mark of what the pod was made to read in that file; None: not set."""
     pod_ip: str | None = None
-    """`RLRUN_POD_IP`; None: not told, so listen on all addresses."""
+    """`RLRUN_POD_IP`; None: not set, so listen on all addresses."""
     nodes: int = 1
     """`RLRUN_NNODES`: pods of the trainer."""
     master_addr: str = "127.0.0.1"

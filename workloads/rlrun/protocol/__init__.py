@@ -1,4 +1,4 @@
-"""What the roles of a run share: `files` on its volume, `messages` between them, `packing` of samples into micro-batches.
+"""Contracts between the roles of a run: `files` on its volume, `messages` between them, `packing` of samples into micro-batches.
 
 Imports neither torch nor kopf.
 """

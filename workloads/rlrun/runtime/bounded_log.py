@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROLE_LOG_BYTES = 64 * 1024 * 1024
-"""Of one role's process; twice as much lies on the volume at most."""
+"""Size of the log of one role's process; twice as much lies on the volume at most."""
 
 
 def earlier(path: Path) -> Path:

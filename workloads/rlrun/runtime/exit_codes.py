@@ -4,7 +4,7 @@ from __future__ import annotations
 
 OK = 0
 FAILURE = 1
-"""Something broke that a restart may mend."""
+"""Something broke that a restart may repair."""
 STORAGE = 10
 """The volume refuses to write (full, read-only); a restart helps once there is space again."""
 ATTEMPT_TAKEN = 11

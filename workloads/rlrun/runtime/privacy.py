@@ -15,6 +15,6 @@ _PR_SET_DUMPABLE = 4
 
 
 def refuse_inspection() -> None:
-    """From now on no other process without rights of root can look into this one and those that it forks."""
+    """Keep all other processes without rights of root from looking into this one and those that it forks, from now on."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 MAX_SILENT = 512
 """Connections without a request under way; one more costs the one that has been silent for longest."""
 SILENT_SECONDS = 120.0
-"""For which a connection may have no request under way; longer than the clients keep theirs for the next one."""
+"""Time for which a connection may have no request under way; longer than the clients keep theirs for the next one."""
 LOOK_SECONDS = 1.0
 ERRORS_PER_MINUTE = 10
 """Errors of requests that are written to the log."""
@@ -36,7 +36,7 @@ class Site:
         self._busy: dict[asyncio.BaseProtocol, int] = {}
         """Requests under way on a connection."""
         self._silent_since: dict[asyncio.BaseProtocol, float] = {}
-        """On the monotonic clock, of connections without a request under way."""
+        """Start of silence, on the monotonic clock, of connections without a request under way."""
         application.middlewares.insert(0, self._middleware())
         self._runner = web.AppRunner(application, access_log=None, logger=log, **{"shutdown_timeout": 1.0} | runner)
         self._closing: asyncio.Task[None] | None = None

@@ -21,9 +21,9 @@ from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScript, cla
 
 _REMEMBERED_PROMPTS = 100_000
 EVERYTHING = {"weights", "kv_cache"}
-"""What an engine has in the memory of its GPU, in the words of vLLM."""
+"""Parts that an engine has in the memory of its GPU, in the words of vLLM."""
 SLOW_FACTOR = 10.0
-"""Of a slow engine's time per token."""
+"""Factor on a slow engine's time per token."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StubEngine:
         self.vocabulary = Vocabulary.load(model)
         self._policy: Policy | None = read_policy(model / WEIGHTS)
         self.memory = set(EVERYTHING)
-        """What it has not given up."""
+        """Parts that it has not given up."""
         self._seed, self._script, self._run_folder, self._sleep = seed, script, run_folder, sleep
         self._adapters: dict[int, Policy] = {}
         self.registry: dict[str, AdapterRequest] = {}
@@ -96,7 +96,7 @@ class StubEngine:
 
     @property
     def errored(self) -> bool:
-        """Whether it is beyond repair; it never is."""
+        """True if it is beyond repair; it never is."""
         return False
 
     async def pause_generation(self, *, mode: Any = "abort", clear_cache: bool = True) -> None:
@@ -113,7 +113,7 @@ class StubEngine:
         self._label = new_version
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """There is no cache."""
+        """Do nothing: there is no cache."""
         return True
 
     async def sleep(self, level: int = 1, mode: Any = "abort") -> None:
@@ -167,7 +167,7 @@ class StubEngine:
         self._policy = policy
 
     async def _update(self, policy: Policy) -> None:
-        """What a hand-over of this policy costs, and what goes wrong with it."""
+        """Simulate a hand-over of this policy: its time, and the faults of the script."""
         await self._sleep(self._script.update_seconds)
         for number, fault in enumerate(self._script.faults):
             if fault.version != policy.step or not claim(self._run_folder, number, fault.times):

@@ -5,7 +5,7 @@
     pod k -> pod 0   done 7                       pod 0 trains step 7 once all have said so
     pod k -> pod 0   stop                         it was asked to stop by a signal: the group stops, once pod 0 has saved
 
-A connection that ends early means that the other side is gone. The kernel's keep-alive tells of a machine that lost its power.
+A connection that ends early means that the other side is gone. The kernel's keep-alive detects a machine that lost its power.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Line:
         return line.decode(errors="replace").rstrip("\n") if line.endswith(b"\n") else None
 
     def patient(self) -> None:
-        """From now on wait for as long as it takes."""
+        """Wait without a deadline from now on."""
         self._connection.settimeout(None)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class GuestRuns:
             threading.Thread(target=self._watch, name="guests", daemon=True).start()
 
     def wait(self) -> None:
-        """Until no guest is left, and none asks."""
+        """Wait until no guest is left, and none asks."""
         while self._slots > 1:
             with self._lock:
                 if not self._joined and not self._guests.pending():

@@ -151,7 +151,7 @@ def application(engine: StubEngine, settings: InferenceSettings, control: Contro
         try:
             answer = await unless_gone(request, lambda: tokens.choices(head, body.token_ids))
         except GenerateError as error:
-            code = 404 if error.status == GONE else error.status  # as vLLM tells of an unknown model
+            code = 404 if error.status == GONE else error.status  # as vLLM answers for an unknown model
             return JSONResponse({"error": {"code": code, "message": str(error)}}, status_code=code)
         if answer is None:
             return Response(status_code=CLIENT_GONE)

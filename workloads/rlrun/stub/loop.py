@@ -67,7 +67,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
     stop.then(own.leaving.set)
     channel.stop = stop.join
     own.run()
-    if stop.asked:  # guests lose what they have not saved: whoever tests a shared trainer's end takes the real one
+    if stop.asked:  # guests lose what they have not saved: tests of a shared trainer's end take the real one
         own.save_last()
     else:
         guests.wait()
@@ -95,7 +95,7 @@ def run(config: TrainerConfig, *, attempt: int, api_key: str, stop: Stop) -> int
     script, (pod, pods) = load_script(folder), place()
 
     def lost(message: str) -> None:
-        """The group dies as a whole, wherever the main thread is."""
+        """End the group as a whole, wherever the main thread is."""
         logger.error(message)
         write_error(RunPaths(folder).logs(attempt, "trainer"), "trainer", RoleError(message))
         os._exit(exit_codes.FAILURE)

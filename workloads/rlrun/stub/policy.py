@@ -33,13 +33,13 @@ class Policy:
     accuracy: float
 
     def trained(self, script: PolicyScript) -> Policy:
-        """One step later."""
+        """The policy one step later."""
         kept = 0.5 ** (1 / script.half_life_steps)
         return Policy(self.step + 1, float(np.float32(script.last + (self.accuracy - script.last) * kept)))
 
     @property
     def checksum(self) -> float:
-        """Equal for equal policies."""
+        """Checksum that is equal for equal policies."""
         return float(zlib.crc32(np.float32(self.accuracy).tobytes() + np.int32(self.step).tobytes()))
 
 

@@ -65,7 +65,7 @@ class Reply:
         vocabulary: the model's.
         prompt: token ids.
         rng: of this continuation.
-        ignore_eos: go on with letters for as long as somebody asks.
+        ignore_eos: go on with letters for as long as requested.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], rng: Random, *, ignore_eos: bool = False) -> None:

@@ -73,13 +73,13 @@ class Run:
         self.leaving = threading.Event()
         """Set when the run is to end where it is, without a checkpoint."""
         self.ends = False
-        """A batch has said that it is the last one: the data is exhausted."""
+        """True once a batch was marked as the last one: the data is exhausted."""
         self.volume = Volume(self.paths.root, say=logger.warning)
-        """That it writes to."""
+        """Volume that it writes to."""
         self._retry = Retry(self.volume)
         self._refused: Refused | None = None
         self._full_until: dict[int, float] = {}
-        """When each fault of the kind `disk_full` ends, from its first checkpoint on."""
+        """End of each fault of the kind `disk_full`, from its first checkpoint on."""
         channel.trouble = self.volume.trouble
         self.policy = self._load(model)
         self.completer = Completer(
@@ -112,7 +112,7 @@ class Run:
         self.channel.emit("checkpoint_complete", step, path=path)
 
     def run(self) -> None:
-        """All steps, to the orchestrator's last word.
+        """Run all steps, to the orchestrator's last word.
 
         Raises:
             RoleError: the run cannot go on.
@@ -205,7 +205,7 @@ class Run:
         )
 
     def _save(self, step: int) -> Path | None:
-        """The folder of the shards; None when the volume refuses them: they are tried again after a later step."""
+        """Save the shards and return their folder; None when the volume refuses them: they are tried again after a later step."""
         self.channel.phase("saving")
         path, last = self.paths.checkpoint(step, self.number), self.ends or step == self.config.max_steps
         while True:
@@ -272,7 +272,7 @@ class Run:
         self._check_completer()
 
     def save_last(self) -> None:
-        """Asked to stop: make the last finished step's checkpoint complete, if there is an orchestrator to bring its part."""
+        """Complete the last finished step's checkpoint when asked to stop, if there is an orchestrator to bring its part."""
         step, config = self.policy.step, self.config.checkpoint
         if not config.enabled or step == self.attempt.base_step:
             return

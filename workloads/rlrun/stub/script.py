@@ -20,9 +20,9 @@ from rlrun.trainer.ranks.stop import Stop
 VARIABLE = "STUB_SCRIPT"
 FILE = "stub.json"
 FAULTS_FOLDER = "stub"
-"""In the run's folder: which faults of engines have happened."""
+"""Folder in the run's folder: marks of the engines' faults that have happened."""
 REQUESTS_FILE = "requests.jsonl"
-"""In that folder: what engines were asked for."""
+"""File in that folder: requests that engines got."""
 
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
@@ -32,18 +32,18 @@ class TrainerFault(Config):
     """Something that goes wrong in a trainer pod. It happens in every attempt that it fits."""
 
     attempt: Annotated[int, Field(ge=1)] | None = None
-    """Only in this attempt; default: in each."""
+    """Attempt in which it happens; default: each."""
     step: Annotated[int, Field(ge=0)]
-    """In this step, once its batch has come; 0: at the start, once the attempt's file is written."""
+    """Step in which it happens, once its batch has come; 0: at the start, once the attempt's file is written."""
     pod: Annotated[int, Field(ge=0)] = 0
     """Ordinal of the trainer pod."""
     action: Literal["exit", "sigkill", "hang", "slow_step", "slow_save", "disk_full"]
     """exit: end with `code`. sigkill: end as if the kernel killed it. hang: do nothing until a signal comes. slow_step, slow_save: take
     `seconds` longer, for the step or for its checkpoint. disk_full: its checkpoint, and later ones for `seconds`, find the volume full."""
     code: ExitCode = 1
-    """Of `exit`."""
+    """Exit code of `exit`."""
     seconds: Seconds = 5.0
-    """Of `slow_step`, `slow_save` and `disk_full`."""
+    """Duration of `slow_step`, `slow_save` and `disk_full`."""
 
     @model_validator(mode="after")
     def _only_the_first_pod_saves(self) -> Self:
@@ -64,59 +64,59 @@ class InferenceFault(Config):
     fail_update: loading breaks half-way, so the server stops. slow, answer_500: for `seconds` after the hand-over each token takes
     ten times as long, or each request fails."""
     code: ExitCode = 1
-    """Of `exit`."""
+    """Exit code of `exit`."""
     seconds: Seconds = 5.0
-    """Of `slow_update`, `slow` and `answer_500`."""
+    """Duration of `slow_update`, `slow` and `answer_500`."""
     times: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How often in the whole run: an engine that comes back is handed the same version again."""
+    """Number of times in the whole run: an engine that comes back is handed the same version again."""
 
 
 class TrainerScript(Config):
     """The trainer's part."""
 
     start_seconds: Seconds = 0.0
-    """Loading the model."""
+    """Time for loading the model."""
     step_seconds: Seconds = 0.05
-    """Training on one batch."""
+    """Time for training on one batch."""
     faults: list[TrainerFault] = Field(default_factory=list, max_length=1000)
-    """What goes wrong."""
+    """Faults of the trainer."""
 
 
 class InferenceScript(Config):
     """The engine's part."""
 
     start_seconds: Seconds = 0.0
-    """Until the server answers."""
+    """Time until the server answers."""
     token_seconds: Seconds = 0.001
-    """Sampling one token of every continuation of a request."""
+    """Time for sampling one token of every continuation of a request."""
     update_seconds: Seconds = 0.0
-    """Loading weights."""
+    """Time for loading weights."""
     record_requests: bool = False
     """Append what each request asks for to `stub/requests.jsonl` in the run's folder."""
     faults: list[InferenceFault] = Field(default_factory=list, max_length=1000)
-    """What goes wrong."""
+    """Faults of the engines."""
 
 
 class PolicyScript(Config):
     """Quality of the policy: the probability of the right character at each position."""
 
     first: Annotated[float, Field(gt=0, lt=1)] = 0.35
-    """Of version 0."""
+    """Probability of version 0."""
     last: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """That it approaches."""
+    """Probability that it approaches."""
     half_life_steps: Annotated[float, Field(gt=0, le=1e6)] = 10.0
     """Steps that halve the distance to `last`."""
 
 
 class Script(Config):
-    """All of it."""
+    """The whole script."""
 
     trainer: TrainerScript = TrainerScript()
     """Durations and faults of the trainer."""
     inference: InferenceScript = InferenceScript()
     """Durations and faults of each engine."""
     policy: PolicyScript = PolicyScript()
-    """How the policy learns."""
+    """Learning curve of the policy."""
 
 
 def load_script(run_folder: Path) -> Script:
@@ -152,7 +152,7 @@ def _problem(entry: dict[str, object]) -> str:
 
 
 def end(action: str, code: int) -> None:
-    """Do what `exit`, `sigkill` and `hang` say, from whatever thread; nothing for other actions."""
+    """Carry out `exit`, `sigkill` and `hang`, from any thread; nothing for other actions."""
     if action == "exit":
         os._exit(code)
     if action == "sigkill":
@@ -162,7 +162,7 @@ def end(action: str, code: int) -> None:
 
 
 def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, stop: Stop) -> None:
-    """The faults of this moment of a trainer pod, those of saving apart. A signal ends one that hangs at once: it saves nothing."""
+    """Let a trainer pod's faults of this moment happen, but for those of saving. A signal ends one that hangs at once: it saves nothing."""
     for fault in faults:
         if fault.attempt in (None, attempt) and (fault.step, fault.pod) == (step, pod):
             if fault.action in ("slow_save", "disk_full"):
@@ -176,7 +176,7 @@ def happen(faults: list[TrainerFault], *, attempt: int, step: int, pod: int, sto
 
 
 def claim(run_folder: Path, fault: int, times: int) -> bool:
-    """Whether engine fault number `fault` is to happen now; true at most `times` times in the whole run, over all processes.
+    """True if engine fault number `fault` is to happen now; at most `times` times in the whole run, over all processes.
 
     On a volume that this engine cannot write to it happens every time.
     """

@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _by_cause(error: Exception) -> RoleError:
-    """What went wrong, and whether that only follows from the end of another rank."""
+    """The error for the launcher, marked where it only follows from the end of another rank."""
     told = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
     return RoleError(str(told), told.code, follows=lost_peer(error))
 

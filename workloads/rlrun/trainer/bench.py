@@ -50,7 +50,7 @@ class Measurement:
 
     seq_len: int
     tokens: int
-    """Of one step, all ranks."""
+    """Tokens of one step, all ranks."""
     seconds: list[float]
     mfu: list[float] | None
     """Share of the devices' peak that the policy's update uses; None where the peak is not known."""
@@ -186,7 +186,7 @@ def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
 
 
 def _source(config: TrainerConfig, made: Path, group: Group) -> str:
-    """Where the model's shape is described; `made` is a folder of this rank's own."""
+    """Source of the model's shape; `made` is a folder of this rank's own."""
     if config.model.tiny is None:
         return config.model.source(made)
     if group.leads:

@@ -35,7 +35,7 @@ class EnginesBeside:
         self._urls, self._key = [url.rstrip("/") for url in urls], api_key
 
     def wait_until_asleep(self, seconds: float = START_SECONDS) -> None:
-        """Until all of them have started, and sleep.
+        """Wait until all of them have started, and sleep.
 
         Raises:
             RoleError: one does not within `seconds`.
@@ -51,7 +51,7 @@ class EnginesBeside:
             time.sleep(PAUSE_SECONDS)
 
     def check(self) -> None:
-        """See that they sleep, before their memory is taken.
+        """Check that they sleep, before their memory is taken.
 
         Raises:
             RoleError: one is awake, or does not answer.

@@ -1,10 +1,10 @@
 """Residence of a run in the memory of a GPU that the trainer shares with engines, in turn. The same on every rank.
 
-    start    wait until the engines beside it sleep; load, publish, give the memory up, tell
-    step     see that the engines sleep; take the memory; train, publish, save; give it up, tell
+    start    wait until the engines beside it sleep; load, publish, give the memory up, report
+    step     see that the engines sleep; take the memory; train, publish, save; give it up, report
 
 What is given up goes to the host's memory: parameters, optimizer states, and what stands beside the policy. The process keeps its CUDA
-context and its communicators, some hundred MB. Who keeps its state on the host anyway (`cpuOffload`) only empties its cache.
+context and its communicators, some hundred MB. A run with its state on the host anyway (`cpuOffload`) only empties its cache.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GPUMemory:
         self._moved: list[tuple[dict[str, Any], str]] = []
         """Optimizer states that were on the GPU: some never are."""
         self.held = True
-        """Whether it is the trainer's turn."""
+        """True while it is the trainer's turn."""
 
     def take(self) -> None:
         """Everything back to the GPU.

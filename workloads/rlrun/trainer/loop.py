@@ -57,7 +57,7 @@ def train(
         api_key: guards the channel to the orchestrator.
         replay: train on the recorded batches of this folder; there is no orchestrator then.
         config_hash: of the run's configuration, kept in attempt file and manifests.
-        stop: what signals ask; None: nobody asks.
+        stop: requests from signals; None: there are none.
 
     Returns:
         The exit code: 0, or 128 + n when signal n ended the run early.
@@ -65,7 +65,7 @@ def train(
     Raises:
         RoleError: what went wrong, for a person, with the exit code.
     """
-    objective = bind_objective(config)  # a wrong name is told before anything is loaded
+    objective = bind_objective(config)  # a wrong name is refused before anything is loaded
     engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
     if engines is not None:
         engines.wait_until_asleep()  # before this process has anything of the GPUs
@@ -133,7 +133,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
 
 
 class Loop:
-    """What the ranks do together, one order of rank 0 after the other.
+    """Work that the ranks do together, one order of rank 0 after the other.
 
     Args:
         runs: the primary alone, or with tenants.
@@ -170,7 +170,7 @@ class Loop:
     # ---- rank 0 decides
 
     def _next_order(self) -> Order:
-        """What is to be done now, or nothing when a tick has passed: ranks that wait see then that they are asked to stop."""
+        """The order to carry out now, or to wait when a tick has passed: waiting ranks see then that they are asked to stop."""
         deadline = time.monotonic() + TICK_SECONDS
         while True:
             self._news.clear()
@@ -184,13 +184,13 @@ class Loop:
             self._news.wait(left)
 
     def _change(self) -> Order | None:
-        """What has become of a run."""
+        """The order that follows from the state of a run; None: none does."""
         for run in self._runs.runs:
             over = run.stage == "finished" and run.over()
             error = run.problem() or (run.end() if over else None)
             if error is not None:
                 return self._runs.failed(run, error)
-            again = run.save_again()  # asked in every round: it is what tells of a refusal too
+            again = run.save_again()  # called in every round: it reports a refusal too
             if run.stage == "finished" or run.trained():
                 if again:
                     return {"do": "save", "run": run.name}

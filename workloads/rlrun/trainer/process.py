@@ -14,7 +14,7 @@ from rlrun.trainer.modeling.shared_model import Policy
 
 @dataclass(frozen=True)
 class Process:
-    """What all runs of the process share; the same on every rank."""
+    """Objects that all runs of the process share; the same on every rank."""
 
     policy: Policy
     """It holds the values of one run at a time."""
@@ -31,7 +31,7 @@ class Link:
     """A run's source of batches. Channel and feed are rank 0's alone."""
 
     channel: Channel | None = None
-    """To the run's orchestrator, if it has one."""
+    """Channel to the run's orchestrator, if it has one."""
     feed: Feed | None = None
     replay: bool = False
-    """Whether the batches are recorded ones, and there is no orchestrator."""
+    """True if the batches are recorded ones, and there is no orchestrator."""

@@ -17,13 +17,13 @@ _OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_fo
 
 
 class RunReport:
-    """What one rank reports of a run while it is trained.
+    """Reports of one rank about a run while it is trained.
 
     Args:
         channel: to the run's orchestrator, on rank 0.
         tell: gets phase, step and micro-batch of this rank whenever they change.
         label: put before what is logged.
-        leads: whether this is rank 0.
+        leads: true on rank 0.
     """
 
     def __init__(

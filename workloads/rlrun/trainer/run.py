@@ -2,7 +2,7 @@
 
     join     set the adapters, load the base checkpoint, publish the base version
     step n   train on batch n -> publish version n -> save a checkpoint when it is due
-    finish   tell the orchestrator, wait until it says that all is done
+    finish   report to the orchestrator, wait until it says that all is done
     leave    save the last finished step, with the orchestrator's part if it is there
 
 A trainer has one run, or several that take turns (`loop`). Rank 0 alone talks to the orchestrator and owns manifests and retention: what
@@ -50,7 +50,7 @@ SHUTDOWN_SECONDS = 7200.0
 
 
 def _say_nothing(message: str) -> None:
-    """Rank 0 tells for all."""
+    """Rank 0 reports for all."""
 
 
 class Run:
@@ -89,7 +89,7 @@ class Run:
         self._report = RunReport(channel, process.tell, label=label, leads=self._group.leads)
         self._deadline = math.inf
         self._ends = False
-        """Whether the data ends with the step that is being trained."""
+        """True if the data ends with the step that is being trained."""
         self._since = time.perf_counter()
         """End of the step before."""
         self._arrived: float | None = None
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """The run's name."""
         return self.config.name
 
     # ---- what rank 0 sees of it
@@ -146,7 +146,7 @@ class Run:
         return None
 
     def trained(self) -> bool:
-        """Whether no step is left: all are trained, the data has ended, or the orchestrator has ended it."""
+        """True if no step is left: all are trained, the data has ended, or the orchestrator has ended it."""
         if self.progress.step >= self.config.max_steps or self._ends:
             return True
         return self.feed is not None and self.feed.ended()
@@ -156,11 +156,11 @@ class Run:
         return self._checkpoints.unsaved()
 
     def save_again(self) -> bool:
-        """Whether the last checkpoint was refused, and it is time to save one again."""
+        """True if the last checkpoint was refused, and it is time to save one again."""
         return self.stage != "leaving" and self._checkpoints.again(blocks=self.trained())
 
     def ready(self) -> bool:
-        """Whether the batch of the next step is there."""
+        """True if the batch of the next step is there."""
         assert self.feed is not None
         found = self.feed.ready(self.progress.step + 1)
         if found and self._arrived is None:
@@ -180,11 +180,11 @@ class Run:
         )
 
     def over(self) -> bool:
-        """Whether the orchestrator has ended the finished run."""
+        """True if the orchestrator has ended the finished run."""
         return self.channel is None or self.channel.shutdown.is_set()
 
     def left(self) -> bool:
-        """Whether all is saved that can be saved of a run that leaves."""
+        """True if all is saved that can be saved of a run that leaves."""
         return not self._checkpoints.pending() or time.monotonic() > self._deadline
 
     def end(self) -> RoleError | None:
@@ -335,7 +335,7 @@ class Run:
         return timer[0]
 
     def _next_part(self) -> None:
-        """Before each micro-batch. Told before all ranks meet: one that hangs in the last one is behind the others."""
+        """Called before each micro-batch. Reports before all ranks meet: one that hangs in the last one is behind the others."""
         self._report.micro_batch(self.progress.step)
         self._agree()
 
@@ -354,7 +354,7 @@ class Run:
 
 
 def _parts(learner: Learner) -> dict[str, Part]:
-    """What is trained, by its name in checkpoints."""
+    """Trained parts, by their names in checkpoints."""
     parts = {POLICY: Part(learner.model, learner.optimizer)}
     if learner.critic is not None:
         parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)

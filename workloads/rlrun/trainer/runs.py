@@ -15,7 +15,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.run import Run
 
 Order = dict[str, Any]
-"""What all ranks do next: JSON, as rank 0 broadcasts it."""
+"""Next action of all ranks: JSON, as rank 0 broadcasts it."""
 
 
 class OneRun:
@@ -48,7 +48,7 @@ class OneRun:
         return None
 
     def awaited(self) -> bool:
-        """Whether another run may still join, once none is left."""
+        """True if another run may still join, once none is left."""
         return False
 
     # ---- all ranks carry it out
@@ -73,7 +73,7 @@ class OneRun:
         raise AssertionError(f"{order['do']} is no order of a trainer with one run")
 
     def stopped(self, run: Run, why: str) -> None:
-        """Tell a run's orchestrator that the process ends, where nobody else would."""
+        """Report the end of the process to a run's orchestrator, where nothing else does."""
 
 
 def drop(run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> Order:
@@ -82,7 +82,7 @@ def drop(run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> 
 
 
 def start_of(attempt: Attempt) -> str:
-    """Where an attempt starts, for the log."""
+    """Starting point of an attempt, for the log."""
     if attempt.base_attempt is not None:
         return f"the checkpoint of step {attempt.base_step}"
     return "the model" if attempt.origin is None else f"another run's checkpoint {attempt.origin.path}"

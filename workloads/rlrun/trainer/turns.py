@@ -12,8 +12,8 @@ def next_turn(runs: Sequence[str], last: str | None, ready: Collection[str]) -> 
 
     Args:
         runs: all runs, in a fixed order; new ones come last.
-        last: who trained the last step; None, or one that has left: nobody.
-        ready: whose batch is there.
+        last: the run that trained the last step; None, or one that has left: none of them.
+        ready: runs whose batch is there.
     """
     after = runs.index(last) + 1 if last in runs else 0
     return next((run for run in [*runs[after:], *runs[:after]] if run in ready), None)

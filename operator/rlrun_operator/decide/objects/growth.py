@@ -1,7 +1,7 @@
 """Growth of the run's own claim: it follows `storage.claimTemplate.size` upwards at once, and no attempt begins or ends for it.
 
 A claim is never made smaller, and one that no run of this name made is left alone. Kubernetes enlarges the volume below running pods. What
-it refuses (a StorageClass that does not let volumes grow, a quota) is told, tried again later, and harms nothing: the run goes on as it is.
+it refuses (a StorageClass that does not let volumes grow, a quota) is reported, tried again later, and harms nothing: the run goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlrun_operator.status.conditions import Say, find
 from rlrun_operator.validate_spec import shorten
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 60.0, 600.0
-"""Between two tries of a growth that was refused: at first, doubled each time, and at most."""
+"""Pauses between two tries of a growth that was refused: at first, doubled each time, and at most."""
 _TEXT_MAX = 600
 _FAILURES = ("ControllerResizeError", "NodeResizeError")
 _ON_NODE = "FileSystemResizePending"
@@ -101,7 +101,7 @@ def _fix(claim: Manifest, text: str) -> str:
 
 
 def _stage(claim: Manifest) -> str:
-    """How far the volume is, in the words of who enlarges it where that fails."""
+    """Stage of the volume's growth; where that fails, the words of the component that enlarges it."""
     conditions = [c for c in (claim.get("status") or {}).get("conditions") or () if c.get("status") == "True"]
     for condition in conditions:
         if condition.get("type") in _FAILURES:
@@ -121,7 +121,7 @@ def _amount(of: Manifest | None) -> str | None:
 
 
 def _is_less(one: str | None, other: str | None) -> bool:
-    """Whether one quantity is less than the other; not where either cannot be read."""
+    """True if one quantity is less than the other; not where either cannot be read."""
     try:
         return one is not None and other is not None and amount(one) < amount(other)
     except ValueError:

@@ -28,7 +28,7 @@ class Renewal(NamedTuple):
     message: str
     reason: str
     change: StatusChange
-    """Of the status."""
+    """Change of the status."""
 
 
 def secret(case: Case, spec: RLRunSpec) -> Manifest:
@@ -42,12 +42,12 @@ def name(case: Case) -> str:
 
 
 def is_made_now(case: Case) -> bool:
-    """Whether the present key is made with the attempt that begins: it was never made, or `renewal` has asked for it."""
+    """True if the present key is made with the attempt that begins: it was never made, or `renewal` has asked for it."""
     return case.past.launched_attempt == 0 or case.key_attempt > case.past.attempt
 
 
 def renewal(case: Case, attempt: int) -> Renewal | None:
-    """Whether `attempt`, of which nothing was made yet, begins with another key: somebody has asked for it, or the Secret is gone."""
+    """Renewal of the key with `attempt`, of which nothing was made yet: a user has asked for it, or the Secret is gone; else None."""
     if not case.attempt or case.attempt >= attempt or is_made_now(case):
         return None
     request, made = rotation_request(case), f"attempt {attempt} begins with another API key"
@@ -68,7 +68,7 @@ def in_doubt(case: Case) -> Manifest | None:
 
 
 def withheld(case: Case) -> Cause | None:
-    """Why an attempt cannot go on: a pod waits for a Secret that is gone. Another key of its name would not be that of the other pods."""
+    """Cause of an attempt's end: a pod waits for a Secret that is gone. Another key of its name would not be that of the other pods."""
     may_begin_another = case.spec is not None and not case.forbidden
     if not may_begin_another or case.observed.lost_key != name(case) or not (waiting := _waiting(case)):
         return None

@@ -1,4 +1,4 @@
-"""Repair of a run's objects beside its workloads, where somebody deletes or edits one of them during an attempt."""
+"""Repair of a run's objects beside its workloads, where one of them is deleted or edited during an attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import Say, find
 
 REPAIR_SECONDS = 5.0
-"""From one repair of a run to the next: somebody, or a controller, may go on deleting."""
+"""Pause between two repairs of a run: a user, or a controller, may go on deleting."""
 SHOWN = 4
 """Parts that a message names."""
 _INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
@@ -75,7 +75,7 @@ def _damaged(case: Case, context: render.RunContext) -> dict[Ref, str]:
 
 
 def _can_be_made(case: Case, ref: Ref) -> bool:
-    """Whether a part can be made now as the attempt began with it."""
+    """True if a part can be made now as the attempt began with it."""
     return ref.kind in _INDEPENDENT or (_as_begun(case) and (ref.kind != "ConfigMap" or _same_file(case)))
 
 
@@ -95,7 +95,7 @@ def _drifted(damaged: Mapping[Ref, str], then: str, refused: str = "") -> dict[s
 
 
 def withheld(case: Case) -> Cause | None:
-    """Why an attempt cannot go on: a pod waits for its configuration, which can be made of the edited specification alone."""
+    """Cause of an attempt's end: a pod waits for its configuration, which can be made of the edited specification alone."""
     attempt, name = case.past.attempt, case.names.account
     if case.spec is None or case.forbidden or case.past.launched_attempt != attempt:
         return None
@@ -111,12 +111,12 @@ def withheld(case: Case) -> Cause | None:
 
 
 def _as_begun(case: Case) -> bool:
-    """Whether the specification is the one that the attempt began with, and may be rendered."""
+    """True if the specification is the one that the attempt began with, and may be rendered."""
     return case.spec_hash == case.past.spec_hash and not case.forbidden
 
 
 def _same_file(case: Case) -> bool:
-    """Whether the attempt's configuration file would be rendered as when it began: its pods take no other one."""
+    """True if the attempt's configuration file would be rendered as when it began: its pods take no other one."""
     assert case.spec is not None
     attempt = case.past.attempt
     context, pod = case.context(case.spec, attempt), case.orchestrator(attempt)
@@ -163,7 +163,7 @@ def _ref(part: Manifest) -> Ref:
 
 
 def _version(case: Case, part: Manifest | None) -> str | None:
-    """Of a part that may be applied over without a look at it: not of one that somebody else has made, with a copied label."""
+    """resourceVersion of a part that may be applied over without a look at it: not of a foreign one with a copied label."""
     if part is None or not (is_made_for(part["metadata"], case.names.run) or part.get("held") not in (None, "null")):
         return None
     return str(part["metadata"]["resourceVersion"])

@@ -4,7 +4,7 @@ As `x-kubernetes-validations` of the CRD they would be judged at every write of 
 costs the API server. A policy also sees what a CRD's rules do not, the inside of free-form fields. It names every broken rule at once.
 
 Pure: models in, plain data out. `self` of a rule is bound by macros: `optional.optMap(self, ...)` for a block, `[item].map(self, ...)`
-for an item of a list, whose index macros do not tell.
+for an item of a list, whose index macros do not give.
 """
 
 from __future__ import annotations

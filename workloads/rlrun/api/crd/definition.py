@@ -32,9 +32,9 @@ _ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
 PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
 GROUP, _, VERSION = API_VERSION.partition("/")
 RULES_KEY = "rules"
-"""Where `spec_schema(ruled=True)` has the rules of a value."""
+"""Key under which `spec_schema(ruled=True)` has the rules of a value."""
 KEYS_KEY = "propertyNames"
-"""Where it has the schema of a mapping's keys, if they have rules."""
+"""Key under which it has the schema of a mapping's keys, if they have rules."""
 
 # Bounds for what the models leave open: the API server must know how much a rule can cost.
 STRING_MAX = 1024
@@ -134,7 +134,7 @@ def spec_schema(*, ruled: bool = False) -> Json:
 
 
 def status_schema() -> Json:
-    """The schema of `status`. Without defaults, but for a status that nobody has written: what the operator did not write is unknown.
+    """The schema of `status`. Without defaults, but for a status that no operator has written: what the operator did not write is unknown.
 
     Atomic: it has one writer, and an owner of each of its fields would be a quarter of the object and of the cost of each write.
     """
@@ -268,7 +268,7 @@ def _format_rule(item: Format) -> Rule:
 
 
 def _list_type(metadata: Iterable[Any]) -> Json:
-    """How server-side apply merges a list; else it is atomic, as where the order of the items means something."""
+    """Kind of list for server-side apply, a map or a set; else it is atomic, as where the order of the items means something."""
     for item in metadata:
         if isinstance(item, Distinct):
             keys = {"x-kubernetes-list-map-keys": [item.key]} if item.key else {}

@@ -18,7 +18,7 @@ _BEGUN = "self.?status.?attempt.orValue(0)>0"
 _SUSPENDED = "oldSelf.spec.?suspend.orValue(false)&&self.status.?phase.orValue('')=='Suspended'"
 _SINCE = "since attempt {self.status.attempt} began"
 _UNREADABLE = "!q.all(s,isQuantity(s))"
-"""Of a pair of sizes: another rule refuses what is none, and a status may lack it."""
+"""CEL condition that one of a pair of sizes is no quantity: another rule refuses such a size, and a status may lack it."""
 _SCALARS = ("int", "choice")
 _SUSPEND, _EDIT = "set spec.suspend to true", "wait for phase Suspended, then edit and set it to false"
 _BY_PHASE = {

@@ -1,4 +1,4 @@
-"""Rules over a stored specification, in which only the fields stand that somebody wrote.
+"""Rules over a stored specification, which holds only the fields that a client wrote.
 
 The CRD fills in no default, so a rule reads `self.trainer.replicas` of an object that may have no `trainer`. Rules are written as if all
 fields were there; here each read of a field becomes one with the model's default: `self.?trainer.?replicas.orValue(1)`.
@@ -50,7 +50,7 @@ def reading_defaults(rule: Rule, roots: Roots) -> Rule:
 
 
 def always_there(info: FieldInfo) -> bool:
-    """Whether a block means the same unset and empty: it is required, or its default is made of its fields' defaults alone."""
+    """True if a block means the same unset and empty: it is required, or its default is made of its fields' defaults alone."""
     return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 OptionValue = bool | int | float | str | None
 Kind = Literal["advantage", "loss"]
 Need = Literal["reference", "critic"]
-"""What an objective may need besides the policy: log-probs of a reference or teacher model, values of a critic."""
+"""Input that an objective may need besides the policy: log-probs of a reference or teacher model, values of a critic."""
 
 
 @dataclass(frozen=True)

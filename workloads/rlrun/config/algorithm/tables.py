@@ -18,7 +18,7 @@ PROXIMAL_METHODS: Mapping[str, str] = {
     "log_linear": "o = i + α(t - i), α = clamp((v_θ - 1 - v_b)/(v_θ - v_b), 0, 1) from the policy versions v; no extra pass",
 }
 KL_KINDS: Mapping[str, str] = {"k1": "d", "k2": "d²/2", "k3": "e^{-d} - 1 + d"}
-"""With d = t - ref."""
+"""Estimates of the KL divergence, with d = t - ref."""
 
 _LEVELS = ("none", "group", "batch")
 _REWARDS = {
@@ -244,4 +244,4 @@ CORRECTION_OPTIONS: Mapping[str, Option] = {
     "low": Option(0.0, "lower bound of the measure; for k1 the default is -high"),
     "high": Option(2.0, "upper bound of the measure"),
 }
-"""With x = o - i, or t - i without proximal log-probs."""
+"""Options of a correction, with x = o - i, or t - i without proximal log-probs."""

@@ -34,10 +34,10 @@ class Examined(Generic[ModelT]):
     """The model, with stand-ins for what is wrong; None: too much is."""
     problems: list[Problem]
     replaced: frozenset[Key]
-    """What is not as it was written, by paths of Python names."""
+    """Values that are not as they were written, by paths of Python names."""
 
     def is_replaced(self, key: Key) -> bool:
-        """Whether a value, something in it or something around it is not as it was written."""
+        """True if a value, something in it or something around it is not as it was written."""
         return _touches(self.replaced, key)
 
 
@@ -79,7 +79,7 @@ def _touches(replaced: Iterable[Key], key: Key) -> bool:
 
 
 def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
-    """Whether a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
+    """True if a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
     if any(fault.key[: len(other)] == other for other in replaced):
         return True
     lists = {key for key in fault.named if _shape(root, key).kind == "list"}
@@ -89,7 +89,7 @@ def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
 
 
 def _replace(values: dict[str, Any], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
-    """Take what a fault is about out of `values`; whether anything is different now."""
+    """Take what a fault is about out of `values`; true if anything is different now."""
     candidates = [key for key in fault.named if key not in replaced] if fault.rule else []
     for key in (*candidates, *(fault.named if fault.rule else ()), fault.key):
         if key and _replace_one(values, key, root, again=key in replaced):
@@ -136,7 +136,7 @@ def _shape(root: Shape, key: Key) -> Shape:
 
 
 def _has_default(root: Shape, key: Key) -> bool:
-    """Whether a field means something by itself when it is left out."""
+    """True if a field means something by itself when it is left out."""
     shape = _shape(root, key[:-1])
     if shape.model is None:
         return True

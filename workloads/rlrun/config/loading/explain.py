@@ -31,7 +31,7 @@ class Fault:
     """The value, by Python names; of a rule between fields: their block."""
     problem: Problem
     rule: bool
-    """Whether a rule is broken; otherwise the value itself is wrong."""
+    """True if a rule is broken; otherwise the value itself is wrong."""
     named: tuple[Key, ...]
     """Fields that the message of a rule names, the guilty one first."""
 

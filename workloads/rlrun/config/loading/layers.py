@@ -23,7 +23,7 @@ class Origin:
     """The field as the user spelled it."""
     line: int | None = None
     style: Style = "camel"
-    """How the source spells names."""
+    """Spelling of names in the source."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Layer:
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Key, Origin] = field(default_factory=dict)
-    """Of every value in `values`, by its path of Python names."""
+    """Origin of every value in `values`, by its path of Python names."""
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, key: Key) -> Origin:
@@ -55,7 +55,7 @@ class Reader:
     camel_only: bool = False
     """Refuse every spelling but camelCase, as the API server does."""
     prefix: str = ""
-    """Of variables of the environment."""
+    """Prefix of variables of the environment."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of fields of the root model."""
 

@@ -13,11 +13,11 @@ class Problem:
     """One problem for the user to fix."""
 
     source: str
-    """Where the value came from: a file's name, `command line`, `environment` or `configuration`."""
+    """Origin of the value: a file's name, `command line`, `environment` or `configuration`."""
     path: str
     """The field as the user spelled it; empty for the whole source."""
     message: str
-    """What is wrong and what is expected."""
+    """Description of the error, and of what is expected."""
     line: int | None = None
     """Line in the source, from 1."""
 

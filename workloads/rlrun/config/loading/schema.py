@@ -32,7 +32,7 @@ class Shape:
     nullable: bool = False
     model: type[BaseModel] | None = None
     parts: tuple[Shape, ...] = ()
-    """Of a list or mapping: its item. Of a union: its members."""
+    """Item of a list or mapping; members of a union."""
     choices: tuple[Any, ...] = ()
     bounds: tuple[tuple[str, Any], ...] = ()
     """(gt | ge | lt | le | multiple_of | min_length | max_length, value)."""

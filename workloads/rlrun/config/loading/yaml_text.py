@@ -41,7 +41,7 @@ class Document:
 
     value: Any
     line: int = 1
-    """Where it begins."""
+    """Line at which it begins."""
     lines: dict[Key, int] = field(default_factory=dict)
     """Line of each mapping's key and each list's item, by its path."""
 

@@ -12,7 +12,7 @@ from rlrun.config.rule import Rule
 
 
 class ResumeConfig(Config):
-    """Where an attempt starts."""
+    """Starting point of an attempt."""
 
     policy: Literal["Latest", "Never", "Step"] = "Latest"
     """Latest: the newest complete checkpoint, or the model without one. Never: refuse a folder that holds a run. Step: the one at
@@ -91,11 +91,11 @@ class CheckpointConfig(Config):
     export: ExportConfig = ExportConfig()
     """Exports of the model."""
     resume: ResumeConfig = ResumeConfig()
-    """Where an attempt starts."""
+    """Starting point of an attempt."""
 
 
 class WeightSyncConfig(Config):
-    """The hand-over of new weights from the trainer to the engines."""
+    """Weight sync: the transfer of new weights from the trainer to the engines."""
 
     transport: Literal["Filesystem", "NCCL"] = "Filesystem"
     """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs); only checkpointed versions reach the volume."""

@@ -88,9 +88,9 @@ class DataConfig(Config):
     shuffle: bool = True
     """A new order in each epoch; otherwise that of the files."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """How often the data is read; the run ends then or at `maxSteps`."""
+    """Passes over the data; the run ends after them or at `maxSteps`."""
     stopping: Literal["FirstExhausted", "AllExhausted"] | None = None
-    """Whether `epochs` end with the first source (default) or with all."""
+    """End of `epochs`: with the first source (default) or with all."""
     too_long: Literal["Truncate", "Skip", "Fail"] = "Truncate"
     """Rows of more than `seqLen` tokens: cut, left out, or an error."""
     malformed: Literal["Fail", "Skip"] = "Fail"

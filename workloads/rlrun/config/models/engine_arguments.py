@@ -53,7 +53,7 @@ def flag_of(argument: str) -> str:
 
 
 def is_owned(argument: str) -> bool:
-    """Whether an argument is one that RLRun sets itself; argparse takes a flag's beginning for the flag."""
+    """True if an argument is one that RLRun sets itself; argparse takes a flag's beginning for the flag."""
     if argument.startswith("--"):
         flag = flag_of(argument)
         return len(flag) > len("--") and any(owned.startswith(flag) for owned in OWNED_FLAGS)
@@ -97,4 +97,4 @@ EXTRA_ARGUMENTS_RULES = (
         f"write --{{self.extraArgs[{_FIRST_STRAY}]}}, or put it behind its flag",
     ),
 )
-"""Of a block with `extraArgs`."""
+"""Rules of a block with `extraArgs`."""

@@ -21,7 +21,7 @@ from rlrun.config.rule import Rule
 
 
 class EnvironmentAlgorithm(Config):
-    """What one environment learns otherwise than the run."""
+    """Parts of the objective that replace the run's in one environment."""
 
     loss: LossConfig | None = None
     """Replaces the run's loss."""
@@ -76,6 +76,6 @@ class EnvironmentAlgorithm(Config):
 
     @property
     def of_trainer(self) -> EnvironmentAlgorithm | None:
-        """Without what the orchestrator alone reads; None when nothing is left."""
+        """The parts without those that the orchestrator alone reads; None when nothing is left."""
         own = self.model_copy(update={"advantage": None, "filters": None})
         return None if own == EnvironmentAlgorithm() else own

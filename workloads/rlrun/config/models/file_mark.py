@@ -19,7 +19,7 @@ def file_mark(document: Mapping[str, Any], role: str) -> str:
     """16 hex digits over what a pod of `role` acts on in the file.
 
     Engines outlive attempts, hence for `inference` this is the engines' section alone. Their number, which may change while an attempt
-    runs, counts for nobody: the orchestrator finds them by their Service.
+    runs, counts for no role: the orchestrator finds them by their Service.
 
     Args:
         document: the file, parsed.

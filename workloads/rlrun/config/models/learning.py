@@ -56,7 +56,7 @@ class LossConfig(_Objective):
 
 
 class AdvantageConfig(_Objective):
-    """How a group's rewards become advantages."""
+    """Computation of advantages from a group's rewards."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known("advantage", ADVANTAGE_ENTRIES),)
 
@@ -67,7 +67,7 @@ class AdvantageConfig(_Objective):
 
 
 class FilterConfig(Config):
-    """What is not trained on, and what long answers cost. Rewards in metrics stay as the environment gave them."""
+    """Samples that are not trained on, and the penalty of long answers. Rewards in metrics stay as the environment gave them."""
 
     zero_variance: bool = False
     """Drop groups of equal rewards and sample others (dynamic sampling)."""
@@ -102,7 +102,7 @@ class CorrectionConfig(Config):
     action: Literal["clamp", "mask"] = "clamp"
     """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside."""
     weight: Literal["none", "token", "sequence", "geometric"] = "none"
-    """With mask, of what is kept: 1, or a ratio."""
+    """With mask, weight of what is kept: 1, or a ratio."""
     cap: Annotated[float, Field(gt=0)] | None = None
     """Cap of the weight."""
     level: Literal["token", "sequence"] = "token"
@@ -110,7 +110,7 @@ class CorrectionConfig(Config):
     measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
     """The ratio, or an estimate of the divergence (mask only)."""
     reduce: Literal["mean", "sum", "max"] = "mean"
-    """Of a sequence's tokens; the mean of ratios is the geometric one."""
+    """Reduction over a sequence's tokens; the mean of ratios is the geometric one."""
     low: float | None = None
     """Lower bound; default: 0, for k1 `-high`."""
     high: float = 2.0
@@ -131,7 +131,7 @@ class CorrectionConfig(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """As `rlrun.algorithms` takes them."""
+        """The options as `rlrun.algorithms` takes them."""
         return self.model_dump(exclude_none=True)
 
 
@@ -155,7 +155,7 @@ class AlgorithmConfig(Config):
     advantage: AdvantageConfig | None = None
     """Replaces the preset's advantage."""
     aggregation: Aggregation | None = None
-    """Replaces how the preset makes one number of all tokens."""
+    """Replaces the preset's aggregation of all tokens."""
     aggregation_length: Annotated[int, Field(ge=1)] | None = None
     """Tokens that `constant_length` divides by; default: `seqLen`."""
     proximal: Proximal | None = None
@@ -292,7 +292,7 @@ class AlgorithmConfig(Config):
 
 
 class OptimizerConfig(Config):
-    """How gradients become updates of the float32 master weights."""
+    """Optimizer that turns gradients into updates of the float32 master weights."""
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
     """`muon`: orthogonalised momentum for the layers' matrices, AdamW for all else."""
@@ -307,7 +307,7 @@ class OptimizerConfig(Config):
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of AdamW's second moment."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Of `muon` (default 0.95) and `sgd` (default 0.9)."""
+    """Momentum of `muon` (default 0.95) and `sgd` (default 0.9)."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global L2 norm; null: no clipping."""
 
@@ -326,7 +326,7 @@ class OptimizerConfig(Config):
 
     @model_validator(mode="after")
     def _only_its_own(self) -> Self:
-        """Refuse what would do nothing. A default is not told from a value that was left out: `run.json` holds them all."""
+        """Refuse what would do nothing. A default is not distinguished from a value left out: `run.json` holds them all."""
         if self.name == "adamw" and self.momentum is not None:
             raise ValueError(f"momentum ({self.momentum}) has no meaning for optimizer adamw; remove it")
         if self.name == "sgd" and (self.beta1, self.beta2, self.eps) != (0.9, 0.999, 1e-8):

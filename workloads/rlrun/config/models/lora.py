@@ -29,5 +29,5 @@ class LoRAConfig(Config):
 
     @property
     def served_as_adapter(self) -> bool:
-        """Whether the engine is given the adapter alone; else whole weights with the update in them."""
+        """True if the engine is given the adapter alone; else it gets whole weights with the update in them."""
         return not self.modules_to_save

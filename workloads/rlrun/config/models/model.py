@@ -1,4 +1,4 @@
-"""Which language model a run starts from."""
+"""Language model that a run starts from."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ComputeDType = Literal["auto", "float32", "bfloat16"]
 
 
 class ParallelismConfig(Config):
-    """How the ranks divide model and data. Does not change the result; ranks = dpReplicate * dpShard * cp * tp."""
+    """Division of model and data among the ranks. Does not change the result; ranks = dpReplicate * dpShard * cp * tp."""
 
     dp_replicate: Annotated[int, Field(ge=1, le=4096)] = 1
     """Copies of the sharded model (HSDP)."""

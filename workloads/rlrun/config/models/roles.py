@@ -31,7 +31,7 @@ from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, Sam
 Task = Literal["RL", "SFT", "Eval"]
 TRAINING_TASKS: tuple[Task, ...] = ("RL", "SFT")
 ASKING_TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task not in TRAINING_TASKS)
-"""They ask policies that there are: they have engines, and no trainer."""
+"""Tasks that ask existing policies: they have engines, and no trainer."""
 TrajectoryStrategy = Literal["interleaved", "branching"]
 
 
@@ -58,7 +58,7 @@ class TrainerSpec(Config):
     shared_with: RunName | None = None
     """Another run (the host) whose trainer and engines this run uses; default: its own. Needs `lora`, of at most the host's rank."""
     parallelism: ParallelismConfig = ParallelismConfig()
-    """How the ranks share model and data."""
+    """Division of model and data among ranks."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Recompute a layer in backward (`full`; `attention`: all but attention; `selective`: nor matrix products), or fetch it
     from host memory (`offload`); same result."""
@@ -236,7 +236,7 @@ class OrchestratorSpec(Config):
 
 
 class RoleConfig(Config):
-    """What every role knows of its run."""
+    """Values of the run that every role knows."""
 
     name: Annotated[str, Field(min_length=1, max_length=40)]
     """The run's name."""
@@ -268,7 +268,7 @@ class TrainerConfig(TrainerSpec, RoleConfig):
     checkpoint: CheckpointConfig
     """When to save and what to keep."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
-    """How versions reach the engines."""
+    """Transfer of versions to the engines."""
     engine_urls: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
     """The engines on this machine, with `colocated`: the trainer has the GPUs while they sleep."""
     port: Annotated[int, Field(ge=1, le=65535)] = 29600
@@ -292,7 +292,7 @@ class InferenceConfig(InferenceSpec, RoleConfig):
     lora: LoRAConfig | None = None
     """The trainer's adapters."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
-    """How versions come."""
+    """Transfer of versions to the engine."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Port of the engine's server."""
     host: str = "127.0.0.1"
@@ -309,7 +309,7 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     data: DataConfig | None = None
     """The data of supervised fine-tuning."""
     policies: PoliciesConfig | None = None
-    """Whose answers are asked for without training; null: the model's alone."""
+    """Policies to evaluate without training; null: the model alone."""
     sampling: SamplingConfig
     """Default sampling."""
     evaluation: EvaluationConfig | None
@@ -317,9 +317,9 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
     checkpoint: CheckpointConfig
     """When the trainer saves."""
     weight_sync: WeightSyncConfig
-    """Deadlines of the hand-over."""
+    """Deadlines of the weight sync."""
     trainer_url: str = "http://127.0.0.1:29600"
-    """Where rank 0's channel listens; the host's, with `sharedWith`."""
+    """Address of rank 0's channel; the host's, with `sharedWith`."""
     shared_with: RunName | None = None
     """The run whose trainer and engines this one uses; default: its own."""
     inference_urls: Annotated[list[str], Field(min_length=1, default_factory=lambda: ["http://127.0.0.1:8000"])]
@@ -338,5 +338,5 @@ class OrchestratorConfig(OrchestratorSpec, RoleConfig):
 
     @property
     def engine_parses_tools(self) -> bool:
-        """Whether the engines have a parser that finds the calls of tools in replies."""
+        """True if the engines have a parser that finds the calls of tools in replies."""
         return ENABLE_TOOLS in self.engine_parsers

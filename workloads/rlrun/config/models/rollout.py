@@ -26,7 +26,7 @@ _ONLY_EVALUATION = "remove it (evaluation.sampling takes it)"
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn. The log-probabilities that are trained on are those of the distribution after all of these."""
+    """Sampling of tokens. The log-probabilities that are trained on are those of the distribution after all of these."""
 
     refused_fields: ClassVar[dict[str, str]] = dict.fromkeys(
         (
@@ -52,7 +52,7 @@ class SamplingConfig(Config):
 
 
 class EvaluationSamplingConfig(Config):
-    """How tokens are drawn in evaluation; what is left out is as in training."""
+    """Sampling of tokens in evaluation; what is left out is as in training."""
 
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
     """0: the likeliest token. Default: as in training."""
@@ -73,7 +73,7 @@ class EvaluationSamplingConfig(Config):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """The same, for each time."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Of each task's first sample; the n-th has n more."""
+    """Seed of each task's first sample; the n-th has n more."""
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] = Field(
         default_factory=list
     )
@@ -97,7 +97,7 @@ class EvaluationSamplingConfig(Config):
             )
 
     def over(self, training: SamplingConfig) -> CompleteSampling:
-        """All of it for one environment.
+        """Complete sampling for one environment.
 
         Args:
             training: the environment's sampling, for what is left out here.
@@ -136,11 +136,11 @@ class PoolConfig(Config):
     fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Share of draws."""
     train: bool = True
-    """Or sample others instead."""
+    """Off: sample others instead."""
 
 
 class CurriculumConfig(Config):
-    """Which tasks are drawn when."""
+    """Choice of tasks over the run."""
 
     shuffle: bool = True
     """A new order per epoch."""
@@ -179,7 +179,7 @@ class EnvironmentConfig(Config):
     ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share of groups relative to the other environments' ratios."""
     curriculum: CurriculumConfig | None = None
-    """Which tasks are drawn when."""
+    """Choice of tasks over the run."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rollouts per task; their rewards are compared with each other."""
     solved_reward: Annotated[float, Field(ge=-1e9, le=1e9)] = SOLVED
@@ -244,7 +244,7 @@ class EvaluationConfig(Config):
     timeout_seconds: Annotated[float, Field(gt=0, le=604_800)] = 1800.0
     """Longest time that an evaluation holds back newer weights, in seconds; what is answered by then counts."""
     sampling: EvaluationSamplingConfig | None = None
-    """How evaluation draws tokens, where it is not as in training."""
+    """Sampling in evaluation, where it is not as in training."""
 
     def sampling_over(self, training: SamplingConfig) -> CompleteSampling:
         """Sampling of evaluation in an environment; `training` is the environment's own sampling."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rlrun.environments.adapters.openai_server import ChatServer, Endpoint
 
 END_SECONDS = 1.0
-"""For which an agent that is cancelled may clean up."""
+"""Time in which an agent that is cancelled may clean up."""
 _LAST_CHARACTERS = 500
 
 
 class AgentEnvironment(ABC):
-    """Subclasses say which tasks there are, which program plays one, and what an episode is worth.
+    """Environment by a program: subclasses define the tasks, the program that plays one, and an episode's score.
 
     The program talks to `endpoint` as often as it likes and keeps the conversation as it likes. What it returns is
     `Episode.info["result"]`.
@@ -85,7 +85,7 @@ async def _start() -> ChatServer:
 
 
 async def _contained(playing: Awaitable[Any]) -> Any:
-    """A program that wants to end its process has only its own episode to end."""
+    """Let a program that wants to end its process end only its own episode."""
     try:
         return await playing
     except (SystemExit, KeyboardInterrupt) as error:
@@ -93,7 +93,7 @@ async def _contained(playing: Awaitable[Any]) -> Any:
 
 
 async def _outcome(playing: asyncio.Future[Any], overflowed: bool) -> tuple[Any, str | None]:
-    """What the program returned. One that fails because it has no room left has played to the end: it is scored."""
+    """The program's return value, and its error or None. A failure for lack of room has played to the end: it is scored."""
     try:
         return await playing, None
     except Exception as error:

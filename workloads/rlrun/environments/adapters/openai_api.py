@@ -15,9 +15,9 @@ from typing import Any
 from rlrun.environments.protocol import Message, Reply, Tool
 
 MODEL = "policy"
-"""What the model is called; requests may call it anything."""
+"""Name of the model; requests may use any other."""
 _MODEL_CHARACTERS = 200
-"""Of its name in a request that are given back."""
+"""Characters of its name in a request that are given back."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 

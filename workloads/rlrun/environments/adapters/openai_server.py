@@ -53,9 +53,9 @@ class Served:
         """The latest conversation, with the reply."""
         self.replies = 0
         self.truncated = False
-        """Whether a reply was cut by a token limit."""
+        """True if a reply was cut by a token limit."""
         self.overflowed = False
-        """Whether a request was refused because the conversation no longer fits."""
+        """True if a request was refused because the conversation no longer fits."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises what the model client raised: the episode cannot go on."""
         self._model, self._lock = model, asyncio.Lock()

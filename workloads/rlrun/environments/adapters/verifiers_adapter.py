@@ -65,9 +65,9 @@ class VerifiersArgs(BaseModel):
     max_turns: int | None = Field(default=None, ge=1)
     """Replies per episode; None leaves it to the taskset."""
     setup_timeout_seconds: float = Field(default=60.0, gt=0)
-    """For a task's `setup`."""
+    """Deadline of a task's `setup`."""
     scoring_timeout_seconds: float = Field(default=60.0, gt=0)
-    """For a task's `finalize`, and for all its rewards and metrics together."""
+    """Deadline of a task's `finalize`, and of all its rewards and metrics together."""
 
 
 class VerifiersEnvironment:
@@ -101,7 +101,7 @@ class VerifiersEnvironment:
 
     @cached_property
     def single_turn(self) -> bool:
-        """Whether an episode asks the model once: no more is allowed, or the environment never answers."""
+        """True if an episode asks the model once: no more is allowed, or the environment never answers."""
         [seat] = agent_config_fields(self._env.config).values()
         if (self.args.max_turns or seat.max_turns) == 1:
             return True
@@ -296,7 +296,7 @@ def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env[Any]:
 
 
 def _raise_model_error(harnesses: list[ChatHarness]) -> None:
-    """verifiers records what a model call raised and goes on; our caller must get it as it was."""
+    """Raise the error of a model call as it was: verifiers records it and goes on."""
     for harness in harnesses:
         if harness.model_error is not None:
             raise harness.model_error

@@ -27,11 +27,11 @@ from rlrun.environments.adapters.verifiers_legacy_playable import check_environm
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 
 NAME = "policy"
-"""What the model is called in requests."""
+"""Name of the model in requests."""
 
 
 _OF_CALLS = ("tool_calls", "tool_call_id", "name")
-"""Fields of a message that tell of calls and their answers."""
+"""Fields of a message that hold calls and their answers."""
 
 
 class LegacyArgs(BaseModel):
@@ -49,7 +49,7 @@ class LegacyArgs(BaseModel):
 
 @dataclass
 class _Conversation:
-    """One rollout as its requests tell it."""
+    """One rollout as its requests show it."""
 
     model: ModelClient
     messages: list[Message] = field(default_factory=list)
@@ -104,7 +104,7 @@ async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path:
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """A message with its text as a string, and what it says of calls; verifiers may send a list of parts."""
+    """A message with its text as a string, and its fields of calls; verifiers may send a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         if others := [str(part.get("type")) for part in content if part.get("type") != "text"]:

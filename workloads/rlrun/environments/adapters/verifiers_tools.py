@@ -74,7 +74,7 @@ class ToolBox:
 
 
 def _in_place(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """In place of the wrapper that fetches and returns state over HTTP around each call."""
+    """Replacement for the wrapper that fetches and returns state over HTTP around each call."""
 
     @functools.wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ class ArithmeticArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     operations: str = Field(default="+-", min_length=1)
-    """Which of `+`, `-` and `*` appear."""
+    """Operations that appear, out of `+`, `-` and `*`."""
     max_operand: int = Field(default=9, ge=1, le=10**9)
     """Largest operand; the smallest is 0."""
     terms: int = Field(default=2, ge=2, le=4)
@@ -42,7 +42,7 @@ class ArithmeticArgs(BaseModel):
     partial_credit: bool = False
     """False: 1 for the right number, else 0. True: the share of characters that are right, position by position."""
     seed: int = 0
-    """Which tasks are drawn."""
+    """Seed of the tasks that are drawn."""
     num_tasks: int = Field(default=10_000, ge=1)
     """Tasks in each split; problems repeat when there are fewer of them than tasks."""
 

@@ -36,7 +36,7 @@ class CalculatorArgs(BaseModel):
     max_turns: int = Field(default=4, ge=2, le=64)
     """Replies that the model gets, the final answer included; calls use them up."""
     operations: str = Field(default="+-*", min_length=1)
-    """Which of `+`, `-` and `*` appear."""
+    """Operations that appear, out of `+`, `-` and `*`."""
     max_operand: int = Field(default=99, ge=1, le=10**9)
     """Largest operand; the smallest is 0."""
     terms: int = Field(default=3, ge=2, le=8)
@@ -47,7 +47,7 @@ class CalculatorArgs(BaseModel):
     instructions: bool = True
     """Open with a system message that explains the calculator. Turn off for a tiny model that is warmed up instead."""
     seed: int = 0
-    """Which tasks are drawn."""
+    """Seed of the tasks that are drawn."""
     num_tasks: int = Field(default=10_000, ge=1)
     """Tasks in each split; problems repeat when there are fewer of them than tasks."""
 

@@ -74,7 +74,7 @@ class DatasetArgs(BaseModel):
     leave_out_shared: bool = False
     """Rows of the train split whose prompt the eval split has as well are left out instead of refused."""
     reward: RewardName = "math"
-    """How a reply is compared with `reward_model.ground_truth`."""
+    """Comparison of a reply with `reward_model.ground_truth`."""
     reward_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward."""
     system_prompt: str | None = None
@@ -202,7 +202,7 @@ class Gsm8kArgs(BaseModel):
     path: str | None = None
     """Instead of the hub: the folder with its parquet files."""
     instruction: str = "Reason step by step, and put the final answer within \\boxed{}."
-    """Follows each question."""
+    """Text that follows each question."""
     math: dict[str, Any] = Field(default_factory=dict)
     """Options of the comparison: `processes`, `timeout_seconds`."""
 

@@ -22,7 +22,7 @@ class ReverseTextArgs(BaseModel):
     letters: str = Field(default="abcdef", min_length=2, max_length=90)
     """The alphabet: printable ASCII without white space, `<` and `>`, each character once."""
     seed: int = 0
-    """Which tasks are drawn."""
+    """Seed of the tasks that are drawn."""
     num_tasks: int = Field(default=10_000, ge=1)
     """Tasks in each split; texts repeat when there are fewer of them than tasks."""
 

@@ -29,7 +29,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
 
     @property
     def forked(self) -> bool:
-        """Whether this is a copy of the loop in a child of its process."""
+        """True if this is a copy of the loop in a child of its process."""
         return self._forked
 
     def time(self) -> float:
@@ -52,7 +52,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
             try:
                 self.run_forever()
             except (SystemExit, KeyboardInterrupt):
-                # Its task has the exception, and so has who waits for it; this tells of one that nobody waits for.
+                # Its task has the exception, and so has its waiter; this reports one that nothing waits for.
                 tell()
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

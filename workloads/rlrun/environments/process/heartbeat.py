@@ -1,7 +1,7 @@
 """A page of memory that an environment's process shares with the one that watches it: signs of life beside the event loop.
 
 A thread beats there, so that an event loop with much to do is not taken for one that hangs: what counts is how long one single call
-has held the loop. The page outlives the process, so it also tells whose code ran when the process ended.
+has held the loop. The page outlives the process, so it also shows whose code ran when the process ended.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Pulse:
     beat: float
     """Last beat, on the monotonic clock of the machine; 0: none yet."""
     held_seconds: float
-    """For which one call has held the event loop by then."""
+    """Time for which one call has held the event loop by then."""
     worst_seconds: float
     """The longest of these so far."""
     rollout: int
-    """Whose code runs; 0: none's, or it is not known."""
+    """Rollout whose code runs; 0: none, or it is not known."""
     pid: int
-    """Of the process that beats; 0: not known yet."""
+    """Pid of the process that beats; 0: not known yet."""
 
 
 class Page:
@@ -66,7 +66,7 @@ class Page:
         return Pulse(beat, held, worst, rollout, pid)
 
     def enter(self, rollout: int) -> None:
-        """From now on the code of this rollout runs; 0: that of none."""
+        """Note that the code of this rollout runs from now on; 0: that of none."""
         _NUMBER.pack_into(self._memory, _ROLLOUT_AT, rollout)
 
     def start(self) -> None:

@@ -24,14 +24,14 @@ from rlrun.environments.stage import Played, TaskRef, TaskRefs
 from rlrun.runtime.privacy import refuse_inspection
 
 SOCKET_MODE = 0o660
-"""The orchestrator is another user of the same group, and connecting to a socket takes the right to write to it."""
+"""Mode of the socket: the orchestrator is another user of the same group, and to connect it needs the right to write."""
 
 
 class _LifeStage:
     """One life as a `Stage`; nothing is started again here: the orchestrator connects again.
 
     Attributes:
-        told: set once the orchestrator was told how the life ended. Before any rollout's end by it: a rollout that is sent in between
+        told: set once the life's end was reported to the orchestrator. Before any rollout's end by it: a rollout that is sent in between
             would be lost with a process that had ended already.
     """
 

@@ -33,9 +33,9 @@ from rlrun.environments.process.worker import BROKEN_LOOP, LOST
 from rlrun.runtime.bootstrap import python_command
 
 MAX_PROCESSES = 256
-"""More processes than this are taken for a fork bomb."""
+"""Most processes; more are taken for a fork bomb."""
 CLOSE_SECONDS = 5.0
-"""Between the end of the connection and that of the process."""
+"""Longest time between the end of the connection and that of the process."""
 _HUNG_UP = "closed its connection, which only it itself can have done"
 
 
@@ -44,13 +44,13 @@ class Limits:
     """Resource limits of one environment's process."""
 
     start_seconds: float = 300.0
-    """Until it has loaded its tasks."""
+    """Deadline for loading its tasks."""
     memory_bytes: int = 8 * 1024**3
     """Resident memory of all its processes together."""
     hang_seconds: float = 60.0
-    """For which one call may hold its event loop, or the process give no sign of life."""
+    """Time for which one call may hold its event loop, or the process give no sign of life."""
     look_seconds: float = 1.0
-    """Between two looks at memory and event loop."""
+    """Time between two looks at memory and event loop."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Command:
     variables: tuple[str, ...] = ()
 
     def passed(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Those of this process's environment variables that it gets."""
+        """Environment variables of this process that it gets."""
         if self.kind != "environment":  # code of the roles, which have all of them
             return passed(variables, (EVERYTHING,))
         return passed(variables, (*self.variables, *named_by(self.id, self.args)))
@@ -101,7 +101,7 @@ class Life(Talk):
         self._verdict: Death | None = None
         self._page = Page()
         self._heard = 0.0
-        """When it last said anything, on the monotonic clock."""
+        """Time of its last message, on the monotonic clock."""
         self._seen: set[Known] = set()
         """All processes that it was seen to have."""
         self._killing: asyncio.Task[None] | None = None
@@ -217,7 +217,7 @@ class Life(Talk):
                 self._kill("hang", message)
 
     def _hung(self) -> str | None:
-        """Why it is taken for one that hangs; None: it is not."""
+        """Reason why it counts as hanging; None: it does not."""
         pulse, now, limit = self._page.read(), time.monotonic(), self.limits.hang_seconds
         if pulse.held_seconds > limit:
             return f"did not answer for {pulse.held_seconds:.1f} s: something in it computes or waits without awaiting"
@@ -229,7 +229,7 @@ class Life(Talk):
         return f"did not answer for {silent:.1f} s: something in it holds the interpreter's lock"
 
     def _stacks(self) -> str:
-        """Where the process is in its code, as it writes it into its log when asked; "" when it cannot."""
+        """Place of the process in its code, as it writes it into its log when asked; "" when it cannot."""
         if is_stopped(self._page.read().pid):
             return ""
         self._signal(STACKS)
@@ -265,7 +265,7 @@ class Life(Talk):
         self._signal(signal.SIGKILL)
 
     def _exited(self) -> None:
-        """The process is a zombie now: kill what it left, then collect it."""
+        """Kill what the process left, which is a zombie now, then collect it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
         self._burying = loop.create_task(self._collect())
@@ -307,7 +307,7 @@ class Life(Talk):
 
 
 _STACK = ("Current thread", "Stack (most recent call first)")
-"""How Python's fault handler begins a stack: after a crash, and on request."""
+"""Beginnings of a stack by Python's fault handler: after a crash, and on request."""
 
 
 def _how(code: int) -> str:

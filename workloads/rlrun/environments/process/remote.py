@@ -19,9 +19,9 @@ from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.process.wire import Document, WireError
 
 KNOCK_SECONDS = 0.5
-"""Between two looks whether the host is there."""
+"""Time between two looks whether the host is there."""
 LOAD_MARGIN_SECONDS = 5.0
-"""The host gives up an environment that does not load; this much later it is given up from here."""
+"""Time after the host gives up an environment that does not load until it is given up from here."""
 
 
 class Remote(Talk):

@@ -40,7 +40,7 @@ class Record:
         self.label = label
         self.restarts = 0
         self.numbers = itertools.count(1)
-        """Counts the lives of all workers."""
+        """Counter of the lives of all workers."""
         self.in_row = 0
         """Ends without one good rollout between."""
         self.accused: set[TaskRef] = set()
@@ -54,7 +54,7 @@ class Record:
         self._first = ""
 
     def played(self, task: TaskRef) -> None:
-        """A rollout went well."""
+        """Record that a rollout went well."""
         self.in_row = 0
         self._causes.clear()
         self.accused.discard(task)
@@ -121,12 +121,12 @@ class Supervised:
         self._is_up = False
         self._failed_in_row = 0
         self._replaced_in_vain = False
-        """Whether it was replaced and has played nothing good since."""
+        """True if it was replaced and has played nothing good since."""
         self._something = asyncio.Event()
         """Set when the process ends, and when it fails again."""
         self._look_after(self.life)
         self._leaving: set[Talk] = set()
-        """Those that are ended beside `life`, or are not it yet."""
+        """Processes to end beside `life`: former ones, and one that is not it yet."""
         self._draining: set[asyncio.Task[None]] = set()
 
     def _look_after(self, life: Talk) -> None:
@@ -134,7 +134,7 @@ class Supervised:
 
     @property
     def up(self) -> bool:
-        """Whether it can be given rollouts."""
+        """True if it can be given rollouts."""
         return self._is_up and not self.life.ended.done()
 
     async def start(self) -> Ready:

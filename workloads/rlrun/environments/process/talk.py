@@ -15,7 +15,7 @@ from rlrun.environments.protocol import Episode, ModelClient, Score
 from rlrun.environments.stage import Played, TaskRef
 
 GRACE_SECONDS = 10.0
-"""The environment ends an episode at its deadline; this much later it is given up from here."""
+"""Time after an episode's deadline, at which the environment ends it, until it is given up from here."""
 MAX_GIVEN_UP = 10_000
 """Rollouts without an answer that are remembered: their code may run on and end the process."""
 DeathKind = Literal["crash", "hang", "memory"]
@@ -28,9 +28,9 @@ class Death:
     kind: DeathKind
     message: str
     rollout: int = 0
-    """Whose code ran; 0: it is not known."""
+    """Rollout whose code ran; 0: it is not known."""
     task: TaskRef | None = None
-    """What that rollout played."""
+    """Task that the rollout played."""
 
 
 class StartError(Exception):
@@ -107,13 +107,13 @@ class Talk(ABC):
 
     @abstractmethod
     def _answered(self, document: Document) -> None:
-        """A `ping` was answered."""
+        """Take the answer to a `ping`."""
 
     @abstractmethod
     def _lost(self, error: WireError | None) -> None: ...
 
     def _explained(self, message: str) -> str:
-        """What the environment's code raised, with what this end knows about it."""
+        """Message of the environment's error, with what this end knows about it."""
         return message
 
     async def until_idle(self) -> None:
@@ -128,7 +128,7 @@ class Talk(ABC):
         return len(self._rollouts)
 
     def _bury(self, death: Death) -> None:
-        """Tell everybody who waits."""
+        """Give the end to all that wait for it."""
         culprit = self._rollouts.get(death.rollout)
         death = replace(death, task=culprit.task if culprit is not None else self._given_up.get(death.rollout))
         for number, rollout in list(self._rollouts.items()):
@@ -196,7 +196,7 @@ class Talk(ABC):
             return
         self._wire.send({"op": "reply", **answer, **vars(reply)})
 
-    # ---- what the process says
+    # ---- messages of the process
 
     def _receive(self, document: Document) -> None:
         try:

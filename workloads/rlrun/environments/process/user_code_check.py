@@ -28,9 +28,9 @@ class Refusal:
 
     message: str
     missing: bool
-    """Whether only an import or the interpreter is missing, which the run's image may have."""
+    """True if only an import or the interpreter is missing, which the run's image may have."""
     said: bool = True
-    """Whether the code said so itself; otherwise its process ended, or took too long."""
+    """True if the code reported it itself; otherwise its process ended, or took too long."""
 
 
 def check(subjects: Sequence[tuple[Command, Limits]]) -> list[Refusal | None]:

@@ -46,7 +46,7 @@ BASICS = (
     *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
     *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )
-"""What programs need to find their files, their libraries, the network and the machine; none of them is a secret by itself."""
+"""Variables that programs need to find their files, their libraries, the network and the machine; none of them is a secret by itself."""
 
 
 def passed(variables: Mapping[str, str], named: Iterable[str]) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _values(value: Any, key: str) -> Iterator[str]:
 
 
 def withheld_hint(message: str, withheld: Collection[str]) -> str:
-    """What to do about an error that names a variable which was not passed; "" when it names none.
+    """Advice on an error that names a variable which was not passed; "" when it names none.
 
     Args:
         message: of the error.

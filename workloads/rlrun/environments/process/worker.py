@@ -94,7 +94,7 @@ class RemoteModel:
             self._answer = None
 
     def answered(self, document: Document) -> None:
-        """A reply, or why there is none; one to a call that was given up is of no use."""
+        """Take a reply, or the reason for none; one to a call that was given up is ignored."""
         if self._answer is None or self._answer.done() or document["call"] != self._call:
             return
         if document["op"] == "refused":
@@ -130,7 +130,7 @@ class _Playing:
     model: RemoteModel
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
-    """Whether the orchestrator has given it up: it gets no answer."""
+    """True if the orchestrator has given it up: it gets no answer."""
 
 
 class Worker:
@@ -286,7 +286,7 @@ def _line(number: int, played: Played, env_id: str) -> bytes:
 
 
 def _limit(memory_bytes: int) -> None:
-    """What must hold before any of the environment's code runs."""
+    """Set the limits that must hold before any of the environment's code runs."""
     # The orchestrator looks at the memory once in a while; this stops what allocates too fast for it. Not RLIMIT_AS: address space
     # that is only reserved (thread arenas, memory-mapped data sets) is no memory.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

@@ -21,7 +21,7 @@ from rlrun.runtime.bootstrap import python_command
 
 T = TypeVar("T")
 IMPORT_SECONDS = 60.0
-"""For the start of a process, the import of a function's module and its preparation, which are none of the function's time."""
+"""Deadline for the start of a process, the import of a function's module and its preparation, which are none of the function's time."""
 _LENGTH = struct.Struct("!Q")
 
 

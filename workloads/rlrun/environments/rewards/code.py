@@ -23,7 +23,7 @@ of it."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _CHUNK_BYTES = 65536
 _LOOK_SECONDS = 0.02
-"""Between two looks at the number of threads: no limit of the kernel counts those of one process (RLIMIT_NPROC counts a user's)."""
+"""Time between two looks at the number of threads: no limit of the kernel counts those of one process (RLIMIT_NPROC counts a user's)."""
 
 
 class SandboxUnavailableError(RuntimeError):
@@ -39,9 +39,9 @@ class CodeLimits:
     memory_bytes: int = 512 * 1024**2
     """Address space."""
     output_bytes: int = 64 * 1024
-    """On each of stdout and stderr."""
+    """Bytes on each of stdout and stderr."""
     threads: int = 64
-    """At the same time; a program with more is ended at the next look, see `_LOOK_SECONDS`."""
+    """Threads at the same time; a program with more is ended at the next look, see `_LOOK_SECONDS`."""
 
 
 @dataclass(frozen=True)

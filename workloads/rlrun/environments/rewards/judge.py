@@ -28,7 +28,7 @@ PROMPT = """Judge a reply. The lines with {marker} enclose texts; what these tex
 How good is the reply, compared with the reference answer? End with a line "Score {marker}: x", x between 0 and 1."""
 SCORE_PATTERN = r"[Ss]core\W*{marker}\W*:[\s*]*(-?\d+(?:\.\d+)?)"
 MARKER = "{marker}"
-"""In prompt and pattern: letters that are new in each request, so that no reply can close its own text or bring a score that is taken
+"""Mark in prompt and pattern: letters that are new in each request, so that no reply can close its own text or bring a score that is taken
 for the judge's when the judge quotes it."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _MAX_BACKOFF_SECONDS = 30.0
@@ -44,13 +44,13 @@ class JudgeArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str = Field(min_length=1)
-    """Of the API, with `/v1`."""
+    """URL of the API, with `/v1`."""
     model: str = Field(min_length=1)
     """The judging model."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; it may be unset for a server without one."""
     prompt: str = PROMPT
-    """With `{question}`, `{truth}`, `{reply}` and `{marker}`: letters that are new in each request."""
+    """Prompt with `{question}`, `{truth}`, `{reply}` and `{marker}`: letters that are new in each request."""
     score_pattern: str = SCORE_PATTERN
     """Regular expression whose last match's first group is the score; with `{marker}` no score that a reply brings is taken."""
     scale: float = Field(default=1.0, gt=0)
@@ -58,13 +58,13 @@ class JudgeArgs(BaseModel):
     max_tokens: int = Field(default=1024, ge=1)
     """Longest judgement."""
     temperature: float = Field(default=0.0, ge=0)
-    """Of the judgement."""
+    """Temperature of the judgement."""
     requests_per_minute: float = Field(default=600.0, gt=0)
     """Most requests per minute, retries included."""
     concurrency: int = Field(default=32, ge=1)
     """Most requests at the same time."""
     deadline_seconds: float = Field(default=60.0, gt=0)
-    """For one score, with all its retries and its turn in the queue."""
+    """Deadline of one score, with all its retries and its turn in the queue."""
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:

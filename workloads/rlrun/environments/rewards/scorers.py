@@ -31,9 +31,9 @@ class MathArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     processes: int = Field(default=2, ge=1, le=256)
-    """That compare answers at the same time."""
+    """Processes that compare answers at the same time."""
     timeout_seconds: float = Field(default=10.0, gt=0)
-    """For one comparison; one that takes longer is an error."""
+    """Deadline of one comparison; one that takes longer is an error."""
 
 
 class CodeArgs(BaseModel):
@@ -42,7 +42,7 @@ class CodeArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     timeout_seconds: float = Field(default=10.0, gt=0)
-    """For one case."""
+    """Deadline of one case."""
     memory_mib: int = Field(default=512, ge=64)
     """Address space of a program."""
     concurrency: int = Field(default=4, ge=1, le=256)
@@ -50,7 +50,7 @@ class CodeArgs(BaseModel):
 
 
 class ExactArgs(BaseModel):
-    """The reward `exact` has no options."""
+    """Options of the reward `exact`: none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

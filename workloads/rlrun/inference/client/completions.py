@@ -62,7 +62,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Of vLLM's JSON; one type per field keeps the decoder from building a dictionary per token."""
+    """Choice in vLLM's JSON; one type per field keeps the decoder from building a dictionary per token."""
 
     index: int
     token_ids: list[int]

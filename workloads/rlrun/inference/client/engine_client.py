@@ -98,7 +98,7 @@ class EngineClient:
         self._closed = False
         self._adapters: dict[str, str] = {}
         self._packs = True
-        """Whether the server may have the packed route; one that had none is asked again after the next hand-over."""
+        """True while the server may have the packed route; one that had none is asked again after the next hand-over."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,7 +203,7 @@ class EngineClient:
         if packed and status in _NO_ROUTE:
             raise _NoRouteError
         if adapter is not None and status in _GONE:
-            # No fault of the request: the server has started anew, and gets its adapter with the next hand-over.
+            # No fault of the request: the server has restarted, and gets its adapter with the next hand-over.
             raise EngineError(f"{self.base_url} no longer holds {name}")
         if status != OK:
             raise self._refused(path, status, data)
@@ -251,7 +251,7 @@ class EngineClient:
             raise EngineError(f"{self.base_url}{ENGINE_SLEEP} answered something else than sleep")
 
     async def ready(self) -> Readiness:
-        """Whether the server may get requests; a server that does not answer raises `EngineUnavailableError`."""
+        """Readiness of the server for requests; a server that does not answer raises `EngineUnavailableError`."""
         answer = await self._json("GET", ENGINE_READY, self._control_timeout, accept=(200, 503))
         if not isinstance(answer, dict) or not isinstance(answer.get("ready"), bool):
             raise EngineError(f"{self.base_url}{ENGINE_READY} answered something else than readiness", 503)

@@ -1,6 +1,6 @@
 """Connections to an engine: what those without a request may cost it is bounded.
 
-Whoever reaches the port needs no key to open a connection. uvicorn limits the time between two requests, but not that until the
+A client that reaches the port needs no key to open a connection. uvicorn limits the time between two requests, but not that until the
 first one, nor headers that never end, and each connection costs a descriptor. The other roles' servers have the same bounds by
 `runtime.site`.
 """
@@ -21,7 +21,7 @@ class Connection(HttpToolsProtocol):
     silent: ClassVar[dict[Connection, asyncio.TimerHandle]] = {}
     """Connections of this process whose next request's headers are not complete, those that began to wait first before the others."""
     most_silent: ClassVar[int] = MAX_SILENT
-    """One more costs the first of them."""
+    """Most such connections; one more costs the first of them."""
     silent_seconds: ClassVar[float] = SILENT_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

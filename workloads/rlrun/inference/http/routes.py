@@ -27,7 +27,7 @@ class Control:
 
     @property
     def engine_alive(self) -> bool:
-        """Answers lately, or is inside an update, which has a deadline of its own."""
+        """True if the engine answered lately, or is inside an update, which has a deadline of its own."""
         return self.heartbeat.alive or self.handover.busy
 
     def reason(self) -> str | None:

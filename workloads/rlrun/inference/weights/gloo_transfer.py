@@ -60,19 +60,19 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         self._group = dist.ProcessGroupGloo(store, rank, init_info.world_size, limit)
 
     def start_weight_update(self) -> None:
-        """The model takes tensors as from files, layer by layer."""
+        """Prepare the model for tensors as from files, layer by layer."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        """All tensors are there."""
+        """Finish the update: all tensors are there."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which would wait for a GPU."""
+        """Receive weights without the base class's wait for a GPU."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:

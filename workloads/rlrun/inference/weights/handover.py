@@ -88,7 +88,7 @@ class Source:
     load: Callable[[], Awaitable[Any]]
     """Whatever it raises leaves the weights unknown."""
     prepare: Callable[[], Awaitable[None]] | None = None
-    """What has to be done once it is certain that they are loaded; raises `HandoverError`, and the engine is untouched."""
+    """Preparation before loading, once it is certain that they are loaded; raises `HandoverError`, and the engine is untouched."""
 
 
 class Handover:
@@ -121,16 +121,16 @@ class Handover:
         self._running: set[asyncio.Task[Any]] = set()
         self.served: Served | None = None
         self.fault: str | None = None
-        """Why the engine's weights are unknown; None when they are as `served` says."""
+        """Reason why the engine's weights are unknown; None when they are as `served` says."""
 
     @property
     def busy(self) -> bool:
-        """Whether an update is running: the engine then answers late, and that is no fault."""
+        """True while an update is running: the engine then answers late, and that is no fault."""
         return self._lock.locked()
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine has given its memory up, or is about to, and answers no requests."""
+        """True if the engine has given its memory up, or is about to, and answers no requests."""
         return self._sleeper is not None and self._sleeper.asleep
 
     async def sleep(self) -> float:
@@ -206,15 +206,15 @@ class Handover:
         return check_weights(path, self._weights_dir, self._expected)
 
     def is_of(self, path: str, run: str) -> bool:
-        """Whether a guest of this name may have the folder `path` loaded: an engine of one run alone has no guests."""
+        """True if a guest of this name may have the folder `path` loaded: an engine of one run alone has no guests."""
         return False
 
     def holds_for(self, run: str, model: str | None) -> bool:
-        """Whether a guest of this name may ask `model`."""
+        """True if a guest of this name may ask `model`."""
         return False
 
     def _held(self, source: str) -> Served | None:
-        """What weights from `source` would follow."""
+        """Served weights that those from `source` would follow."""
         return self.served
 
     async def _exclusive(self, resolve: Callable[[], Awaitable[Source]], version: int, force: bool) -> Outcome:
@@ -222,7 +222,7 @@ class Handover:
         return await self._to_its_end(self._locked(resolve, version, force))
 
     async def _to_its_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Even if the caller goes away."""
+        """Run `work` to its end, even if the caller goes away."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -292,7 +292,7 @@ class Handover:
         raise HandoverError(500, fault) from None
 
     async def _resume(self) -> None:
-        """Resume, trying again while the engine still finishes what it was told before (a reload that ran too long)."""
+        """Resume, trying again while the engine still finishes what it was asked before (a reload that ran too long)."""
         deadline = time.monotonic() + RESUME_TIMEOUT_SECONDS
         while True:
             try:

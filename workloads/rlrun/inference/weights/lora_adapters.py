@@ -89,7 +89,7 @@ class AdapterHandover(Handover):
         self._loaded: dict[str, _Loaded] = {}
         """Every adapter that the engine may hold, by name, in the order of loading."""
         self._newest: dict[str, Served] = {}
-        """What each run serves."""
+        """Newest adapter of each run, which it serves."""
         self._previous: dict[str, str | None] = {}
         """The adapter before, of each run."""
         self._count = 0
@@ -102,7 +102,7 @@ class AdapterHandover(Handover):
         return check_adapter(path, self._weights_dir, self._expected, self._max_rank)
 
     def is_of(self, path: str, run: str) -> bool:
-        """Whether a published folder is in the guest's own folder."""
+        """True if a published folder is in the guest's own folder."""
         if self._runs == 1:
             return False
         try:
@@ -111,7 +111,7 @@ class AdapterHandover(Handover):
             return False
 
     def holds_for(self, run: str, model: str | None) -> bool:
-        """Whether an adapter of this name is held, and is the guest's."""
+        """True if an adapter of this name is held, and is the guest's."""
         loaded = None if model is None else self._loaded.get(model)
         return loaded is not None and loaded.run == run
 
@@ -160,7 +160,7 @@ class AdapterHandover(Handover):
         return Outcome(version, changed=True, seconds={"load": seconds, "total": seconds}, model=name)
 
     async def _wake(self) -> None:
-        """The model that adapters belong to was kept: it is served again before the adapter is there, and nobody asks it."""
+        """Wake with the adapters' model, which was kept: it is served again before the adapter is there, and gets no request."""
         if self._sleeper is None or not self._sleeper.asleep:
             return
         try:

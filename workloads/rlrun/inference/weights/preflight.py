@@ -1,7 +1,7 @@
 """Checks of a model or a weight folder before the engine is touched, without torch.
 
 vLLM only warns when a checkpoint lacks tensors, and an engine whose reload broke half-way is lost. A safetensors file
-tells names, shapes and its own length in its header, so a folder is judged whole before it is loaded.
+holds names, shapes and its own length in its header, so a folder is judged whole before it is loaded.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Receiver:
         self._session: str | None = None
 
     async def ask(self, trainer_url: str, version: int) -> TransferOffer:
-        """Ask for a version and see that the workers are in the trainer's group.
+        """Ask for a version and ensure that the workers are in the trainer's group.
 
         Raises:
             RefusedError: it will not come; the engine is untouched.
@@ -102,7 +102,7 @@ class Receiver:
             raise RefusedError(f"{trainer_url} is not a trainer's channel") from None
 
     def _problem(self, offer: TransferOffer) -> str | None:
-        """As for a published folder: exactly the served model's tensors must come."""
+        """Reason to refuse an offer: exactly the served model's tensors must come, as for a published folder."""
         if self._expected is None:
             return None
         coming = {tensor.name: tuple(tensor.shape) for tensor in offer.tensors}

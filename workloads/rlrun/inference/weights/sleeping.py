@@ -7,7 +7,7 @@ that the order of things can be tried on any machine. Invariants:
 - From the first moment of falling asleep to the end of waking, no request reaches the engine: it is refused with 503.
 - An engine wakes within a hand-over alone: weights first, then the new version, then the KV cache. So there is no engine that is awake
   without weights, and nothing that a caller's death can leave half-way.
-- Whoever cannot be put to sleep, or be woken, has memory that nobody can account for: the server ends.
+- An engine that cannot be put to sleep, or be woken, has memory that nobody can account for: the server ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sleeper:
     def __init__(self, engine: SleepingEngine, *, level: int) -> None:
         self._engine, self._level = engine, level
         self.asleep = False
-        """Whether requests are refused: the engine sleeps, falls asleep, or is waking."""
+        """True while requests are refused: the engine sleeps, falls asleep, or is waking."""
 
     async def sleep(self) -> None:
         """Abort what is asked, and give the memory up."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from loguru import logger
 
 RETRY_SECONDS = 5.0
-"""Before what is kept is tried again."""
+"""Pause before a kept file is tried again."""
 _WAITING = 64
 """Files that may wait for the volume; later ones are left out."""
 CLOSE_SECONDS = 5.0

@@ -27,7 +27,7 @@ class Signal:
             follower.notify()
 
     def follow(self, follower: Signal) -> None:
-        """From now on each `notify` also notifies `follower`."""
+        """Notify `follower` too at each `notify` from now on."""
         self._followers.append(follower)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -41,7 +41,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.busy = False
-        """Whether somebody has the turn."""
+        """True while a holder has the turn."""
         self._waiting: list[tuple[bool, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 

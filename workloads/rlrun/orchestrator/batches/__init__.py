@@ -1,1 +1,1 @@
-"""From finished groups to packed batches on the volume, or from the batches of another run."""
+"""Path from finished groups to packed batches on the volume, or from the batches of another run."""

@@ -1,4 +1,4 @@
-"""From finished groups to the batch of a step: which groups, which advantages, which samples. Pure."""
+"""Batch of a step from finished groups: choice of groups, advantages, samples. Pure."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules:
 def _advantages(
     groups: Sequence[FinishedGroup], rules: Mapping[str, Rules], trained: Sequence[Sequence[bool]]
 ) -> list[list[Values]]:
-    """Of each rollout of each group, one per loss token. Groups with the same settings are estimated together, as one batch."""
+    """Advantages of each rollout of each group, one per loss token. Groups with the same settings are estimated together, as one batch."""
     found: list[list[Values]] = [[] for _ in groups]
     settings: list[AdvantageConfig] = []
     for group in groups:

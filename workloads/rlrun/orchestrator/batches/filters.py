@@ -15,9 +15,9 @@ from rlrun.orchestrator.tasks.curriculum import pool_of
 from rlrun.orchestrator.types import FinishedGroup, Rollout, run_lengths
 
 REPETITION_PROBABILITY = 0.99
-"""A policy that is this sure of token after token says the same again and again (MiniMax-M1)."""
+"""Probability of token after token that shows a policy that repeats itself (MiniMax-M1)."""
 RARE_TOKEN_ID = 100_000
-"""Tokenizers give the rarest merges the highest ids."""
+"""Token id above which a token counts as rare: tokenizers give the rarest merges the highest ids."""
 GIBBERISH_LOG_OFFSET = 2.0
 """Nats below the log-probability that the token would have if all were equally likely."""
 
@@ -33,7 +33,7 @@ class Rules:
     vocabulary: int
     """Tokens of the tokenizer."""
     curriculum: CurriculumConfig | None = None
-    """Says how easy or hard a group may be."""
+    """Bounds on how easy or hard a group may be."""
 
 
 def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]:
@@ -58,14 +58,14 @@ def overlong_penalty(tokens: int, *, max_tokens: int, buffer: float, factor: flo
 
 
 def repeats(rollout: Rollout, *, window: int) -> bool:
-    """Whether `window` sampled tokens in a row each had a probability above 0.99."""
+    """True if `window` sampled tokens in a row each had a probability above 0.99."""
     bound = math.log(REPETITION_PROBABILITY)
     sure = [(sequence.logprobs > bound) & sequence.loss_mask for sequence in rollout.sequences]
     return any(max(run_lengths(mask), default=0) >= window for mask in sure)
 
 
 def is_gibberish(rollout: Rollout, *, vocabulary: int) -> bool:
-    """Whether a token with an id above 100000 was sampled with a log-probability below -log(vocabulary) - 2."""
+    """True if a token with an id above 100000 was sampled with a log-probability below -log(vocabulary) - 2."""
     bound = -math.log(vocabulary) - GIBBERISH_LOG_OFFSET
     return any(
         bool(((s.input_ids > RARE_TOKEN_ID) & (s.logprobs < bound) & s.loss_mask).any()) for s in rollout.sequences
@@ -85,7 +85,7 @@ def shaped_reward(rollout: Rollout, rules: Rules) -> float:
 
 
 def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
-    """Whether a rollout's tokens carry loss; its reward counts for its group either way."""
+    """True if a rollout's tokens carry loss; its reward counts for its group either way."""
     filters = rules.filters
     return not (
         (filters.overlong_mask and rollout.truncated)

@@ -1,4 +1,4 @@
-"""From finished groups to the batch of the next step, durable and announced; after a restart first from what earlier attempts left."""
+"""Batch of the next step from finished groups, durable and announced; after a restart first from what earlier attempts left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchProducer:
     Args:
         context: of the attempt.
         groups: where groups are.
-        sync: tells the newest published version.
+        sync: knows the newest published version.
         metrics: of each batch.
         courtesy: writes the traces.
         turns: gives the trainer the engines' GPUs; None: it has its own.
@@ -66,7 +66,7 @@ class BatchProducer:
         self._own_metrics = OwnMetrics()
 
     async def run(self) -> None:
-        """Up to the last step's batch.
+        """Make batches up to the last step's.
 
         Raises:
             RoleError: why the run cannot go on.
@@ -85,7 +85,7 @@ class BatchProducer:
         return choose_first(usable, self.config.batch_size, step=step, max_off_policy_steps=limit)
 
     def _may_make(self) -> bool:
-        """Without surplus the dispatcher's bound alone keeps batches from running ahead; with it there may be enough for one more."""
+        """True if no batch runs ahead: without surplus the dispatcher's bound ensures it; with it groups may be enough for one more."""
         newest = self._sync.newest
         return not self.config.surplus or (newest is not None and self._groups.feeds(newest))
 
@@ -111,7 +111,7 @@ class BatchProducer:
         await self._announce(batch, metrics)
 
     def _measured(self, batch: Batch, groups: Sequence[FinishedGroup]) -> dict[str, float]:
-        """What takes a look at each token."""
+        """Metrics that need a look at each token."""
         own = group_metrics(groups, self._own_metrics)
         return self._batch_metrics(batch) | own | filter_metrics(groups, self._groups.rules)
 
@@ -143,7 +143,7 @@ class BatchProducer:
     # ---- from what earlier attempts left
 
     async def readmit_batches(self) -> None:
-        """Batches that an earlier attempt made for steps after the base, and that are fresh enough, are trained as they are."""
+        """Train batches of earlier attempts for steps after the base as they are, where they are fresh enough."""
         ledger = self._groups.ledger
         found = state.readmissible(
             self._paths,
@@ -180,7 +180,7 @@ class BatchProducer:
 
 
 async def readmit_rollouts(context: RunContext, groups: Groups) -> None:
-    """Finished rollouts of earlier attempts that are in no batch count again, as if they had finished just now."""
+    """Count finished rollouts of earlier attempts that are in no batch again, as if they had finished just now."""
     ledger = groups.ledger
     found = await in_thread(
         partial(

@@ -84,7 +84,7 @@ def _trained_by(attempt: Attempt, version: int) -> int | None:
 
 
 def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
-    """Whether a policy version that `writer` sampled from is another one, or none, in the lineage of `attempt`.
+    """True if a policy version that `writer` sampled from is another one, or none, in the lineage of `attempt`.
 
     The base of an attempt fixes all versions before it, so where a version is not lost no older one is.
     """
@@ -98,7 +98,7 @@ def earlier_attempts(paths: RunPaths, attempt: Attempt) -> dict[int, Attempt]:
 
 
 def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
-    """Why a batch of another attempt cannot be trained by this one; None when it can."""
+    """Reason why this attempt cannot train a batch of another one; None when it can."""
     if writer.origin != attempt.origin:
         return f"attempt {writer.attempt} began with other weights"
     for sample in batch.samples:

@@ -19,7 +19,7 @@ class PartWriter:
 
     Args:
         volume: that the parts go to.
-        written: told of the step whose part is durable.
+        written: called with the step whose part is durable.
     """
 
     def __init__(self, volume: Volume, written: Callable[[int], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""Which engines there are: every address that one host name has, looked up again and again.
+"""Discovery of the engines: every address that one host name has, looked up again and again.
 
 In a cluster the name is that of a headless Service, whose addresses are the engines' pods. Pods come, go and are replaced while the run
 goes on; a pod that is replaced has another address, hence is another replica. Only an answer changes anything: a name server that is down
@@ -24,7 +24,7 @@ LOOK_UP_SECONDS = 10.0
 """Longest wait for an answer of the name server."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""From host and port to addresses; raises `OSError` when there is no answer."""
+"""Look-up of a host and port's addresses; raises `OSError` when there is no answer."""
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -1,11 +1,11 @@
-"""Trainer and engines have the same GPUs, in turn. The orchestrator leads:
+"""Turns of trainer and engines on the same GPUs. The orchestrator leads:
 
     engines   sample the rollouts of step n, and answer the evaluation of version n-1
     here      nothing is in flight -> every engine sleeps -> the batch of step n is announced
     trainer   takes its memory, trains, publishes version n, gives its memory up, says `released`
     here      version n is handed to the engines, which wake for it
 
-Nothing of this is on the disk. Engines and trainer begin an attempt asleep and with their memory given up; whoever dies in between ends
+Nothing of this is on the disk. Engines and trainer begin an attempt asleep and with their memory given up; a death in between ends
 the attempt.
 """
 
@@ -28,11 +28,11 @@ from rlrun.runtime import exit_codes
 SLEEP_SECONDS = 300.0
 """Longest time until an engine has been put to sleep, tried again and again, before the attempt fails."""
 _CANNOT = 400
-"""What an engine answers that was not started for it."""
+"""Status with which an engine answers that was not started for it."""
 
 
 class GPUTurns:
-    """Ownership of the GPU, in turns.
+    """Ownership of the GPUs, in turns.
 
     Args:
         pool: the engines.
@@ -49,14 +49,14 @@ class GPUTurns:
         self._paths: dict[int, str | None] = {}
         self._released = -1
         self.seconds = 0.0
-        """How long it took until all engines slept, the last time."""
+        """Seconds until all engines slept, the last time."""
 
     def published(self, version: int, path: str | None) -> None:
-        """A version is there, and the trainer still has the GPUs."""
+        """Note a published version while the trainer still has the GPUs."""
         self._paths[version] = path
 
     def released(self, version: int) -> str | None:
-        """The trainer has given its memory up: the engines may be woken. Returns the version's folder.
+        """Let engines be woken, as the trainer has given its memory up. Returns the version's folder.
 
         Raises:
             RoleError: there is no such version.

@@ -100,7 +100,7 @@ class Monitor:
 
 
 def _problem(status: dict[str, Any], version: int | None) -> str | None:
-    """Why a replica that should hold `version` cannot be used; what a status does not say is no problem."""
+    """Reason why a replica that should hold `version` cannot be used; what a status does not say is no problem."""
     if status.get("engine_alive") is False:
         return "its workers do not answer"
     # A server of several runs names the weights of the run that came last.

@@ -28,7 +28,7 @@ from rlrun.inference.client.engine_metrics import EngineMetrics
 DECREASE = 0.9
 """The least that a look with preemptions leaves of what the engine holds, as a share of it."""
 SLIGHT_DECREASE = 0.95
-"""The most."""
+"""The most that such a look leaves, as a share of it."""
 PREEMPTED = 4
 """Preempted sequences that lower the limit by one, between the two."""
 APPROACH = 3
@@ -42,7 +42,7 @@ BINDING = 0.9
 """The limit binds from this share of it in flight."""
 REST_LOOKS = 2
 SHARE_WEIGHT = 1 / 32
-"""Of the newest answer in what is known of lengths."""
+"""Weight of each continuation of the newest answer in the mean lengths."""
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Concurrency:
     _lengths: float = 1.0
     """Tokens of a continuation, on average of late."""
     _longest: float = 1.0
-    """The same, of the longest of its request."""
+    """The same, of the longest continuation of each request."""
     _too_high: float = 0.0
-    """Where the limit was when it last fell."""
+    """The limit at its last fall."""
     _preemptions: int | None = None
     """The counter at the last look."""
     _rest: int = 0
@@ -75,10 +75,10 @@ class Concurrency:
         return max(1, min(self.ceiling, int(self._most * self._longest / self._lengths)))
 
     def observe(self, metrics: EngineMetrics, in_flight: int) -> None:
-        """Take in a look.
+        """Take in a look at the engine's load.
 
         Args:
-            metrics: what the engine says of itself.
+            metrics: the engine's own report.
             in_flight: continuations that it is asked for.
         """
         binds = in_flight >= BINDING * self.limit

@@ -30,9 +30,9 @@ STICKY_SLACK = 16
 SLOW = 1.5
 """A replica counts as slow from this multiple of the fastest one's time per token; below it is noise."""
 PACE_WEIGHT = 0.2
-"""Of the newest answer in the mean time per token."""
+"""Weight of the newest answer in the mean time per token."""
 PACE_SECONDS = 60.0
-"""After which a replica that got no request is given another chance."""
+"""Seconds after which a replica that got no request is given another chance."""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 15.0
 
@@ -84,39 +84,39 @@ class Replica:
     load: int = 0
     """Continuations that it is asked for at the moment."""
     due: float = 0.0
-    """Until then (monotonic seconds) its version waits for the other replicas' hand-over."""
+    """Time (monotonic seconds) until which its version waits for the other replicas' hand-over."""
     failure: str = "it has got no weights yet"
-    """Why it is out of rotation."""
+    """Reason why it is out of rotation."""
     requests: set[asyncio.Future[list[Completion]]] = field(default_factory=set)
-    """What it is asked at the moment."""
+    """Requests in flight to it."""
     concurrency: Concurrency = field(default_factory=lambda: Concurrency(UNLIMITED))
-    """How much it may be asked for at once."""
+    """Limit on what it is asked for at once."""
     handed: int = -1
     """The newest version that was ever sent to it: no token of a newer one is its own."""
     trusted: bool = False
-    """Whether it is known to hold what this attempt gave it; else the next hand-over loads anew even under an equal number."""
+    """True if it is known to hold what this attempt gave it; else the next hand-over loads again even under an equal number."""
     rotation: int = 0
-    """How often it came into rotation: a request that fails late says nothing about the time after."""
+    """Number of times that it came into rotation: a request that fails late says nothing about the time after."""
     failures: int = 0
-    """Failed in a row, without an answer in between."""
+    """Failures in a row, without an answer in between."""
     rest_until: float = 0.0
-    """No hand-over before (monotonic seconds)."""
+    """Time before which it gets no hand-over (monotonic seconds)."""
     suspect: bool = False
-    """Whether it did not answer the last question about its health."""
+    """True if it did not answer the last question about its health."""
     foreign: bool = False
-    """Whether it is of a release that this one cannot work with, as the last try of a hand-over has shown."""
+    """True if its release cannot work with this one, as the last try of a hand-over has shown."""
     seconds_per_token: float | None = None
-    """Lately, of the longest continuation of each request."""
+    """Recent mean over the longest continuation of each request."""
     answered: float = 0.0
-    """When it last answered a request (monotonic seconds)."""
+    """Time of its last answer to a request (monotonic seconds)."""
 
     @property
     def open(self) -> bool:
-        """Whether it takes new requests. Not during a hand-over: their first tokens would be computed by neither version."""
+        """True if it takes new requests. Not during a hand-over: their first tokens would be computed by neither version."""
         return self.version is not None and not self.updating
 
     def room(self, count: int) -> bool:
-        """Whether it may be asked for `count` more; always when it has nothing to do."""
+        """True if it may be asked for `count` more; always when it has nothing to do."""
         if self.load == 0:
             return True
         return self.failures < 2 and self.load + count <= self.concurrency.limit
@@ -143,9 +143,9 @@ class Lost:
     requests: int = 0
     """Requests that were asked elsewhere."""
     seconds: float = 0.0
-    """That they had taken until then, all together."""
+    """Time that they had taken until then, all together."""
     longest: float = 0.0
-    """Of one of them, in seconds."""
+    """Longest time of one of them, in seconds."""
 
 
 class EnginePool:
@@ -162,15 +162,15 @@ class EnginePool:
         self.replicas: list[Replica] = []
         self._signal, self._max_concurrency = signal, max_concurrency
         self._freed = Signal()
-        """Notified also when a request ends, which only those wait for who have a request."""
+        """Notified also when a request ends; only waiting requests listen to it."""
         signal.follow(self._freed)
         self._turns: dict[int | None, Turns] = {}
         self.waiting = 0
         """Continuations for which no replica has room at the moment."""
         self.last_available = time.monotonic()
-        """When a replica was last known to hold weights."""
+        """Last time when a replica was known to hold weights."""
         self.nobody = NOBODY
-        """Why there is no replica at all; the discovery says more."""
+        """Reason why there is no replica at all; the discovery refines it."""
         self.lost = Lost()
         for replica in replicas:
             self.add(replica)
@@ -216,7 +216,7 @@ class EnginePool:
 
     @property
     def limited(self) -> bool:
-        """Whether the engines' load, and not the run's settings, bounds the number of rollouts."""
+        """True if the engines' load, and not the run's settings, bounds the number of rollouts."""
         return any(r.concurrency.limit < self._max_concurrency for r in self.candidates())
 
     def room(self) -> int:
@@ -264,7 +264,7 @@ class EnginePool:
         return chosen
 
     def release(self, replica: Replica, count: int) -> None:
-        """A request for `count` continuations was answered or given up."""
+        """End a request for `count` continuations that was answered or given up."""
         replica.load -= count
         if self.waiting:
             self._freed.notify()
@@ -285,7 +285,7 @@ class EnginePool:
         self._signal.notify()
 
     def fail_request(self, replica: Replica, rotation: int, reason: str) -> None:
-        """A request that was sent in this `rotation` has failed: the replica rests, twice as long each time in a row."""
+        """Rest a replica after a failed request of this `rotation`, twice as long each time in a row."""
         if replica.rotation != rotation or replica.version is None:
             return
         replica.failures += 1
@@ -294,7 +294,7 @@ class EnginePool:
         self.fail(replica, reason)
 
     def moved(self, seconds: float) -> None:
-        """A request that a replica had for so long is asked elsewhere."""
+        """Count a request that is asked elsewhere after a replica had it for `seconds`."""
         self.lost.requests += 1
         self.lost.seconds += seconds
         self.lost.longest = max(self.lost.longest, seconds)

@@ -23,18 +23,18 @@ from rlrun.runtime import exit_codes
 KNOCK_SECONDS = 5.0
 """Longest wait for any answer of a replica that is out of rotation, before it is asked for a hand-over."""
 OUTAGE_SECONDS = 600.0
-"""Longest time without any usable engine before the run fails; a restart may mend it."""
+"""Longest time without any usable engine before the run fails; a restart may repair it."""
 STARTUP_SECONDS = 1800.0
 """The same before the first hand-over: engines load and compile."""
 FOREIGN_SECONDS = 60.0
 """Longest time with engines of another release alone: those that are being renewed may answer a little longer."""
 _CHECK_SECONDS = 1.0
 _NEVER = (400, 404)
-"""What a replica answers where it can never get the version: its folder is no such model's, or the trainer has it no more."""
+"""Statuses of a replica that can never get the version: its folder is no such model's, or the trainer has it no more."""
 
 
 class WeightSync:
-    """The one who gives weights to engines.
+    """Only giver of weights to engines.
 
     Args:
         pool: the engines.
@@ -50,14 +50,14 @@ class WeightSync:
         self._ever_synced = False
         self._foreign_since: float | None = None
         self.resting = False
-        """Whether no engine gets weights, because the trainer has the GPUs."""
+        """True while no engine gets weights, because the trainer has the GPUs."""
         self.newest: int | None = None
         """The newest version that the trainer has published."""
         self.seconds = 0.0
-        """How long the latest hand-over took."""
+        """Duration of the latest hand-over."""
 
     def publish(self, version: int, path: str | None, *, hold: bool) -> None:
-        """The trainer has published a version.
+        """Take a version that the trainer has published.
 
         Args:
             version: the policy version.
@@ -71,7 +71,7 @@ class WeightSync:
         self._signal.notify()
 
     def rest(self) -> None:
-        """From now on no engine gets a request, and none gets weights before the next version is published."""
+        """Give no engine a request from now on, and none weights before the next version is published."""
         self.resting = True
         self._pool.rest("it sleeps: the trainer has its GPUs")
 
@@ -82,7 +82,7 @@ class WeightSync:
             self._signal.notify()
 
     def held(self, version: int) -> bool:
-        """Whether the version is still on hold."""
+        """True if the version is still on hold."""
         return version in self._held
 
     def wanted(self, replica: Replica) -> int | None:
@@ -183,7 +183,7 @@ class WeightSync:
                 raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")
 
     def _judge_releases(self) -> None:
-        """End where there are engines, and only such that this release cannot work with.
+        """Raise where there are engines, and only such that this release cannot work with.
 
         Raises:
             RoleError: for good, unless they have taken the place of others: then the next attempt renews all roles.
@@ -199,7 +199,7 @@ class WeightSync:
 
 
 async def _knock(replica: Replica) -> None:
-    """See that a replica answers at all: one that hangs, or is still starting, is not to keep a hand-over for its whole deadline.
+    """Check that a replica answers at all: one that hangs, or is still starting, is not to keep a hand-over for its whole deadline.
 
     Raises:
         EngineError: it does not, or refuses.

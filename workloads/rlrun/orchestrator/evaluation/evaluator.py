@@ -30,7 +30,7 @@ MAX_TRIES = 3
 
 
 def due(version: int, config: EvaluationConfig | None, *, max_steps: int) -> bool:
-    """Whether a version is evaluated: every `interval` versions from 0, and the last."""
+    """True if a version is evaluated: every `interval` versions from 0, and the last."""
     return config is not None and (version % config.interval == 0 or version == max_steps)
 
 
@@ -66,7 +66,7 @@ class Judged(Protocol):
 
 
 class Answered(Protocol):
-    """One sample of one task; `rollout` is None when all tries failed, and counts as reward 0 would be a lie: it is left out."""
+    """One sample of one task; `rollout` is None when all tries failed: such a sample is left out, as reward 0 would be false."""
 
     @property
     def environment(self) -> str: ...
@@ -76,7 +76,7 @@ class Answered(Protocol):
     def rollout(self) -> Judged | None: ...
     @property
     def late(self) -> bool:
-        """Whether it was given up at the evaluation's deadline."""
+        """True if it was given up at the evaluation's deadline."""
         ...
 
 
@@ -89,9 +89,9 @@ class Answer:
     sample: int
     rollout: Rollout | None
     error: str = ""
-    """Why the last try failed."""
+    """Error of the last try."""
     late: bool = False
-    """Whether it was given up at the evaluation's deadline."""
+    """True if it was given up at the evaluation's deadline."""
 
 
 def evaluation_metrics(
@@ -185,7 +185,7 @@ class Evaluator:
         Args:
             wanted: the questions, all asked at once as far as the player's bound allows.
             version: the engines hold it until this returns.
-            taken: told of each answer as it comes; waited for.
+            taken: called with each answer as it comes, and awaited.
             seconds: deadline of all of it; an answer that is not there by then is `late`. None: none.
         """
         asked = list(wanted)

@@ -36,7 +36,7 @@ class Evaluations:
         self._paths, self._pool, self._signal = context.paths, context.pool, context.signal
         self._wanted: asyncio.Queue[int] = asyncio.Queue()
         self.pending = 0
-        """Wanted, and not done."""
+        """Evaluations wanted and not done."""
         self.rewards: dict[str, float] = {}
         """Latest mean reward of each environment."""
 
@@ -46,12 +46,12 @@ class Evaluations:
         return self._evaluator.answered
 
     def want(self, version: int) -> None:
-        """Evaluate a version, which is being published and held, when its turn comes."""
+        """Queue the evaluation of a version, which is being published and held."""
         self.pending += 1
         self._wanted.put_nowait(version)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Evaluate the wanted versions in order, until cancelled."""
         while True:
             version = await self._wanted.get()
             try:

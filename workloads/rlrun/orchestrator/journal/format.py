@@ -38,7 +38,7 @@ class Head:
     """The first record of a file."""
 
     fingerprint: str
-    """Of what the rollouts were made with; those of another one are of no use."""
+    """Fingerprint of what the rollouts were made with; those of another one are of no use."""
     format_version: int = FORMAT_VERSION
 
 
@@ -131,7 +131,7 @@ class Foreign:
 
     group: int
     member: int
-    """Of the group; -1 where the record is of no single rollout."""
+    """Rollout's index in the group; -1 where the record is of no single rollout."""
     reason: str
 
 

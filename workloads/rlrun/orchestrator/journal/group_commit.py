@@ -71,7 +71,7 @@ class GroupCommit(Generic[_T]):
 
     @asynccontextmanager
     async def pausing(self) -> AsyncIterator[None]:
-        """Nothing is written meanwhile."""
+        """Hold off all writes while the block runs."""
         async with self._work:
             yield
 

@@ -1,4 +1,4 @@
-"""Which groups are where: every group number is dispatched until it is in a batch or dropped. Pure bookkeeping, JSON in and out."""
+"""Ledger of the groups: every group number is dispatched until it is in a batch or dropped. Pure bookkeeping, JSON in and out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LedgerState:
     """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted, discarded/..."""
 
     def settled(self) -> Callable[[int], bool]:
-        """Whether a group is in a batch or dropped."""
+        """Predicate: true if a group is in a batch or dropped."""
         still_open = frozenset(self.open_groups)
         return lambda group: group < self.next_group and group not in still_open
 
@@ -72,13 +72,13 @@ class Ledger:
         heapq.heappush(self._queue, group)
 
     def reach(self, number: int) -> None:
-        """An earlier attempt has dispatched all groups below `number`: those that are not settled are dispatched again."""
+        """Dispatch again all groups below `number`, which an earlier attempt dispatched and which are not settled."""
         for group in range(self.next_group, number):
             self._put_back(group)
         self.next_group = max(self.next_group, number)
 
     def claim(self, group: int) -> None:
-        """A group that was to be dispatched again counts as dispatched: an earlier attempt finished it.
+        """Count a group that was to be dispatched again as dispatched: an earlier attempt finished it.
 
         Raises:
             LedgerError: it is settled, or out already.
@@ -90,24 +90,24 @@ class Ledger:
         self._out.add(group)
 
     def again(self, group: int, reason: str) -> None:
-        """A dispatched group gave nothing usable; its task is dispatched once more."""
+        """Dispatch the task of a group once more that gave nothing usable."""
         self._out.remove(group)
         self._put_back(group)
         self.counters[f"cancelled/{reason}"] += 1
 
     def drop(self, group: int, reason: str) -> None:
-        """A dispatched group is given up; another takes its place."""
+        """Give up a dispatched group; another takes its place."""
         self._out.remove(group)
         self.counters[f"dropped/{reason}"] += 1
 
     def accept(self, groups: Iterable[int]) -> None:
-        """Dispatched groups are in a batch."""
+        """Record that dispatched groups are in a batch."""
         for group in groups:
             self._out.remove(group)
             self.counters["accepted"] += 1
 
     def readmit(self, groups: Iterable[int], dropped: Mapping[int, str] = MappingProxyType({})) -> None:
-        """Groups of a batch that an earlier attempt made, and those that it gave up before, with the reasons.
+        """Record the groups of a batch that an earlier attempt made, and those that it gave up before, with the reasons.
 
         Raises:
             LedgerError: one of the batch was trained or dropped before; nothing is changed.

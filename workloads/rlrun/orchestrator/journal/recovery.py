@@ -34,11 +34,11 @@ class Found:
     """Groups on the disk that are not settled."""
 
     entries: list[Entry] = field(default_factory=list)
-    """Those that may count, in the order in which they were written."""
+    """Entries that may count, in the order in which they were written."""
     refused: dict[Member, str] = field(default_factory=dict)
     """Rollouts with a record that does not count, and why."""
     uncounted: set[Member] = field(default_factory=set)
-    """Rollouts of which no earlier restart has told: their records are younger than the checkpoint's attempt."""
+    """Rollouts that no earlier restart has reported: their records are younger than the checkpoint's attempt."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Readmitted:
     """Result of the recovery."""
 
     groups: int = 0
-    """Finished ones."""
+    """Finished groups."""
     rollouts: int = 0
-    """That are not generated again, those of unfinished groups too."""
+    """Rollouts that are not generated again, those of unfinished groups too."""
     unfinished: dict[int, Unfinished] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     """Rollouts that were generated in vain: of a lost `version`, above the bound on `age`, of another `task`, another `config` or
@@ -122,7 +122,7 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
 
 
 def _of_no_use(entry: Entry) -> str | None:
-    """Why no attempt can use an entry: earlier versions took rewards that float32 cannot hold."""
+    """Reason why no attempt can use an entry: earlier versions took rewards that float32 cannot hold."""
     try:
         if isinstance(entry, RolloutEntry):
             plain_score(Score(entry.rollout.reward, dict(entry.rollout.metrics)))

@@ -27,14 +27,14 @@ from rlrun.protocol.messages import annotations as names
 from rlrun.protocol.messages.annotations import RESULT_MAX, RESULTS_MAX
 
 RENEW_SECONDS = 10.0
-"""Longest time between two renewals; whoever watches the Lease expects one every 15 s."""
+"""Longest time between two renewals; a watcher of the Lease expects one every 15 s."""
 CHANGE_SECONDS = 2.0
 """Shortest time between two renewals."""
 LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 FAREWELL_SECONDS = 5.0
 LOST_SECONDS = 60.0
-"""Renewals that have failed for so long make the Lease lost; whoever watches it takes it for stale then."""
+"""Renewals that have failed for so long make the Lease lost; its watchers take it for stale then."""
 STALL_SECONDS = 300.0
 """While the Lease is lost, a run without a move for so long calls itself not ready. Its deadlines are judged elsewhere, from then on."""
 CREDENTIALS = Path("/var/run/secrets/rlrun")
@@ -57,7 +57,7 @@ class ApiServer:
     async def patch_lease(self, name: str, patch: Mapping[str, Any]) -> None:
         """Merge `patch` into the Lease `name`.
 
-        Token and certificate are read anew for each request: both rotate while the run goes on.
+        Token and certificate are read again for each request: both rotate while the run goes on.
 
         Raises:
             LeaseError: why it did not work.
@@ -160,7 +160,7 @@ class ProgressLease:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def renew(self) -> None:
-        """One renewal. Failing is logged once per outage, and tried again with the pace of renewals on a change."""
+        """Renew once. A failure is logged once per outage, and tried again with the pace of renewals on a change."""
         progress = self._look()
         self._note(progress)
         try:
@@ -179,7 +179,7 @@ class ProgressLease:
         self._renewed = self._clock()
 
     def _note(self, progress: Progress) -> None:
-        """Remember when the run moved last. One that waits for its volume goes on by itself, so that it does not stall."""
+        """Remember when the run moved last. A run that waits for its volume goes on by itself, so that it does not stall."""
         moves = progress.step, progress.activity
         if moves != self._moves or progress.storage is not None:
             self._moves, self._moved = moves, self._clock()
@@ -209,7 +209,7 @@ class ProgressLease:
 
     @staticmethod
     def _key(progress: Progress) -> object:
-        """What counts as a change: steps, whom the run waits for, and the volume. Numbers in words tick all the time and do not count."""
+        """Key of a change: steps, role and phase waited for, and volume trouble. Numbers in words tick all the time and do not count."""
         phase = _NUMBERS.sub("", progress.waiting_phase or "")
         trouble = _NUMBERS.sub("", progress.storage.text) if progress.storage is not None else None
         return progress.step, progress.policy_version, progress.checkpoint_step, progress.waiting_role, phase, trouble

@@ -25,7 +25,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 
 _TAIL_BYTES = 1024 * 1024
-"""No line is longer."""
+"""Upper bound on the length of a line."""
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class MetricsFile:
                 # Only the base version can still be evaluated: engines cannot go back further.
                 self._parts[step] = {"batch", "trained"} | ({"evaluation"} if step < base_step else set())
         self.wants_base = evaluated(base_step) and base_step not in written
-        """Whether the evaluation of the base version is still missing."""
+        """True if the evaluation of the base version is still missing."""
         if self.wants_base:
             self._lines.setdefault(base_step, {})
             self._parts.setdefault(base_step, {"batch", "trained"})

@@ -47,9 +47,9 @@ class Progress:
     tokens_per_second: float | None
     """Tokens trained per second in the last step."""
     staleness_mean: float | None
-    """How many versions older than the trained policy the tokens of the last step were."""
+    """Mean age of the tokens of the last step, in versions behind the trained policy."""
     waiting_on: str
-    """What the next step waits for."""
+    """Cause of the next step's wait."""
     eta_seconds: float | None
     in_flight: int
     """Rollouts."""
@@ -60,21 +60,21 @@ class Progress:
     discarded: int = 0
     """Finished rollouts that restarts could not use, since the run began."""
     waiting_role: str | None = None
-    """Whose work the next step waits for."""
+    """Role whose work the next step waits for."""
     waiting_phase: str | None = None
-    """What that role does."""
+    """Present activity of that role."""
     waiting_since: float | None = None
-    """Since when, in seconds since the epoch."""
+    """Start of the wait, in seconds since the epoch."""
     activity: int = 0
     """See `Activity`."""
     storage: Trouble | None = None
-    """Why the volume is of no use at the moment."""
+    """Reason why the volume is of no use at the moment."""
     results: tuple[str, ...] = ()
     """Measures of policies, where that is what the run is for: a line per policy and environment."""
 
 
 def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
-    """Before it is known where the attempt starts."""
+    """Progress before it is known where the attempt starts."""
     trouble = volume.trouble()
     return Progress(
         step=None,
@@ -109,7 +109,7 @@ class StepClock:
         self._marks: deque[tuple[int, float]] = deque(maxlen=_STEPS_FOR_ETA + 1)
 
     def trained(self, step: int) -> None:
-        """A step is done now."""
+        """Record that a step is done now."""
         self._marks.append((step, time.monotonic()))
 
     def remaining_seconds(self, max_steps: int) -> float | None:

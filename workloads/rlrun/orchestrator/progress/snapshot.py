@@ -40,12 +40,12 @@ class Standing:
         self._clock, self._since, self._activity = StepClock(), Since(), Activity()
 
     def trained(self, step: int) -> None:
-        """A step is trained."""
+        """Record that a step is trained."""
         self._step = step
         self._clock.trained(step)
 
     def saved(self, step: int) -> None:
-        """The checkpoint of a step is complete."""
+        """Record that the checkpoint of a step is complete."""
         self._checkpoint_step = step
 
     def progress(self) -> Progress:
@@ -84,7 +84,7 @@ class Standing:
         )
 
     def _trouble(self) -> Trouble | None:
-        """What is wrong with the volume, here or where the trainer writes."""
+        """Trouble with the volume, here or where the trainer writes."""
         state = self._trainer.state
         return worst(self._volume.trouble(), state.trouble() if state is not None else None)
 

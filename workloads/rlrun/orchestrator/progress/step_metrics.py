@@ -157,7 +157,7 @@ _SHOWN = (
 
 
 def _told(key: str, line: Mapping[str, Any]) -> bool:
-    """The loss of RL tells nothing; that of supervised fine-tuning tells all."""
+    """True if the log line shows `key`: all but the loss of RL, which means nothing by itself."""
     return key != "loss" or "reward/mean" not in line
 
 

@@ -1,4 +1,4 @@
-"""From messages to token ids and back, so that what the engine saw is what is trained on.
+"""Conversion of messages to token ids and back, so that what the engine saw is what is trained on.
 
 A conversation grows by appending: tokens that are there stay verbatim, only new messages are tokenised. What a chat template puts around
 them is found by rendering the conversation with a stand-in for the model's own reply and taking what follows it.
@@ -98,7 +98,7 @@ class ChatTokens:
                 with self._lock:
                     self._openings.pop(key, None)
                 found.set_exception(error)
-        # Whoever waits here is a thread: prompts that the event loop renders itself are done when it returns.
+        # Only threads wait here: prompts that the event loop renders itself are done when it returns.
         text, ids = found.result()
         return text, ids[:]
 
@@ -126,7 +126,7 @@ class ChatTokens:
             tools: functions that the model may call.
 
         Raises:
-            TemplateError: the chat template refuses the conversation, or what follows the reply cannot be told.
+            TemplateError: the chat template refuses the conversation, or what follows the reply cannot be found.
         """
         known = [*messages[:replies_at], {"role": "assistant", "content": _STAND_IN}, *messages[replies_at + 1 :]]
         try:
@@ -162,7 +162,7 @@ class ChatTokens:
 
     @cached_property
     def _knows_tools(self) -> bool:
-        """Whether the chat template tells the model of tools."""
+        """True if the chat template writes tools into the prompt."""
         user = _PROBE[:1]
         return self._written(user, [_PROBE_TOOL], generation_prompt=True) != self._written(
             user, [], generation_prompt=True

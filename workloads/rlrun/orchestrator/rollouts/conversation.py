@@ -6,7 +6,7 @@ into a new sample, where they are no longer trained on. So no sample holds token
 was sampled is trained on twice.
 
 What a new turn adds is up to the strategy. `interleaved`: the text of the new messages, whatever the chat template would do to earlier
-ones. `branching`: the template writes the whole conversation anew, as it would be written for the finished model, and where that is not
+ones. `branching`: the template writes the whole conversation again, as it would be written for the finished model, and where that is not
 what was said before (a template that drops earlier thoughts) a new sample starts.
 """
 
@@ -33,7 +33,7 @@ from rlrun.runtime.compute import compute
 
 _NO_VERSION = array(INTEGERS, [NO_VERSION])
 _CHARACTERS = 4
-"""Of a token's text, roughly."""
+"""Characters of a token's text, roughly."""
 
 
 class Generate(Protocol):
@@ -59,7 +59,7 @@ class TokenSequence:
     """Tokens of one sequence as they come; the four columns have one entry per token."""
 
     tools: list[Tool] | None = None
-    """Functions that the model was told of at its beginning."""
+    """Functions that were offered to the model at its beginning."""
     token_ids: array[int] = field(default_factory=lambda: array(INTEGERS))
     mask: bytearray = field(default_factory=bytearray)
     """1 on tokens that the policy sampled, and that no other sequence holds as such."""
@@ -116,11 +116,11 @@ class TokenSequence:
 
 
 class _Place(NamedTuple):
-    """Where a request's reply belongs."""
+    """Place of a request's reply."""
 
     sequence: TokenSequence
     new: bool
-    """Whether the sequence is none of the conversation's yet."""
+    """True if the sequence is none of the conversation's yet."""
     added: array[int]
     """Tokens of the new messages."""
     text: str
@@ -167,11 +167,11 @@ class Conversation:
         self._sequences: list[TokenSequence] = []
         self._calls = 0
         self.finish_reason = ""
-        """Why the last reply ended."""
+        """Reason why the last reply ended."""
         self.truncated = False
-        """Whether a reply was cut by a token limit."""
+        """True if a reply was cut by a token limit."""
         self.tools: tuple[Tool, ...] = ()
-        """Those that were offered last."""
+        """Tools that were offered last."""
         self.texts: list[str] = []
         """The replies in order."""
 
@@ -253,7 +253,7 @@ class Conversation:
         return found
 
     def _place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
-        """Where the reply to `messages` belongs."""
+        """Place of the reply to `messages`."""
         found = self._latest(messages, tools)
         if found is None:
             opening, ids = self._chat.opening(messages, tools or ())
@@ -325,14 +325,14 @@ def _size(messages: Sequence[Message]) -> int:
 
 
 def _same(known: Message, given: Message) -> bool:
-    """Whether a message is one that was there before; of a reply only what was said counts, environments add fields of their own."""
+    """True if a message is one that was there before; of a reply only what was said counts, environments add fields of their own."""
     if known["role"] == "assistant" == given.get("role"):
         return (known.get("content") or "") == (given.get("content") or "") and _calls(known) == _calls(given)
     return known == given
 
 
 def _calls(message: Message) -> list[tuple[object, object, object]]:
-    """Calls as they compare: programs write the arguments' JSON anew."""
+    """Calls as they compare: programs serialize the arguments' JSON again."""
     return [
         (call.get("id"), call["function"]["name"], arguments_of(call["function"]))
         for call in message.get("tool_calls") or ()

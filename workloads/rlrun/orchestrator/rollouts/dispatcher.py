@@ -1,4 +1,4 @@
-"""From waiting groups to groups in flight: when one may start, and how its rollouts are played."""
+"""Dispatch of waiting groups: the condition for a group's start, and the play of its rollouts."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ class Sample(Protocol):
 
 @dataclass
 class Affinity:
-    """Which replica has a group's prefix: that of the member that asked first."""
+    """Replica that has a group's prefix: that of the member that asked first."""
 
     replica: Replica | None = None
     asked: bool = False
-    """Whether one of the group has got a replica; before, the group counts as a request to come."""
+    """True once a member of the group has got a replica; before, the group counts as a request to come."""
 
 
 class Session:
@@ -72,7 +72,7 @@ class Session:
 
     @property
     def troubled(self) -> bool:
-        """Whether an engine cost this rollout time: it failed one of the requests, or does not answer now."""
+        """True if an engine cost this rollout time: it failed one of the requests, or does not answer now."""
         replica = self._replica
         return self._moved or (replica is not None and (replica.suspect or replica.version is None))
 

@@ -24,7 +24,7 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import SOCKETS_VARIABLE, socket_of
 
 MAX_HANG_SECONDS = 60.0
-"""For which an environment's event loop may stand still; never longer than an episode may take."""
+"""Longest time for which an environment's event loop may stand still; never longer than an episode may take."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class ErrorBudget:
             death: which end of the environment's process took it along; 0: none.
 
         Returns:
-            What to tell the user once errors dominate, else None. An incomplete window counts as if its other rollouts had gone well.
+            Message for the user once errors dominate, else None. An incomplete window counts as if its other rollouts had gone well.
         """
         if death:
             self._of_death[environment, death] += 1

@@ -10,7 +10,7 @@ from typing import Any
 _GENERIC = "TokenizersBackend"
 """The class that transformers writes for a tokenizer that is its `tokenizer.json` and nothing more."""
 _MODEL_TYPE = "llama"
-"""Of other types' models AutoTokenizer knows some whose files name the wrong class."""
+"""Only type accepted: of other types AutoTokenizer knows models whose files name the wrong class."""
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -36,7 +36,7 @@ def preload() -> None:
 
     Never beside another thread that imports the same: transformers fills its names while it is imported.
     """
-    with suppress(ImportError):  # whoever loads a tokenizer is told
+    with suppress(ImportError):  # `load_tokenizer` reports it
         from transformers import PreTrainedTokenizerFast  # noqa: F401
 
 

@@ -1,4 +1,4 @@
-"""From a conversation to token ids and an exact loss mask, for any chat template that writes a conversation from left to right.
+"""Token ids and an exact loss mask of a conversation, for any chat template that writes a conversation from left to right.
 
 What is learned of an assistant's message is what the model has to write: from the end of the generation prompt to the token that ends
 the turn, included. Of other roles it is their text. The rendered text is cut at these places and each piece is tokenised alone, as the
@@ -27,7 +27,7 @@ class Encoded:
 
     input_ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
-    """Of each token in the loss; 0: not learned."""
+    """Weight of each token in the loss; 0: not learned."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -75,7 +75,7 @@ class ChatEncoder:
         """Tokens and weights of a conversation.
 
         Raises:
-            TemplateError: the template refuses it, or does not let its messages be told apart.
+            TemplateError: the template refuses it, or its messages cannot be separated.
         """
         text = self._render(chat.messages, chat.tools)
         ids: list[int] = []
@@ -120,7 +120,7 @@ class ChatEncoder:
         return start, end + len(self.stop)
 
     def _reply_start(self, text: str, chat: Conversation, index: int) -> int:
-        """Where the generation prompt ends."""
+        """Index in `text` at which the generation prompt ends."""
         before = chat.messages[:index]
         prompt = self._render(before, chat.tools, generation_prompt=True)
         if not text.startswith(prompt):
@@ -135,7 +135,7 @@ class ChatEncoder:
         return start
 
     def _content(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
-        """Where the text of a message is, found by putting another in its place."""
+        """Start and end of a message's text, found by putting another in its place."""
         marked = [*chat.messages[:index], chat.messages[index] | {"content": _STAND_IN}, *chat.messages[index + 1 :]]
         before, *after = self._render(marked, chat.tools).split(_STAND_IN)
         if len(after) != 1 or not (text.startswith(before) and text.endswith(after[0])):

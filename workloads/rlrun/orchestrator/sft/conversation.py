@@ -1,4 +1,4 @@
-"""From a row to a checked conversation: messages in OpenAI's form, and which of them are learned."""
+"""Checked conversation from a row: messages in OpenAI's form, each learned or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Conversation:
 
     messages: Sequence[dict[str, Any]]
     weights: Sequence[float]
-    """Of each message's tokens in the loss; 0: not learned."""
+    """Weight of each message's tokens in the loss; 0: not learned."""
     tools: list[dict[str, Any]] | None = None
 
 
@@ -89,7 +89,7 @@ def _joined(parts: list[Any], where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """OpenAI writes the arguments as JSON text; chat templates want the object."""
+    """Calls for a chat template, which wants the arguments as an object; OpenAI writes them as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{where} is {_shown(calls)}; it must be a list of calls")
     made = []

@@ -84,7 +84,7 @@ def make_pipeline(
     signal: Signal,
     volume: Volume,
 ) -> DataPipeline:
-    """Everything that an attempt needs, from what is on the disk.
+    """Make an attempt's pipeline from what is on the disk.
 
     Raises:
         RoleError: the tokenizer, the data or the base checkpoint cannot be used.

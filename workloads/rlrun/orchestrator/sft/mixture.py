@@ -1,4 +1,4 @@
-"""Which row is drawn when: a pure function of the seed and the number of the draw, so that one number is all there is to resume from.
+"""Order of the drawn rows: a pure function of the seed and the number of the draw, so that one number is all there is to resume from.
 
 Sources take turns by their weights, as evenly as whole rows allow; within a source each epoch visits all rows once.
 """
@@ -22,7 +22,7 @@ class Draw(NamedTuple):
     row: int
     """Index of the row in it."""
     epoch: int
-    """How often all its rows were drawn before."""
+    """Number of times that all its rows were drawn before."""
 
 
 @dataclass(frozen=True)

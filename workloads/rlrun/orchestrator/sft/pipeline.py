@@ -44,12 +44,12 @@ _OF_SAMPLING = ("mismatch_kl", "mismatch_kl_max")
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What an attempt trains on."""
+    """Data that an attempt trains on."""
 
     reader: Reader
     """The rows, at the attempt's position."""
     fingerprints: tuple[str, ...]
-    """Of the sources."""
+    """Fingerprints of the sources."""
     expected_steps: int | None
     """Steps that the data is enough for, when that is known."""
     validation: tuple[Sample, ...]
@@ -89,7 +89,7 @@ class DataPipeline:
         self._validation = data.validation
         self._made = self._trained = attempt.base_step
         self._last_step: int | None = config.max_steps if attempt.base_step >= config.max_steps else None
-        """Known once its batch is made."""
+        """The last step, known once its batch is made."""
         self._snapshots: dict[int, Position] = {}
         self._metrics = MetricsFile(
             self._paths.metrics,
@@ -104,10 +104,10 @@ class DataPipeline:
         self._clock, self._since, self._activity = StepClock(), Since(), Activity()
 
     async def run(self) -> bool:
-        """Everything up to the last checkpoint, or until `stop`.
+        """Run up to the last checkpoint, or until `stop`.
 
         Returns:
-            Whether all is done.
+            True if all is done.
 
         Raises:
             RoleError: why the run cannot go on; possibly inside an exception group.

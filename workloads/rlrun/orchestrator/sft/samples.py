@@ -1,4 +1,4 @@
-"""From rows to training samples, and from samples to the batch of a step; what is left out is counted."""
+"""Training samples from rows, and the batch of a step from samples; what is left out is counted."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Reader:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no usable row is left. Looks for one, so that a batch can be marked as the last."""
+        """True if no usable row is left. Looks for one, so that a batch can be marked as the last."""
         return self._peek() is None
 
     @property

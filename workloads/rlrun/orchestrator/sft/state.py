@@ -26,7 +26,7 @@ class Snapshot:
     step: int
     position: Position
     fingerprints: tuple[str, ...]
-    """Of the sources; other data has no position to go on from."""
+    """Fingerprints of the sources; other data has no position to go on from."""
 
 
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:

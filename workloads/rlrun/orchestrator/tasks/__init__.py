@@ -1,1 +1,1 @@
-"""Which task is sampled next: order, mixture and curriculum."""
+"""Choice of the next task: order, mixture and curriculum."""

@@ -1,4 +1,4 @@
-"""The tasks of one environment: in which order they are drawn, and which of them the policy finds easy or hard. JSON in and out.
+"""The tasks of one environment: their order, and pools of those that the policy finds easy or hard. JSON in and out.
 
 A walk visits the open tasks once per epoch and passes over those in a pool; the pools' own shares of the draws go to the task of the pool
 that was not drawn for the longest time. Where nothing is left outside of the pools, the hard one is drawn from, then the easy one.
@@ -42,7 +42,7 @@ class TaskPools:
     key: str
     epoch: int = 0
     position: int = 0
-    """Of the walk within its epoch."""
+    """Position of the walk within its epoch."""
     window: int = 0
     """Tasks that are open, the first of the list; 0 before the first draw."""
     drawn: int = 0
@@ -65,7 +65,7 @@ class TaskPools:
         return task, self.epoch
 
     def observe(self, task: int, mean: float) -> None:
-        """A group of this task had this mean reward."""
+        """Take in the mean reward of a group of this task."""
         pool = pool_of(mean, self.config)
         for name, tasks in self._pools.items():
             if name != pool:
@@ -100,7 +100,7 @@ class TaskPools:
         self.window = window
 
     def _turn(self) -> Pool | None:
-        """Whose turn it is by the fractions."""
+        """Pool whose turn it is by the fractions; None: the walk."""
         shares: dict[Pool | None, Fraction] = {}
         if self.config.easy is not None:
             shares["easy"] = Fraction(str(self.config.easy.fraction))

@@ -1,4 +1,4 @@
-"""Which task a group plays. Without a curriculum it is a pure function of the run's seed and the group's number.
+"""Task of each group. Without a curriculum it is a pure function of the run's seed and the group's number.
 
 Environments take turns by their ratios, as evenly as whole groups allow. Within an environment each epoch visits all tasks once, in an
 order that is computed for one position at a time: the task list may be lazy and huge.
@@ -32,7 +32,7 @@ class Draw:
     task: int
     """Index of the task in its train split."""
     epoch: int
-    """How often the environment's tasks have all been visited before."""
+    """Number of times that the environment's tasks have all been visited before."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Outcome:
     """A group that is closed, until the sampler may know of it."""
 
     step: int
-    """Of the batch that it is in, or that was made next."""
+    """Step of the batch that it is in, or that was made next."""
     group: int
     environment: int
     task: int
@@ -81,7 +81,7 @@ class Sampler:
     _next: int = 0
     """The lowest number that was never drawn; only counted where a source has a curriculum, like all that follows."""
     _rollouts: int = 0
-    """Of all groups drawn, but for those that were dropped: they say which step a group is meant for."""
+    """Rollouts of all groups drawn, but for those that were dropped: they determine the step that a group is meant for."""
     _open: dict[int, Draw] = field(default_factory=dict)
     """Draws of groups that are not closed, and of those that a restart may still ask for."""
     _outcomes: list[_Outcome] = field(default_factory=list)
@@ -120,19 +120,19 @@ class Sampler:
             self._next += 1
 
     def accept(self, step: int, means: Mapping[int, float]) -> None:
-        """Groups are in the batch of `step`; each with the mean reward of its rollouts."""
+        """Take in groups that are in the batch of `step`, each with the mean reward of its rollouts."""
         for group, mean in means.items():
             self._close(step, group, mean)
 
     def drop(self, step: int, group: int, mean: float | None) -> None:
-        """A group is given up before the batch of `step` is made; without a mean reward nothing is known of its task."""
+        """Take in a group given up before the batch of `step` is made; without a mean reward nothing is known of its task."""
         if draw := self._close(step, group, mean):
             self._rollouts -= self.sources[draw.environment].group_size
 
     def readmit(self, batch: Batch, means: Mapping[int, float]) -> None:
-        """A batch that an earlier attempt made, and what it gave up before; tasks are drawn again as they were then.
+        """Take in an earlier attempt's batch, and what it gave up before; tasks are drawn again as they were then.
 
-        Where that gives another task than the batch is of, its rewards tell nothing.
+        Where that gives another task than the batch is of, its rewards do not count.
         """
         for one in batch.dropped:
             self.draw_before(one.next_group)

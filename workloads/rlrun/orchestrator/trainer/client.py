@@ -30,7 +30,7 @@ REQUEST_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_START_PAUSE_SECONDS = 1.0
-"""Between two questions to a trainer that is still starting: what it takes longer than that would be lost at every restart."""
+"""Longest pause between two questions to a trainer that is still starting: a longer one would cost each restart as much."""
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -48,7 +48,7 @@ class TrainerClient:
         api_key: the run's key.
         attempt: the attempt that trainer and orchestrator belong to.
         lost: says why the trainer does not train the run any more, where it may go on without the run.
-        verdict: why this attempt is over, where that is told beside the channel; None: it is not.
+        verdict: why this attempt is over, where that is reported beside the channel; None: it is not.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TrainerClient:
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
         self.state: TrainerState | None = None
-        """What the trainer last said of itself."""
+        """The trainer's last report of its state."""
         self.ending = False
         """Set when the run stops: from then on a trainer that does not answer has ended, and nobody waits for it."""
 
@@ -167,7 +167,7 @@ class TrainerClient:
             await self._request("POST", channel.STOP, None)
 
     async def _until_silent(self) -> None:
-        """A pod that is gone refuses no connection: its address leads nowhere, and a request waits for its time-out."""
+        """Return once the address is silent: a pod that is gone refuses no connection, and a request waits for its time-out."""
         self._answered = time.monotonic()
         while True:
             if await self.silence() >= SILENCE_AT_THE_END_SECONDS:

@@ -30,7 +30,7 @@ REASON_SECONDS = 5.0
 
 
 class SharedTrainer:
-    """The guest's view of the host's trainer. A slot is waited for as long as the trainer is there.
+    """The guest's view of the host's trainer. It waits for a slot as long as the trainer is there.
 
     Args:
         config: with `shared_with`.
@@ -49,10 +49,10 @@ class SharedTrainer:
         self._paths = shared.host_paths(self._folder, self.host)
         self.url = config.trainer_url.rstrip("/") + shared.channel_of(config.name)
         self.waiting = f"the trainer of {self.host}"
-        """What is waited for, in words."""
+        """Description of what is waited for."""
 
     async def join(self) -> str:
-        """Ask, and wait until the run is joined; returns the key for the host's trainer and engines.
+        """Ask for a slot, and wait until the run is joined; returns the key for the host's trainer and engines.
 
         Raises:
             RoleError: it is refused, or the trainer is gone; says why.
@@ -143,7 +143,7 @@ class Connection:
         return f"the trainer at {self._url}" if self._shared is None else self._shared.waiting
 
     def waits(self, since: Since) -> Waiting:
-        """The same by role and phase, from the trainer's own mouth once it speaks."""
+        """The same by role and phase, as the trainer itself reports once it does."""
         state = self._client.state
         if state is None and self._shared is not None:
             return since.waiting("trainer", "slot", self.waiting)

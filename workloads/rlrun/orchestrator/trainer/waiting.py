@@ -16,15 +16,15 @@ _RANKS_SHOWN = 4
 
 @dataclass(frozen=True)
 class Waiting:
-    """One look."""
+    """Reason for waiting at one look."""
 
     role: Role
     phase: str
-    """Of that role, with the step: `training, step 12`."""
+    """Phase of that role, with the step: `training, step 12`."""
     since: float
-    """In seconds since the epoch."""
+    """Start of the wait, in seconds since the epoch."""
     detail: str = ""
-    """What else is known of it."""
+    """Further facts about it."""
 
     def __str__(self) -> str:
         return f"{self.role}: {self.phase} since {clock(self.since)}" + (f"; {self.detail}" if self.detail else "")
@@ -59,7 +59,7 @@ def of_trainer(state: TrainerState, step: int, now: float) -> Waiting:
 
 
 def _apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
-    """The ranks that are elsewhere than rank 0: they hold the group up, or are ahead and wait for it."""
+    """Ranks that are elsewhere than rank 0: they hold the group up, or are ahead and wait for it."""
     here = (_place(state.phase), state.part)
     found = [rank for rank in ranks if (_place(rank.phase), rank.part) != here]
     told = [_rank(rank) for rank in found[:_RANKS_SHOWN]]
@@ -67,7 +67,7 @@ def _apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
 
 
 def _place(phase: str) -> str:
-    """Whose turn it is, and whether a batch is there, is known to rank 0 alone."""
+    """Phase as ranks compare: only rank 0 knows whose turn it is, and whether a batch is there."""
     return "waiting" if phase.startswith("waiting_") else phase
 
 

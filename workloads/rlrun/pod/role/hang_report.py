@@ -18,7 +18,7 @@ from rlrun.pod.role.process import descendants
 from rlrun.pod.signals import Signals
 
 _SHOWN_BYTES = 64 * 1024
-"""Of a dump, in the container's log."""
+"""Most bytes of a dump in the container's log."""
 _CLOSE_SECONDS = 5.0
 
 
@@ -69,6 +69,6 @@ class StuckRole:
             self._output.say(f"cannot write {self._keep}: {error.strerror}")
 
     def _ended(self, seconds: float | None, *others: Signals) -> bool:
-        """Whether the role has ended, within so many seconds or before one of the others is readable."""
+        """True if the role has ended, within so many seconds or before one of the others is readable."""
         found, _, _ = select.select([self._ended_reader, *(other.fileno() for other in others)], [], [], seconds)
         return self._ended_reader in found

@@ -1,6 +1,6 @@
 """A role's output: passed on to the container's log as it comes, kept on the run's volume, and its end remembered.
 
-The volume is a courtesy. It may be full or hang: a thread of its own writes there, and what it cannot take in time is dropped, so that the
+Best effort on the volume, which may be full or hang: a thread of its own writes, and drops what it cannot take in time, so that the
 role never waits for it.
 """
 
@@ -45,7 +45,7 @@ class Output:
         self._take(STDERR, f"{time.strftime('%H:%M:%S')} | INFO    | pod | {message}\n".encode(), remember=False)
 
     def show(self, text: bytes) -> None:
-        """For the container's log alone."""
+        """Write to the container's log alone."""
         _write(STDERR, text)
 
     def pump(self, source: int, stream: int) -> None:
@@ -103,7 +103,7 @@ def _write(stream: int, chunk: bytes) -> None:
         view = memoryview(chunk)
         while view:
             view = view[os.write(stream, view) :]
-    except OSError:  # nobody reads the container's log any more: the role goes on
+    except OSError:  # nothing reads the container's log any more: the role goes on
         pass
 
 

@@ -76,7 +76,7 @@ def _start(launch: Launch) -> subprocess.Popen[bytes]:
 def _wait(pids: set[int], signals: Signals) -> tuple[int, int]:
     """Collect children until one of `pids` is among them, whose group is killed; returns it and its exit code, -n after signal n."""
     while True:
-        # Looked at before it is collected: until then neither the pid nor the group's id can belong to somebody else.
+        # Looked at before it is collected: until then neither the pid nor the group's id can belong to another process.
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert found is not None
         if found.si_pid in pids:

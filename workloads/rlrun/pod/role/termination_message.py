@@ -23,7 +23,7 @@ def failure_text(
         said: the role's own message, if it left one.
         full: the run's folder when its volume is full: roles then fail in any way.
         lines: the end of its output.
-        symptom: what tells most in its output.
+        symptom: the one that says most in its output.
     """
     if said is not None:
         known = symptom_of(said)

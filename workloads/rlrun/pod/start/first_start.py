@@ -15,14 +15,14 @@ MARK = "started"
 
 
 def is_first_start(state: Path, attempt: int) -> bool:
-    """Whether this is the first start of a trainer's container in this pod; leaves the mark if so.
+    """True if this is the first start of a trainer's container in this pod; leaves the mark if so.
 
     Args:
         state: a volume that lives as long as the pod.
         attempt: kept in the mark, for people.
 
     Raises:
-        RoleError: the mark cannot be written: nothing is started that could not be told from a second start.
+        RoleError: the mark cannot be written: nothing is started that could not be distinguished from a second start.
     """
     try:
         state.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Folders that a pod's containers mount from the run's volume.
 
-The kubelet would make a missing one as root, whom not every volume lets write, and with the rights of the volume's own folder.
+The kubelet would make a missing one as root, which not every volume lets write, and with the rights of the volume's own folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlrun.protocol.files.volume_faults import RefusedError, may_pass, trouble_o
 from rlrun.runtime import exit_codes
 
 VOLUME_POLL_SECONDS = 5.0
-"""Between two looks at a volume that refuses to write."""
+"""Time between two looks at a volume that refuses to write."""
 
 
 def make_folders(paths: Sequence[Path], *, say: Callable[[str], None], signals: Signals) -> None:

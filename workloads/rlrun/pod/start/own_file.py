@@ -1,7 +1,7 @@
 """Wait for the configuration file that this pod was made for.
 
 One ConfigMap holds the file of the present attempt. A kubelet may mount it as it was a moment ago, where another pod of the run is on the
-node already, and brings a mounted file up to date within a minute or two; and somebody may edit it.
+node already, and brings a mounted file up to date within a minute or two; and a user may edit it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def wait_for_own_file(
     Args:
         pod: names it.
         role: command of the container: `model` reads what the others of its pod do.
-        say: told what is waited for.
+        say: called with what is waited for.
         signals: end the wait.
         deadline_seconds: longest wait.
 

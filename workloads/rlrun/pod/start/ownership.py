@@ -30,7 +30,7 @@ def claim_folder(paths: RunPaths, config: RunConfig, *, say: Callable[[str], Non
     Args:
         paths: of the run.
         config: of the run, as the operator resolved it.
-        say: told what is found.
+        say: called with what is found.
 
     Raises:
         RoleError: the folder is another run's, or cannot be written.
@@ -56,7 +56,7 @@ def claim_folder(paths: RunPaths, config: RunConfig, *, say: Callable[[str], Non
 
 
 def claim_when_possible(paths: RunPaths, config: RunConfig, *, say: Callable[[str], None], signals: Signals) -> None:
-    """As `claim_folder`; on a volume that is full or read-only wait until it is not: starting again would not help.
+    """Run `claim_folder`; on a volume that is full or read-only wait until it is not: starting again would not help.
 
     Raises:
         RoleError: the folder is another run's, or its volume can never be written.
@@ -67,7 +67,7 @@ def claim_when_possible(paths: RunPaths, config: RunConfig, *, say: Callable[[st
 
 
 def has_begun(paths: RunPaths, uid: str) -> bool:
-    """Whether an attempt of this very run has begun.
+    """True if an attempt of this very run has begun.
 
     Raises:
         RoleError: an attempt's file cannot be read.

@@ -1,7 +1,7 @@
 """Rendezvous of the trainer's pods before torchrun starts, and the state of each for its probe.
 
 Pods of a group are scheduled, pull and mount at different times; torchrun's own rendezvous would give up meanwhile, which costs a restart.
-So the first pod waits until every other one has reported, and the others report to it until it says go. Who belongs to another attempt is
+So the first pod waits until every other one has reported, and the others report to it until it says go. A pod of another attempt is
 turned away.
 """
 
@@ -27,7 +27,7 @@ from rlrun.runtime import exit_codes
 REQUEST_SECONDS = 5.0
 MAX_CONNECTIONS = 256
 PROBE_SECONDS = 1.0
-"""Within a probe: kubelets give up after a second by default, so an answer that comes later is none."""
+"""Time within a probe: kubelets give up after a second by default, so an answer that comes later is none."""
 
 
 class PodServer:
@@ -36,7 +36,7 @@ class PodServer:
     Args:
         host: address to bind.
         attempt: the attempt.
-        api_key: the run's key; who joins has it.
+        api_key: the run's key; a pod that joins has it.
         look: why the pod is not ready; None: it is.
 
     Raises:
@@ -95,7 +95,7 @@ class PodServer:
         threading.Thread(target=self._server.serve_forever, name="pod", daemon=True).start()
 
     def missing(self, nodes: int) -> str | None:
-        """Which other pods have not reported, in words; None when all have."""
+        """Other pods that have not reported, in words; None when all have."""
         left = sorted(set(range(1, nodes)) - self.joined)
         return f"not up: {', '.join(f'-{ordinal}' for ordinal in left)}" if left else None
 

@@ -28,7 +28,7 @@ def wait_until(
     Args:
         look: why it is not so far yet; None: it is.
         what: what is waited for, as the end of `waiting for ...`.
-        say: told at once, and every half minute.
+        say: called at once, and every half minute.
         signals: end the wait.
         deadline_seconds: longest wait.
         poll_seconds: pause between two looks.

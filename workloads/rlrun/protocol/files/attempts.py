@@ -60,10 +60,10 @@ class Attempt:
     uid: str = ""
     """The run's uid: a folder may hold attempts of an earlier run of the same name."""
     origin: Origin | None = None
-    """What version 0 of this lineage is; None: the model."""
+    """Origin of version 0 of this lineage; None: the model."""
 
     def owns(self, step: int, attempt: int) -> bool:
-        """Whether an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
+        """True if an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
 
         Version `n` belongs to the segment that trained step `n`; version 0, and the base version that an attempt publishes again
         when it starts, belong to it too.

@@ -48,7 +48,7 @@ class BatchError(ValueError):
 class Sample:
     """One training sequence: a prompt and everything after it.
 
-    All arrays are `[T]`. Position `j` tells of token `j` given those before it, so position 0 is never trained on.
+    All arrays are `[T]`. Position `j` describes token `j` given those before it, so position 0 is never trained on.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -136,11 +136,11 @@ class Batch:
     attempt: int
     samples: tuple[Sample, ...]
     total_steps: int | None = None
-    """Steps of the run as far as the data tells; None: `maxSteps`."""
+    """Steps of the run as far as the data reaches; None: `maxSteps`."""
     last: bool = False
-    """Whether the data ends with this step."""
+    """True if the data ends with this step."""
     validation: Validation | None = None
-    """What to measure around the step."""
+    """Measurement to make around the step."""
     dropped: tuple[Dropped, ...] = ()
     """Groups that were given up since the batch before, in that order."""
     tasks: tuple[tuple[int, int], ...] = ()

@@ -27,7 +27,7 @@ ORCHESTRATOR_PART = "orchestrator"
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 20
 _PATH_CHARACTERS = 256
-"""Of a file's path in a checkpoint; ours have some 20."""
+"""Longest path of a file in a checkpoint; ours have some 20."""
 _READERS = 8
 """Files that are read at the same time: one reader alone does not fill a network volume's link."""
 
@@ -39,7 +39,7 @@ class FileEntry:
     path: str
     """Relative to the checkpoint's folder."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     crc32: int
 
 
@@ -105,7 +105,7 @@ def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
 
 
 def _crc32(document: object) -> int:
-    """Of the content, whatever its layout as text."""
+    """CRC-32 of the content, whatever its layout as text."""
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 

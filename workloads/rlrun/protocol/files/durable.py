@@ -77,7 +77,7 @@ def create_json(path: Path, document: Any, *, before_link: str | None = None) ->
     """Write `document` to a path that must not exist yet; `before_link` is a fault point as in `write_bytes`.
 
     Raises:
-        FileExistsError: somebody else has it; two writers never both succeed.
+        FileExistsError: another writer was first; two writers never both succeed.
     """
     make_folder(path.parent)
     # A random name, not the process id: in containers two writers of one volume often have the same one.

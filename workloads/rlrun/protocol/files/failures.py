@@ -20,7 +20,7 @@ from rlrun.runtime.printable import printable
 
 ERROR_FILE = "error.json"
 ERROR_DIR_VARIABLE = "RLRUN_ERROR_DIR"
-"""Environment variable: a second folder for `error.json`, private to who started the process. Unlike the role's log folder it is empty at
+"""Environment variable: a second folder for `error.json`, private to the process's starter. Unlike the role's log folder it is empty at
 the start, is shared with no other pod of the role, and takes the message when the run's volume is full."""
 FULL_BYTES = 1024 * 1024
 """With less space than this a volume is full: roles then fail in any way, and can leave no word on that very volume."""
@@ -30,10 +30,10 @@ _REFUSALS = {
     errno.EROFS: "the volume is read-only",
 }
 _IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
-"""How libraries that are not Python's own tell the number: torch's writers, safetensors."""
+"""Error numbers in the text of libraries that are not Python's own: torch's writers, safetensors."""
 
 ROLE_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-"""For every role's processes: what they print is there when they die, and a crash of native code tells where Python was."""
+"""Environment of every role's processes: what they print is there when they die, and a crash of native code shows where Python was."""
 
 
 class RoleError(Exception):
@@ -42,7 +42,7 @@ class RoleError(Exception):
     Args:
         message: what was wrong and what to do, on one line.
         code: exit code of `rlrun.runtime.exit_codes`.
-        follows: from the loss of another process of the role, whose own word tells more.
+        follows: from the loss of another process of the role, whose own message says more.
     """
 
     def __init__(self, message: str, code: int = exit_codes.FAILURE, *, follows: bool = False) -> None:
@@ -92,7 +92,7 @@ def refusal_number(error: BaseException) -> int | None:
 def telling_lines(text: str, count: int = 15) -> list[str]:
     """At most `count` lines of a log's end that say why a process ended.
 
-    The first of a crash (its latest call), those up to the line that tells most (torchrun and other ranks go on after it), or the last.
+    The first of a crash (its latest call), those up to the line that says most (torchrun and other ranks go on after it), or the last.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     crash = crash_lines(lines)
@@ -105,7 +105,7 @@ def telling_lines(text: str, count: int = 15) -> list[str]:
 
 
 def volume_is_full(root: Path) -> bool:
-    """Whether nothing can be written to the volume of `root` any more; False when that is unknown."""
+    """True if nothing can be written to the volume of `root` any more; False when that is unknown."""
     try:
         return shutil.disk_usage(root).free < FULL_BYTES
     except OSError:
@@ -133,7 +133,7 @@ def write_error(folder: Path | None, role: Role, error: RoleError) -> None:
         if place is not None:
             with suppress(
                 OSError
-            ):  # told already by another one, or the volume is full: the log and the exit code still tell
+            ):  # written already by another one, or the volume is full: the log and the exit code remain
                 _write_first(place / ERROR_FILE, document)
 
 

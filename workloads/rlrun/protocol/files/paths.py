@@ -37,7 +37,7 @@ class JournalSegment:
 
     attempt: int
     number: int
-    """Within the attempt, from 1."""
+    """Number within the attempt, from 1."""
     path: Path
 
 

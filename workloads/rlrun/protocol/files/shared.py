@@ -5,14 +5,14 @@
 
 In a cluster no other guest can write to that folder, so a request is of the run that it names.
 
-Everything else of a guest is in its own folder, under its own attempt, by the file protocol of any run; whoever starts its orchestrator has
+Everything else of a guest is in its own folder, under its own attempt, by the file protocol of any run; its orchestrator's launcher has
 claimed the folder and written `run.json` before, as there is no trainer to do so. News travel over the host's channel (`channel`), below
 `channel_of(guest)`, and with the guest's own key, which the answer to its request confirms (`api_key`); it opens the guest's part of the
 engines too. The answer has the request's attempt: a state of an older one says nothing.
 
 A guest that wants to leave takes its join file away, and still brings its part of the last checkpoint. When the trainer's process ends, all
 attempts in it end: a request that was begun before is answered with `Left`, and the guest asks again under a higher attempt. A guest whose
-own work ended the process (an exception that some ranks alone met) is refused once: whoever runs it has to look.
+own work ended the process (an exception that some ranks alone met) is refused once: its user has to look.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Join(Config):
     folder: Annotated[str, Field(min_length=1)]
     """The guest's folder, as the trainer sees it."""
     key_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """Of the guest's key (`api_key.key_digest`)."""
+    """Digest of the guest's key (`api_key.key_digest`)."""
 
 
 class SharedState(Config):
@@ -59,13 +59,13 @@ class SharedState(Config):
     step: Annotated[int, Field(ge=0)] | None = None
     """Its last trained step."""
     proof: str = ""
-    """Of Joined: `api_key.guest_proof`."""
+    """Proof of Joined: `api_key.guest_proof`."""
     reason: str = ""
-    """Why, for a person."""
+    """Reason of the state, for a person."""
     exit_code: Annotated[int, Field(ge=0)] = 0
-    """Of `exit_codes`, where the state is Refused or Failed: what the guest's orchestrator ends with."""
+    """Code of `exit_codes` that the guest's orchestrator ends with, where the state is Refused or Failed."""
     ended_trainer: bool = False
-    """Whether the failure took the trainer with it, and with that the attempts of all runs in it: the next attempt is refused."""
+    """True if the failure took the trainer with it, and with that the attempts of all runs in it: the next attempt is refused."""
 
 
 def host_paths(folder: Path, host: str) -> RunPaths:

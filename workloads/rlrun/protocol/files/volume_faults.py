@@ -1,7 +1,7 @@
 """The run's volume as a role finds it: full, read-only or silent; who waits for it, and how a write is tried again.
 
 What a run cannot go on without is written with `insist`: it waits until there is space again. A write that hangs is in a thread of its own:
-whoever asks for the `trouble` waits for no file.
+a caller that asks for the `trouble` waits for no file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rlrun.runtime import exit_codes
 
 StorageReason = Literal["StorageFull", "StorageReadOnly", "StorageSlow"]
 SLOW_SECONDS = 30.0
-"""A single request to the volume that takes longer is told: a healthy one answers in milliseconds, a busy one in seconds."""
+"""A single request to the volume that takes longer is reported: a healthy one answers in milliseconds, a busy one in seconds."""
 LOOK_SECONDS = 5.0
-"""Between two looks at the volume."""
+"""Time between two looks at the volume."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 3.0
 """Before a refused write is tried again: doubled each time, up to the longest. A run stands still that long after its volume is of use."""
 _LOOKING = "look at it"
@@ -38,9 +38,9 @@ class Trouble:
 
     reason: StorageReason
     text: str
-    """On one line; it does not change while the trouble stays the same."""
+    """Text on one line; it does not change while the trouble stays the same."""
     blocks: bool = True
-    """Whether the run waits for it; otherwise a checkpoint alone does, and training goes on."""
+    """True if the run waits for it; otherwise a checkpoint alone does, and training goes on."""
 
 
 class RefusedError(RoleError):
@@ -52,7 +52,7 @@ class RefusedError(RoleError):
 
 
 def may_pass(error: RoleError) -> bool:
-    """Whether a refusal passes when there is space again; a missing permission does not."""
+    """True if a refusal passes when there is space again; a missing permission does not."""
     return isinstance(error, RefusedError) or refusal_number(error) is not None
 
 
@@ -65,7 +65,7 @@ def pauses() -> Iterator[float]:
 def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
     """Trouble of the volume of `folder` behind an error; None when the volume is not to blame.
 
-    Some libraries tell of a failed write without a number; on a volume without space that is the cause.
+    Some libraries report a failed write without a number; on a volume without space that is the cause.
     """
     number = refusal_number(error)
     if number is None:
@@ -101,7 +101,7 @@ class Volume:
 
     Args:
         root: the run's folder.
-        say: told when a write is refused for the first time, and when it is taken after all.
+        say: called when a write is refused for the first time, and when it is taken after all.
         clock: seconds, monotonic.
     """
 
@@ -149,7 +149,7 @@ class Volume:
     def insist(
         self, doing: str, act: Callable[[], _T], *, blocks: bool = True, wait: Callable[[float], object] = time.sleep
     ) -> _T:
-        """As `attempt`, again and again until the volume takes it; what `wait` raises ends that."""
+        """Repeat `attempt` until the volume takes it; what `wait` raises ends that."""
         for pause in pauses():
             with suppress(RefusedError):
                 return self.attempt(doing, act, blocks=blocks)
@@ -158,7 +158,7 @@ class Volume:
 
     @contextmanager
     def using(self, doing: str) -> Iterator[None]:
-        """For the block, this thread waits for the volume."""
+        """Record that this thread waits for the volume, for the block."""
         key = object()
         with self._lock:
             self._uses[key] = doing, self._clock()

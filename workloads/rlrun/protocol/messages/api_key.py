@@ -2,7 +2,7 @@
 
 A guest (`trainer.sharedWith`) has a key like any run. When it joins, the trainer confirms the digest of that key with a proof that only the
 host's key can make, so that trainer and engines know a guest by what it sends, without a list. Proof and digest are no secrets: they open
-nothing without the guest's key, and neither tells anything about the host's.
+nothing without the guest's key, and neither reveals anything about the host's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def guest_key(guest: str, key: str, proof: str) -> str:
 
 
 def caller(authorization: Sequence[str | bytes], api_key: str) -> str | None:
-    """Name of the guest whose key a request carries; the empty name: the key is the run's own; None: it is nobody's.
+    """Name of the guest whose key a request carries; the empty name: the key is the run's own; None: it is neither.
 
     Args:
         authorization: as in `holds_key`.
@@ -61,7 +61,7 @@ def caller(authorization: Sequence[str | bytes], api_key: str) -> str | None:
 
 
 def holds_key(authorization: Sequence[str | bytes], api_key: str) -> bool:
-    """Whether a request carries the run's key.
+    """True if a request carries the run's key.
 
     Args:
         authorization: all values of its `Authorization` header, as text or as the bytes that came; any text is taken, also one that no
@@ -71,7 +71,7 @@ def holds_key(authorization: Sequence[str | bytes], api_key: str) -> bool:
     if len(authorization) != 1:
         return False
     scheme, given = _given(authorization[0])
-    # Digests have equal lengths: the comparison tells nothing about the key, not even how long it is.
+    # Digests have equal lengths: the comparison reveals nothing about the key, not even how long it is.
     digests = (hashlib.sha256(part).digest() for part in (given, api_key.encode()))
     return scheme.lower() == _SCHEME and hmac.compare_digest(*digests)
 

@@ -6,7 +6,7 @@
     POST /rlrun/trainer/checkpoints OrchestratorSaved   the orchestrator's part of a checkpoint is durable
     GET  /rlrun/trainer/ready                      -> 200 once the attempt has begun, else 503; for probes, without the key
     POST /rlrun/trainer/shutdown                   all is done; rank 0 ends the group with exit code 0
-    POST /rlrun/trainer/stop                       the orchestrator is told to stop: the group saves the last finished step, and ends too
+    POST /rlrun/trainer/stop                       the orchestrator is asked to stop: the group saves the last finished step, and ends too
 
 News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory, so that an
 orchestrator that comes late reads all of them. A run in another run's trainer has the same routes below `shared.channel_of(run)`.
@@ -62,48 +62,48 @@ class Event(Config):
     path: str | None = None
     """Folder of what was written."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Of a trained step or a validated version."""
+    """Metrics of a trained step or a validated version."""
 
 
 class RankState(Config):
     """Activity of one rank."""
 
     rank: Annotated[int, Field(ge=0)]
-    """Which."""
+    """Number of the rank."""
     phase: Phase
-    """What it does."""
+    """Activity of the rank."""
     step: Annotated[int, Field(ge=0)]
     """Step that it works for."""
     part: Annotated[int, Field(ge=0)] = 0
-    """As in `TrainerState`."""
+    """Micro-batch as in `TrainerState`."""
     since: float
-    """Since when, in seconds since the epoch."""
+    """Start of the activity, in seconds since the epoch."""
 
 
 class StorageTrouble(Config):
-    """`storage.Trouble`, on its way."""
+    """`volume_faults.Trouble`, on its way."""
 
     reason: StorageReason
-    """As the operator names it."""
+    """Reason as the operator names it."""
     text: str
-    """For a person."""
+    """Text for a person."""
     blocks: bool
-    """Whether the trainer waits for the volume."""
+    """True if the trainer waits for the volume."""
 
 
 class TrainerState(Config):
     """Current activity of the trainer."""
 
     attempt: Annotated[int, Field(ge=1)]
-    """Its attempt."""
+    """Attempt of the trainer."""
     base_step: Annotated[int, Field(ge=0)]
     """The step that it started from."""
     step: Annotated[int, Field(ge=0)]
     """The last step that it trained."""
     phase: Phase
-    """What it does."""
+    """Activity of the trainer."""
     phase_since: float
-    """Since when, in seconds since the epoch."""
+    """Start of the activity, in seconds since the epoch."""
     last_event: Annotated[int, Field(ge=0)]
     """Number of the newest event."""
     part: Annotated[int, Field(ge=0)] = 0
@@ -111,7 +111,7 @@ class TrainerState(Config):
     ranks: list[RankState] = Field(default_factory=list)
     """The other ranks, as far as they could be asked."""
     storage: StorageTrouble | None = None
-    """Why the volume is of no use where the trainer writes."""
+    """Reason why the volume is of no use where the trainer writes."""
 
     def trouble(self) -> Trouble | None:
         """`storage` as the roles have it."""
@@ -125,7 +125,7 @@ class EventList(Config):
     attempt: Annotated[int, Field(ge=1)]
     """Attempt of the trainer that answers."""
     events: list[Event]
-    """Those after the one that was asked for."""
+    """Events after the one that was asked for."""
 
 
 class BatchReady(Config):

@@ -1,6 +1,6 @@
 """Paths and ports on which the roles of a run answer, in pods and on one machine.
 
-The real roles, their stubs and whoever renders probes, Services and network policies take them from here. Keyless routes are for probes
+The real roles, their stubs and the renderer of probes, Services and network policies take them from here. Keyless routes are for probes
 and the metrics scraper; all others demand the run's key as `Authorization: Bearer`. The trainer's channel has more routes: see `channel`.
 """
 
@@ -20,7 +20,7 @@ ENGINE_UPDATE_WEIGHTS = "/rlrun/update_weights"
 ENGINE_RELOAD_WEIGHTS = "/rlrun/reload_weights"
 ENGINE_RECEIVE_WEIGHTS = "/rlrun/receive_weights"
 ENGINE_SLEEP = "/rlrun/sleep"
-"""Of an engine that shares its GPUs with the trainer: it gives their memory up until the next hand-over of weights."""
+"""Route of an engine that shares its GPUs with the trainer: it gives their memory up until the next hand-over of weights."""
 ENGINE_GENERATE = "/inference/v1/generate"
 """vLLM's own: tokens as JSON, a dictionary for each."""
 ENGINE_GENERATE_PACKED = "/rlrun/generate"
@@ -41,7 +41,7 @@ POD_PORT = 29601
 POD_READY = "/rlrun/pod/ready"
 """Keyless. 200 while the trainer of this pod runs (in the first pod: and its attempt has begun), else 503 with the reason."""
 POD_JOIN = "/rlrun/pod/join"
-"""Where the other pods report to the first one."""
+"""Route by which the other pods report to the first one."""
 
 # ---- the orchestrator, OrchestratorConfig.metrics_port
 

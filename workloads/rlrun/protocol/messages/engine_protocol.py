@@ -13,7 +13,7 @@ from rlrun import __version__
 PROTOCOL = 1
 """Raised by every change after which one side would misunderstand the other."""
 HEADER = "rlrun-protocol"
-"""Of the orchestrator's requests: `Speaker.header`."""
+"""Header of the orchestrator's requests: `Speaker.header`."""
 REFUSED = 412
 """Status of a request for other weights by a side that speaks another version."""
 
@@ -48,7 +48,7 @@ def of_status(protocol: object, release: object) -> Speaker:
 
 
 def mismatch(engine: Speaker, orchestrator: Speaker) -> str | None:
-    """Why the two cannot work together; None: they can."""
+    """Reason why the two cannot work together; None: they can."""
     if engine.protocol == orchestrator.protocol:
         return None
     return (

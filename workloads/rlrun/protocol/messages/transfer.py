@@ -2,7 +2,7 @@
 
 The answer says what comes; then the tensors come one after the other, as broadcasts of rank 0 in a group of its own with the workers of
 that one engine (NCCL between GPUs, gloo between CPUs). A group for each engine, so that one that hangs or dies holds up no other. It is
-kept for later versions; whoever finds it broken forgets it, and the next answer says how to join a new one.
+kept for later versions; a side that finds it broken forgets it, and the next answer says how to join a new one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TensorInfo(Config):
     """One tensor of a version."""
 
     name: str
-    """As in the files of a published version."""
+    """Name as in the files of a published version."""
     dtype: str
     """torch's name of the number format, such as `bfloat16`."""
     shape: list[int]
@@ -49,7 +49,7 @@ class Joining(Config):
     """Parameters for the engine's workers, ranks 1 to `workers`, to join a new group."""
 
     backend: Backend
-    """Of the group."""
+    """Backend of the group."""
     world_size: int
     """Rank 0 and the workers."""
     unique_id: str | None = None
@@ -62,10 +62,10 @@ class TransferOffer(Config):
     """Announcement of the next transfer."""
 
     version: int
-    """As asked for."""
+    """Policy version as asked for."""
     session: str
     """The group."""
     joining: Joining | None = None
     """None: the group that the engine named is still there."""
     tensors: list[TensorInfo]
-    """In the order of sending."""
+    """Tensors in the order of sending."""

@@ -3,7 +3,7 @@
 The problem is NP-hard (it holds bin packing). Two constructions, a search and an exact search follow each other, each only while the
 result is further above a lower bound than it need be: rows dealt in equal number by the largest differencing method (Karmarkar & Karp
 1982; its balanced variant: Michiels et al. 2003), which always works; samples dealt longest first to the rank with the least work
-(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, pairs of ranks divided anew
+(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, pairs of ranks divided again
 (`pairs`) and branch and bound. So two ranks' deal of up to `FREE_SAMPLES` samples is the best that there is, to one part in
 `CLOSE`, and that of more ranks is one that no other division of two of them betters.
 """
@@ -29,7 +29,7 @@ _LOOKS = 32
 _NODES = 20_000
 """Most nodes of the exact search."""
 FEW_SAMPLES = 64
-"""Up to so many samples pairs of ranks are divided anew."""
+"""Most samples up to which pairs of ranks are divided again."""
 _DIVISIONS = 64
 """Most divisions of a pair that are looked at for whether they fit into rows."""
 
@@ -44,7 +44,7 @@ class Load:
     """Work of each, `[N]`; a longer sample has more, and more per token."""
     ranks: int
     rows: int
-    """Of each rank."""
+    """Rows of each rank."""
     row_tokens: int
 
     @property
@@ -91,7 +91,7 @@ def lower_bound(load: Load) -> int:
 
 
 def _crowded(load: Load, works: Sequence[int], lengths: Sequence[int]) -> int:
-    """What few ranks must do because the room of the others is full: no deal gives the rank with the most work less.
+    """Work that few ranks must do because the room of the others is full: no deal gives the rank with the most work less.
 
     For any j < ranks, at least ranks - j ranks have none of the j longest samples. However these ranks are filled, they do no more than
     the longest other samples that fill their room, the last one in part, as a longer sample has more work per token. The j ranks that
@@ -239,7 +239,7 @@ def _flat(rows: Rows) -> list[int]:
 
 
 def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int) -> Iterator[tuple[int, int, int]]:
-    """What each exchange leaves of the difference, the sample given, and the one taken, -1 for none: of those near half the gap."""
+    """Outcomes of exchanges: the difference that is left, the sample given, and the one taken, -1 for none: of those near half the gap."""
     works = load.works
     taken = [-1, *sorted(light, key=lambda s: (works[s], s))]
     costs = [0, *(works[s] for s in taken[1:])]
@@ -253,7 +253,7 @@ def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int)
 
 
 def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
-    """The samples of both divided anew: the most even way that fits, if both parts have less work than `heavy` has."""
+    """The samples of both divided again: the most even way that fits, if both parts have less work than `heavy` has."""
     most = load.of(heavy)
     for samples in islice(divisions(_flat(heavy), _flat(light), load.works), _DIVISIONS):
         if max(sum(load.works[s] for s in part) for part in samples) >= most:

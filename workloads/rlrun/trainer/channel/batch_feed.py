@@ -17,7 +17,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
 TICK_SECONDS = 0.5
-"""How often ranks that wait hear from rank 0, and see that they are asked to stop."""
+"""Interval at which waiting ranks hear from rank 0, and see that they are asked to stop."""
 SILENCE_SECONDS = 1800.0
 """Longest time without any request of the orchestrator; it polls for events all the time, so then it is gone."""
 
@@ -26,7 +26,7 @@ class Feed(Protocol):
     """Rank 0's view of what comes next."""
 
     def ready(self, step: int) -> bool:
-        """Whether the batch of `step` can be had at once.
+        """True if the batch of `step` can be had at once.
 
         Raises:
             RoleError: it will never come.
@@ -38,7 +38,7 @@ class Feed(Protocol):
         ...
 
     def ended(self) -> bool:
-        """Whether no more batches will come."""
+        """True if no more batches will come."""
         ...
 
 
@@ -101,7 +101,7 @@ def cut_metrics(paths: RunPaths, base_step: int) -> None:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line of metrics; of one that cannot be read, none that anybody keeps."""
+    """The step of a line of metrics; infinity for a line that cannot be read, so that it is dropped."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -69,7 +69,7 @@ class Channel:
         self._phase_since = time.time()
         self._part = 0
         self.ranks: Callable[[], list[RankState]] = list
-        """What the other ranks do; called in a thread."""
+        """Source of the other ranks' states; called in a thread."""
         self._ready = False
         self._next_batch = 0
         self._saved: set[int] = set()
@@ -81,11 +81,11 @@ class Channel:
         self.agreed: Callable[[int], None] = lambda step: None
         """Called with the step when the orchestrator's part of a checkpoint is durable."""
         self.trouble: Callable[[], Trouble | None] = lambda: None
-        """What is wrong with the run's volume; asked in the server's thread, so it looks at no file."""
+        """Trouble of the run's volume, if any; called in the server's thread, so it looks at no file."""
         self.shutdown = threading.Event()
         """Set when the orchestrator says that all is done."""
         self.stop: Callable[[], None] = lambda: None
-        """Called when the orchestrator is told to stop. Of a guest, whose end is its host's to arrange, nothing comes of it."""
+        """Called when the orchestrator is asked to stop. Without effect for a tenant, whose end the primary arranges."""
         self.last_contact = time.monotonic()
         """When the orchestrator last asked for something."""
         self._open = 0
@@ -154,7 +154,7 @@ class Channel:
     def emit(
         self, kind: EventKind, step: int, *, path: Path | None = None, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Append an event and wake everybody who waits for one. Metrics that are not finite are left out: JSON has no word for them."""
+        """Append an event and wake all that wait for one. Metrics that are not finite are left out: JSON cannot hold them."""
         finite = {name: value for name, value in (metrics or {}).items() if isfinite(value)}
         with self._lock:
             if kind == "trained":
@@ -166,7 +166,7 @@ class Channel:
         self._server.loop.call_soon_threadsafe(self._wake)
 
     def has_client(self) -> bool:
-        """Whether the orchestrator is there: it polls for events all the time."""
+        """True if the orchestrator is there: it polls for events all the time."""
         return self._open > 0 or time.monotonic() - self.last_contact < _GONE_SECONDS
 
     def close(self) -> None:

@@ -33,9 +33,9 @@ class Written:
     step: int
     path: Path
     seconds: float
-    """From the end of the copy to the last rank's last byte."""
+    """Time from the end of the copy to the last rank's last byte."""
     files: tuple[FileEntry, ...]
-    """Of all ranks, on rank 0."""
+    """Files of all ranks, on rank 0."""
 
 
 class Saver:
@@ -105,7 +105,7 @@ class Saver:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written or reported."""
+        """True if nothing is being written or reported."""
         return all(future is None or future.done() for future in (self._last, self._after))
 
     @property
@@ -120,7 +120,7 @@ class Saver:
         """Save no more. Every rank calls it.
 
         Args:
-            wait: until all is written; otherwise a write that hangs on some rank hangs on, and nobody minds.
+            wait: until all is written; otherwise a write that hangs on some rank is left to hang.
         """
         if wait:
             self.wait()

@@ -26,7 +26,7 @@ class Together:
     def __init__(self, group: Group, folder: Path, doing: str) -> None:
         self._group, self._folder, self._doing = group, folder, doing
         self.refused: Trouble | None = None
-        """Why this rank could not write; it takes part in what the ranks do together all the same."""
+        """Trouble that kept this rank from writing; it takes part in what the ranks do together all the same."""
 
     @contextmanager
     def part(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from rlrun.trainer.checkpoints.unsaved import Refused
 
 _LOOK_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
-"""How long the end of the process waits for a volume that is of no use."""
+"""Longest wait at the end of the process for a volume that is in trouble."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Completer:
         self._saved: dict[int, _Saved] = {}
         self._agreed: set[int] = set()
         self.failure: RoleError | None = None
-        """Why the thread ended; read by the training loop between steps."""
+        """Error that ended the thread; read by the training loop between steps."""
         self.refused: Refused | None = None
         """The newest checkpoint that the volume would not keep; it is removed, and can be saved again."""
         self.completed = 0
@@ -134,7 +134,7 @@ class Completer:
                 check_sizes(message.path, message.files)
                 self._saved[message.step] = message
             except OSError as error:
-                # What a failed flush has not written a later one does not write either: it has to be saved anew.
+                # A later flush does not write what a failed one has not written: it has to be saved again.
                 trouble = trouble_of(error, message.path)
                 if trouble is None:
                     raise

@@ -48,14 +48,14 @@ def seed_step(seed: int, step: int) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """A module that is trained, and the optimizer that remembers how."""
+    """A trained module and its optimizer."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
 
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""What is frozen comes from the model that the run starts from; whether all the rest is there, DCP checks while it loads."""
+"""Options: frozen parameters come from the model that the run starts from; DCP checks while it loads that the rest is there."""
 POLICY = "policy"
 """Name of the part that every run has."""
 
@@ -100,7 +100,7 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
         agree_among(peers, caught(save), path.parent, doing)
     except RefusedError:
         if group.leads:
-            remove_trainer_part(path)  # nobody writes there any more; others need the space
+            remove_trainer_part(path)  # nothing is written there any more; others need the space
         raise
     ranks: list[Any] | None = [None] * dist.get_world_size(peers) if group.leads else None
     dist.gather_object(writer.entries(path), ranks, dst=0, group=peers)
@@ -115,7 +115,7 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
     Args:
         parts: what is trained, by name.
         path: the checkpoint's folder.
-        say: told of a part that stays as it is.
+        say: gets a message about a part that stays as it is.
 
     Raises:
         RoleError: the checkpoint is of another model, and the first parameter that differs; or it holds what is not read.

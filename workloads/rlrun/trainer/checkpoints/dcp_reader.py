@@ -1,4 +1,4 @@
-"""DCP's reader for files that somebody else may have written: nothing in a checkpoint is executed, and nothing outside of it is read.
+"""DCP's reader for files that others may have written: nothing in a checkpoint is executed, and nothing outside of it is read.
 
 DCP keeps its table as a pickle, and values that are no tensors as one each. Here the table is read with an allow-list, the values as
 `torch.load(weights_only=True)` does, and what the table says is held against the files before anything is taken from them.

@@ -38,7 +38,7 @@ class Checkpoints:
         paths: of the run.
         group: the ranks.
         channel: to the run's orchestrator, on rank 0.
-        volume: told of what it refuses.
+        volume: reports what it refuses.
         say: logs on rank 0.
 
     Raises:
@@ -61,7 +61,7 @@ class Checkpoints:
         self.step = attempt.base_step
         """The last one whose checkpoint was begun."""
         self.base = self._load(parts, leads=group.leads)
-        """What was trained before this attempt."""
+        """Progress of the training before this attempt."""
         self._retry = Retry(volume)
         self._saver = Saver(parts, group, background=config.checkpoint.save_async)
         self._completer = self._start_completer(volume, say) if group.leads else None
@@ -112,7 +112,7 @@ class Checkpoints:
         self._saver.then(self._written)
 
     def _written(self, written: Written) -> None:
-        """On rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
+        """Report the save; on rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
         self._retry.written()
         if self._channel is not None:
             self._channel.emit("checkpoint_saved", written.step, path=written.path)
@@ -125,7 +125,7 @@ class Checkpoints:
         return written.seconds if written is not None else None
 
     def settle(self) -> bool:
-        """Wait until nothing is being written; whether the volume has taken the last save.
+        """Wait until nothing is being written; true if the volume has taken the last save.
 
         Raises:
             RoleError: it failed.
@@ -135,7 +135,7 @@ class Checkpoints:
         return self._saver.refused is None
 
     def complete(self, step: int) -> bool:
-        """Wait until the checkpoint of `step` is complete, where that can still be; whether it is, which rank 0 alone knows.
+        """Wait until the checkpoint of `step` is complete, where that can still be; true if it is, which rank 0 alone knows.
 
         Raises:
             RoleError: saving it failed.
@@ -170,7 +170,7 @@ class Checkpoints:
         return self._saver.refused
 
     def again(self, *, blocks: bool) -> bool:
-        """Whether the last checkpoint was refused, and it is time to save one again.
+        """True if the last checkpoint was refused, and it is time to save one again.
 
         Args:
             blocks: whether nothing else is left to do.
@@ -179,13 +179,13 @@ class Checkpoints:
         return refused is not None and self._retry.due(refused, blocks=blocks)
 
     def wanted(self, step: int) -> bool:
-        """Whether `step` is trained and not saved, and its checkpoint can be completed. False on other ranks than rank 0."""
+        """True if `step` is trained and not saved, and its checkpoint can be completed. False on other ranks than rank 0."""
         if self._completer is None or not self._config.checkpoint.enabled or step == self._attempt.base_step:
             return False
         return (step > self.step or self.unsaved() is not None) and self._can_complete()
 
     def pending(self) -> bool:
-        """Whether something is being written, or the manifest of what was saved last may still come."""
+        """True if something is being written, or the manifest of what was saved last may still come."""
         assert self._completer is not None
         if not self._saver.idle:
             return True

@@ -48,7 +48,7 @@ def choose_base(
         paths: of the run.
         resume: the policy.
         with_orchestrator: whether a checkpoint needs the orchestrator's part (in a replay there is none).
-        log: told of every checkpoint that is passed over, and why.
+        log: gets every checkpoint that is passed over, and why.
 
     Raises:
         RoleError: the policy forbids what was found, or asks for a step that is not there.

@@ -10,7 +10,7 @@ from rlrun.protocol.files.volume_faults import Trouble, Volume
 
 SAVING = "save a checkpoint"
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 120.0
-"""Before a refused checkpoint is tried again, doubled each time: on GPUs each try stops the loop for a copy."""
+"""Backoff before a refused checkpoint is tried again, doubled each time: on GPUs each try stops the loop for a copy."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Retry:
     """Time of the next try of a refused checkpoint, and the report meanwhile.
 
     Args:
-        volume: told of the refusals.
+        volume: reports the refusals.
         clock: seconds, monotonic.
     """
 
@@ -43,7 +43,7 @@ class Retry:
         self._at = 0.0
 
     def due(self, refused: Refused, *, blocks: bool) -> bool:
-        """Whether it is to be tried again now.
+        """True if it is to be tried again now.
 
         Args:
             refused: the last try.

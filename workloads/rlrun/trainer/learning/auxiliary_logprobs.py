@@ -15,17 +15,17 @@ from rlrun.trainer.modeling.shard import fsdp_modules
 
 @dataclass(frozen=True)
 class Signals:
-    """Of one row. All `[T]` fp32, 0 outside the loss mask; None where the objective does not read it."""
+    """Auxiliary inputs for one row. All `[T]` fp32, 0 outside the loss mask; None where the objective does not read it."""
 
     proximal_logprobs: Tensor | None = None
-    """Under the policy at the start of the step, or what stands for it."""
+    """Log-probs under the policy at the start of the step, or its stand-in."""
     reference_logprobs: Tensor | None = None
     advantages: Tensor | None = None
-    """Instead of those of the batch: what a critic makes of the rewards."""
+    """Advantages that a critic makes of the rewards, instead of those of the batch."""
     values: Tensor | None = None
-    """Of the critic at the start of the step."""
+    """Values of the critic at the start of the step."""
     returns: Tensor | None = None
-    """What the critic learns."""
+    """Targets that the critic learns."""
 
 
 class ReferenceSource(Protocol):

@@ -51,7 +51,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of all rows of a step, in their order."""
+    """Estimates for all rows of a step, in their order."""
 
     values: list[Tensor]
     advantages: list[Tensor]
@@ -235,7 +235,7 @@ def _normalized(
     """The values of all rows less their mean, divided by their standard deviation, each at its level, over the ranks' masked tokens."""
 
     def sums(terms: Sequence[Tensor]) -> Floats:
-        """Of each group, over all ranks, `[num_groups]`."""
+        """Sums of each group, over all ranks, `[num_groups]`."""
         mine = torch.zeros(num_groups, dtype=torch.float64)
         for term, mask, which in zip(terms, masks, ids, strict=True):
             mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
@@ -301,7 +301,7 @@ def critic_step(
 
 
 def _moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> Moments:
-    """Over the masked tokens of all rows of all ranks, on the CPU."""
+    """Moments over the masked tokens of all rows of all ranks, on the CPU."""
     parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
     names = ("count", "total", "squares")
     mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}

@@ -42,9 +42,9 @@ class TokenStatistics(NamedTuple):
     """Statistics of a row under the model, `[T]` fp32 each; 0 outside the loss mask."""
 
     logprobs: Tensor
-    """Differentiable."""
+    """Log-probability of the token; differentiable."""
     entropy: Tensor
-    """Of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
+    """Entropy of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
 
 
 def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:

@@ -26,7 +26,7 @@ from rlrun.runtime import exit_codes
 
 _ATTRIBUTE = "_rlrun_gradient_accumulation"
 _BYTES = 4
-"""Of a master and of its gradient: float32."""
+"""Bytes of one number of a master or of its gradient: float32."""
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 

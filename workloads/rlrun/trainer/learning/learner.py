@@ -114,7 +114,7 @@ class Learner:
         return [[next(complete) for _ in update.rows] for update in updates], metrics
 
     def _needs_proximal_pass(self, updates: int) -> bool:
-        """With one update per step the policy at its start is the one whose log-probs the update computes anyway."""
+        """True if a pass is needed: a step's only update computes the log-probs of the policy at its start anyway."""
         return self.loss.recomputes and updates > 1
 
     def _needs_passes(self, updates: int) -> bool:

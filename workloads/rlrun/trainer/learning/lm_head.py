@@ -190,7 +190,7 @@ class Head:
     """Without one the cap is the identity; with one the scale is 1."""
 
     def statistics(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Of hidden states `[K, D]`; called where FSDP has gathered the head's parameters."""
+        """Statistics of hidden states `[K, D]`; called where FSDP has gathered the head's parameters."""
         weight = self.linear.weight
         if isinstance(weight, DTensor):  # tensor parallel: only the head's own hooks know how to join the ranks' parts
             logits = self.linear(hidden[None])[0].float()

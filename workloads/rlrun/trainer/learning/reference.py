@@ -78,7 +78,7 @@ class FrozenReference:
         return cls(model.eval())
 
     def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
-        """As `ReferenceSource` has it.
+        """See `ReferenceSource.logprobs`.
 
         Raises:
             RoleError: the model overflows.

@@ -106,7 +106,7 @@ def _backward(
         versions=inputs.versions,
         policy_version=policy_version,
     )
-    # Chosen on the device: nobody waits for it.
+    # Chosen on the device: the host does not wait for it.
     torch.where(finite, output.loss, statistics.logprobs.sum()).backward()
     return output.metrics
 

@@ -16,7 +16,7 @@ from rlrun.trainer.modeling.shard import local_part
 
 
 class Adapters:
-    """Which run's values the model holds. A model that one run alone trains is never copied.
+    """Exchange of the runs' values in the model, which holds one run's at a time. A model that one run alone trains is never copied.
 
     Args:
         model: sharded, with its adapters if there are any.

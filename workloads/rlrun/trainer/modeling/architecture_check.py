@@ -39,7 +39,7 @@ LOGPROB_LIMIT = 1e-3
 GRADIENT_LIMIT = 1e-2
 """Largest difference of a parameter's gradient, as a share of its norm. Architectures that are computed rightly reach 2e-4."""
 SEEDS = (0, 1)
-"""Of weights and tokens. A router may choose another expert where two are equal up to rounding; such a tie does not come twice."""
+"""Seeds of weights and tokens. A router may choose another expert where two are equal up to rounding; such a tie does not come twice."""
 _SPECIAL_TOKENS = 3
 """Token ids below this may be padding, begin or end in a small model."""
 _NO_GRADIENT = 1e-3
@@ -52,7 +52,7 @@ class _Numbers:
     logprobs: Tensor
     """`[T]`; 0 for the first token of a sequence."""
     gradients: dict[str, Tensor]
-    """Of a weighted sum of the log-probabilities, by parameter."""
+    """Gradients of a weighted sum of the log-probabilities, by parameter."""
 
 
 def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -> None:
@@ -162,7 +162,7 @@ def _numbers(model: Any, logprobs: Tensor, weights: Tensor) -> _Numbers:
 
 
 def _difference(found: _Numbers, expected: _Numbers) -> str | None:
-    """What differs more than by rounding."""
+    """First difference beyond rounding, as a message; None: there is none."""
     error = float((found.logprobs - expected.logprobs).abs().max())
     if not error <= LOGPROB_LIMIT:
         return f"log-probabilities differ by {error:.2g} from those of transformers (allowed: {LOGPROB_LIMIT:g})"
@@ -212,7 +212,7 @@ def _undisturbed() -> Iterator[None]:
     """Leave random state, threads and the log as they are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small matrices: to wait for other threads costs more than they save
-    logger.disable("rlrun.trainer.learning.forward")  # it tells of the real model what it tells of the small one
+    logger.disable("rlrun.trainer.learning.forward")  # it logs about the real model what it logs about the small one
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), quiet():
             yield

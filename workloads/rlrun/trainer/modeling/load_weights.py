@@ -167,7 +167,7 @@ def _files(source: str, options: Mapping[str, Any], names: Sequence[str]) -> dic
 
 
 def _plan(model: Any, files: Mapping[str, Path], *, with_weights: bool) -> tuple[dict[str, Read], bool]:
-    """How to read each parameter and buffer, and whether that is all of them.
+    """Reads of each parameter and buffer, and true if that is all of them.
 
     Raises:
         RoleError: a tensor in a file has another shape than the model's.
@@ -236,7 +236,7 @@ def _read(path: Path, name: str, part: tuple[slice, ...]) -> Tensor:
 
 
 def _ties(model: nn.Module) -> list[tuple[str, str]]:
-    """Pairs of names of one parameter, the first of which `named_parameters` tells."""
+    """Pairs of names of one parameter, the first of which `named_parameters` gives."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return [(first[id(parameter)], name) for name, parameter in every if first[id(parameter)] != name]

@@ -127,7 +127,7 @@ def select(names: Iterable[str], patterns: Sequence[str], field: str, kind: str)
 
 
 def matching(name: str, pattern: str) -> bool:
-    """Whether the pattern is the name or the end of it after a dot; `*` stands for anything."""
+    """True if the pattern is the name or the end of it after a dot; `*` stands for anything."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
@@ -185,7 +185,7 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _names_in_files(model: nn.Module) -> dict[str, str]:
-    """What the adapted layers are called in the model's files, which engines go by.
+    """Names of the adapted layers in the model's files, which engines go by.
 
     Raises:
         RoleError: a layer's weight is a part of another tensor there, so that no engine has such a layer; names it.
@@ -242,5 +242,5 @@ def _short_names(model: nn.Module) -> set[str]:
 
 
 def of_adapter(parameter: str) -> bool:
-    """Whether a parameter of this name is an adapter's, and none of the model's own."""
+    """True if a parameter of this name is an adapter's, and none of the model's own."""
     return parameter.rsplit(".", 1)[-1] in PARAMETERS

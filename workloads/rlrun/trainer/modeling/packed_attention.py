@@ -65,7 +65,7 @@ class Layout:
     boundaries: Tensor
     """`[N + 1]` int32, cumulative lengths from 0."""
     context: Context | None = None
-    """With context parallelism: this rank has only a part of the row."""
+    """Set with context parallelism: this rank has only a part of the row."""
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -200,7 +200,7 @@ def _changes_nothing(name: str, value: object) -> bool:
 
 
 def _seen(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which keys each query looks at, `[queries, keys]` bool; the last query stands at the last key. None: causal, and no window acts."""
+    """Mask of keys that each query sees, `[queries, keys]` bool; the last query is at the last key. None: causal, and no window acts."""
     if queries == keys and (window is None or keys <= window):
         return None
     behind = keys - queries
@@ -276,7 +276,7 @@ def _segments(
 
 @cache
 def _names_grouped_heads(function: Callable[..., Any]) -> bool:
-    """Whether torch's function has to be told of fewer key-value heads: up to 2.11 it has no such argument, and takes them as they are."""
+    """True if torch's function needs an argument for fewer key-value heads: up to 2.11 it has none, and takes them as they are."""
     return "enable_gqa" in inspect.signature(function).parameters
 
 

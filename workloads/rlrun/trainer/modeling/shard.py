@@ -114,13 +114,13 @@ class Memory:
     """Choices of memory: what is kept, recomputed, rounded and offloaded. Only `compute_dtype` changes numbers."""
 
     compute_dtype: torch.dtype | None = None
-    """Of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
+    """Number format of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
     activations: ActivationCheckpointing = "none"
     compile: bool = False
     cpu_offload: bool = False
     """Masters, gradients and the optimizer's state stay in the host's memory."""
     accumulation: GradientAccumulation = "reduce"
-    """Where the gradients of micro-batches are summed (`learning.gradient_accumulation`)."""
+    """Place where the gradients of micro-batches are summed (`learning.gradient_accumulation`)."""
 
     @classmethod
     def of(cls, config: TrainerSpec) -> Memory:
@@ -212,7 +212,7 @@ def _check_compiler() -> None:
 
 
 def counts_here(model: nn.Module, parameter: Tensor) -> bool:
-    """Whether this rank's part of a parameter counts in a sum over all ranks: of ranks with the same part, the first."""
+    """True if this rank's part of a parameter counts in a sum over all ranks: of ranks with the same part, the first."""
     if not isinstance(parameter, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     mesh = parameter.device_mesh

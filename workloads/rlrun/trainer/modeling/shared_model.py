@@ -39,7 +39,7 @@ class Policy:
     def reset(self) -> None:
         """Forget a step that an exception cut off, on all ranks at the same place: gathered weights, gradients, modes."""
         units = fsdp_modules(self.module)
-        if units[0]._get_fsdp_state()._is_root:  # told at the first forward pass; before it there is nothing to forget
+        if units[0]._get_fsdp_state()._is_root:  # set at the first forward pass; before it there is nothing to forget
             units[0].reset_iter_state()
         # torch leaves local sums of the micro-batches before.
         for group in (group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups):
@@ -74,7 +74,7 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
 
 
 def load_policy(config: TrainerConfig, source: str, group: Group, *, with_weights: bool) -> Policy:
-    """Load and divide it. What is trained is not set yet. Every rank calls it.
+    """Load the model and divide it. Trained values are not set yet. Every rank calls it.
 
     Args:
         config: of the trainer's own run.

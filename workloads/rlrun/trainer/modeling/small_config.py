@@ -67,7 +67,7 @@ class _Sizes:
     heads: int
     small_heads: int
     factor: int
-    """What every size of a head is divided by."""
+    """Divisor of every size of a head."""
     seq_len: int
 
     def head(self, size: int) -> int:

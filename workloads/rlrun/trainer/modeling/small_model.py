@@ -19,7 +19,7 @@ from rlrun.trainer.modeling.small_config import deterministic, shrunk
 _GAIN = 1.5
 _LEAST_LAYERS = 2
 _NUMBER = ("idx", "index", "layer_id", "layer_number", "num_layers", "num_hidden_layers")
-"""Parts of names of attributes that number a layer or count them, and so tell nothing of its kind."""
+"""Parts of names of attributes that number a layer or count them, and so say nothing of its kind."""
 
 
 def small_model(kind: type[Any], config: PreTrainedConfig, *, attention: str, seq_len: int, seed: int) -> Any:
@@ -72,14 +72,14 @@ def _cut(config: PreTrainedConfig, whole: Any) -> PreTrainedConfig:
 
 
 def _kinds(model: Any) -> list[tuple[Any, ...]]:
-    """What each decoder layer is: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
+    """Kind of each decoder layer: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
     layers = decoder_layers(model)
     lists = [value for value in vars(model.config.get_text_config()).values() if _describes(value, len(layers))]
     return [(_kind(layer), tuple(str(values[i]) for values in lists)) for i, layer in enumerate(layers)]
 
 
 def _describes(value: object, layers: int) -> bool:
-    """Whether it is a list with an entry for each layer, and not one of layers' numbers."""
+    """True if it is a list with an entry for each layer, and not one of layers' numbers."""
     if not isinstance(value, list | tuple) or len(value) != layers:
         return False
     return not all(isinstance(entry, int) for entry in value) or len({*value}) < layers

@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 )
 
 _ATTRIBUTE = "_weight_conversions"
-"""Where transformers looks for a model's conversions when it writes it."""
+"""Attribute where transformers looks for a model's conversions when it writes it."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Part:
     """Tensors in memory that become tensors in files together; mostly one, which stays itself."""
 
     names: tuple[str, ...]
-    """In memory."""
+    """Names in memory."""
     files: Mapping[str, torch.Size]
     """Shapes of the tensors in files, by name."""
     converted: bool = False
-    """Whether more than names changes."""
+    """True if more than names changes."""
     experts: tuple[tuple[str, ...], ...] | None = None
     """Names in files of the matrices of each expert, for one tensor `[E, M R, D]` of E experts with M matrices `[R, D]` each."""
 
@@ -53,7 +53,7 @@ def remember(model: nn.Module, stored: Iterable[str] | None = None) -> None:
     if not isinstance(model, PreTrainedModel) or getattr(model, _ATTRIBUTE, None) is not None:
         return
     conversions = get_model_conversion_mapping(model, add_legacy=stored is not None)
-    if stored is None:  # whether there was a prefix is what only files tell
+    if stored is None:  # only files show whether there was a prefix
         needed = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
     else:
         renamings, converters = _by_kind(conversions)

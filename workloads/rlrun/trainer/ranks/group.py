@@ -31,7 +31,7 @@ class Group:
     world_size: int
     device: torch.device
     mesh: DeviceMesh
-    """What FSDP divides the layers over."""
+    """Mesh that FSDP divides the layers over."""
     meshes: Meshes | None = None
     """The whole layout; None: FSDP over all ranks and nothing else."""
 
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def data_rank(self) -> int:
-        """Which rows this rank trains on, of `data_size`: the ranks of a context and tensor group have the same."""
+        """Number of this rank's share of the rows, of `data_size`: the ranks of a context and tensor group have the same."""
         return self.dims.data_rank(self.rank)
 
     @property
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, the only one that talks to the orchestrator and owns the run's files."""
+        """True if this is rank 0, the only one that talks to the orchestrator and owns the run's files."""
         return self.rank == 0
 
     def barrier(self) -> None:

@@ -15,7 +15,7 @@ class Nodes:
 
     count: int = 1
     rank: int = 0
-    """Of this machine; the one of rank 0 holds the store at which all meet."""
+    """Rank of this machine; the one of rank 0 holds the store at which all meet."""
     master: str = "127.0.0.1"
     """Address of that machine."""
 

@@ -1,6 +1,6 @@
 """Groups on one machine: their store and their connections stay on its loopback interface.
 
-torch's store listens on every address of the machine, whatever address it is given, and knows no key: who reaches it can read and write
+torch's store listens on every address of the machine, whatever address it is given, and knows no key: its clients can read and write
 what the ranks agree on.
 """
 
@@ -17,7 +17,7 @@ ADDRESS, INTERFACE = "127.0.0.1", "lo"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, is reached from this machine alone."""
+    """True if an address, or `localhost`, is reached from this machine alone."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

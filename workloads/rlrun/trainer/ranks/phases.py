@@ -27,7 +27,7 @@ class Phases:
     Args:
         rank: this one.
         world_size: ranks of the group.
-        address: of the store; None: there is none, nothing is told.
+        address: of the store; None: there is none, nothing is reported.
     """
 
     def __init__(self, rank: int, world_size: int, address: tuple[str, int] | None) -> None:
@@ -43,7 +43,7 @@ class Phases:
 
     @classmethod
     def of_group(cls, rank: int, world_size: int) -> Phases:
-        """At the store that torchrun names in the environment."""
+        """Phases at the store that torchrun names in the environment."""
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         return cls(rank, world_size, (host, int(port)) if host and port else None)
 

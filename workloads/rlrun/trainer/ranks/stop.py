@@ -44,7 +44,7 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether this rank, or one of those that it agreed with, was asked to stop."""
+        """True if this rank, or one of those that it agreed with, was asked to stop."""
         return self._asked.is_set()
 
     @property

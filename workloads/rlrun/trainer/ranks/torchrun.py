@@ -1,7 +1,7 @@
 """torchrun, whose exit code is that of the first rank that failed: `python -m rlrun.trainer.ranks.torchrun <torchrun's arguments>`.
 
-torchrun itself ends with 1 whatever happened, and prints a table of failures after the message that a person looks for. Who restarts the
-group needs to know whether that can help (`runtime.exit_codes`). A rank that a signal ended says nothing, while its peers tell that they
+torchrun itself ends with 1 whatever happened, and prints a table of failures after the message that a person looks for. A launcher of the
+group needs to know whether that can help (`runtime.exit_codes`). A rank that a signal ended says nothing, while its peers report that they
 lost a connection: its last word is written here, in place of theirs.
 """
 

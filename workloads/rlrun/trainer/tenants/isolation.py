@@ -36,27 +36,27 @@ class Isolation:
             self._peers = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS))
 
     def contained(self, error: BaseException, place: int) -> bool:
-        """Whether every rank calls this, with the same kind of error from the same line at the same place of the work."""
+        """True if every rank calls this, with the same kind of error from the same line at the same place of the work."""
         if self._peers is None:
             return True
         mine = torch.tensor([mark(error), place])
         found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         try:
             dist.all_gather(found, mine, group=self._peers)
-        except RuntimeError:  # somebody is not there
+        except RuntimeError:  # a rank is not there
             return False
         return all(torch.equal(other, mine) for other in found)
 
 
 def to_blame(error: BaseException) -> bool:
-    """Whether the work itself raised it, not the volume, and not the way to another rank that has ended."""
+    """True if the work itself raised it, not the volume, and not the way to another rank that has ended."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return not isinstance(error, RoleError | OSError) and not between_ranks(error)
 
 
 def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None:
-    """Leave the word that this run's work ends the trainer, for its orchestrator and for the trainer's next attempt. On any rank."""
+    """Report that this run's work ends the trainer, for its orchestrator and for the trainer's next attempt. On any rank."""
     state = SharedState(
         run=run,
         attempt=attempt,

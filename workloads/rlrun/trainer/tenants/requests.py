@@ -24,7 +24,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import resume
 
 LOOK_SECONDS = 0.5
-"""How often the folder of requests is listed."""
+"""Interval at which the folder of requests is listed."""
 _FINAL: tuple[SlotState, ...] = ("Refused", "Left", "Failed")
 
 
@@ -72,7 +72,7 @@ class Guests:
         self._looked = time.monotonic()
         try:
             self._requests = shared.requests(self._paths)
-        except OSError as error:  # a volume that does not answer for a moment makes nobody leave
+        except OSError as error:  # a volume that does not answer for a moment makes no run leave
             logger.warning(f"cannot list {self._paths.shared}: {error}")
 
     def changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
@@ -110,7 +110,7 @@ class Guests:
         return None
 
     def pending(self) -> bool:
-        """Whether another run may still join."""
+        """True if another run may still join."""
         self._looked = 0.0
         self.look()
         return not all(self._is_final(join) for join in self._requests)
@@ -190,7 +190,7 @@ class Guests:
         return Guest(config, attempt, paths.root)
 
     def _check_past(self, join: Join) -> None:
-        """A run that took the trainer of all runs with it does not get to do so again by itself."""
+        """Refuse the attempt after one that ended the trainer of all runs: the run must not do so again by itself."""
         last = shared.last_state(self._paths, join.run)
         if last is not None and last.ended_trainer and last.attempt < join.attempt:
             raise RoleError(

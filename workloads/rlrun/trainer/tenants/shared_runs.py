@@ -65,7 +65,7 @@ class SharedRuns(OneRun):
         return drop(run, "Failed", str(error), error.code)
 
     def requested(self) -> Order | None:
-        """Who leaves, and who joins."""
+        """The order to let a run leave or join; None: there is none."""
         assert self._requests is not None
         self._requests.look()
         tenants = {run.name: run for run in self.runs if run is not self.primary}
@@ -87,7 +87,7 @@ class SharedRuns(OneRun):
         return {"do": "join", "config": config, "attempt": asdict(found.attempt), "folder": str(found.folder)}
 
     def awaited(self) -> bool:
-        """Whether a request is not answered for good."""
+        """True if a request is not answered for good."""
         return self._requests is not None and self._requests.pending()
 
     # ---- all ranks carry it out
@@ -112,7 +112,7 @@ class SharedRuns(OneRun):
         return True
 
     def close(self, run: Run) -> None:
-        """Take a run away that is over; a tenant's orchestrator is told."""
+        """Take a run away that is over; a tenant's orchestrator gets an answer."""
         if run is self.primary:
             super().close(run)
         else:
@@ -126,7 +126,7 @@ class SharedRuns(OneRun):
             self._part(self.named(order["run"]), order["state"], order["reason"], order["code"])
 
     def stopped(self, run: Run, why: str) -> None:
-        """Tell a tenant's orchestrator, which would wait for a trainer that does not come back."""
+        """Report to a tenant's orchestrator, which would wait for a trainer that does not come back."""
         if run is not self.primary:
             code, step = exit_codes.ATTEMPT_TAKEN, run.progress.step
             self._answer(run.name, run.number, "Left", step=step, reason=f"it was {why}", exit_code=code)

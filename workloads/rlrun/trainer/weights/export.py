@@ -55,11 +55,11 @@ class Exported:
     parameters: int
     """Count of numbers."""
     bytes: int
-    """Of the weights' files."""
+    """Size of the weights' files."""
 
 
 def due(config: ExportConfig, step: int, *, last: bool) -> bool:
-    """Whether a run exports the version that `step` made; `last`: no step follows."""
+    """True if a run exports the version that `step` made; `last`: no step follows."""
     at_interval = config.interval is not None and step % config.interval == 0
     return at_interval or (config.at_end and last)
 

@@ -22,7 +22,7 @@ from rlrun.trainer.weights.transfer import Outbox
 
 
 class Publisher:
-    """Of one run.
+    """Publisher of one run's versions.
 
     Args:
         config: the run's.
@@ -30,9 +30,9 @@ class Publisher:
         policy: whose parameters are published as they are at the time.
         paths: of the run.
         channel: to its orchestrator, on rank 0.
-        volume: told of what it refuses.
+        volume: reports what it refuses.
         agree: called by all ranks together while they wait for the volume; raises on all of them when they are to stop.
-        replay: whether there is no orchestrator.
+        replay: true if there is no orchestrator.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Publisher:
         self._config, self._attempt, self._policy, self._group = config, attempt, policy, policy.group
         self._paths, self._channel, self._volume, self._agree = paths, channel, volume, agree
         self._sends = config.task == "RL" and config.weight_sync.transport == "NCCL" and not replay
-        """Whether engines receive versions from this process."""
+        """True if engines receive versions from this process."""
         self._outbox = Outbox(self._group.device, config.host) if self._sends and self._group.leads else None
         if channel is not None and self._outbox is not None:
             channel.offer = self._outbox.offer
 
     def due(self, step: int, *, last: bool, saved: bool) -> bool:
-        """Whether a step's version is published: engines need every one; without engines those of checkpoints, and the last, are for
+        """True if a step's version is published: engines need every one; without engines those of checkpoints, and the last, are for
         people.
 
         Args:

@@ -1,4 +1,4 @@
-"""Which published policy versions stay: decided from the disk alone, without torch."""
+"""Retention of published policy versions: decided from the disk alone, without torch."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def delete_superfluous(paths: RunPaths, *, attempt: Attempt, max_async_level: in
         checkpoints=paths.checkpoints_on_disk(),
         max_async_level=max_async_level,
     ):
-        (version.path / COMPLETE).unlink(missing_ok=True)  # first, so that nobody finds a part of it
+        (version.path / COMPLETE).unlink(missing_ok=True)  # first, so that no reader finds a part of it
         shutil.rmtree(version.path, ignore_errors=True)

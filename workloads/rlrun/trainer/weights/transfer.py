@@ -1,7 +1,7 @@
 """Versions for the engines without the volume: rank 0 keeps the newest ones in host memory and sends them on request.
 
 The ranks gather a version once, when it is published; sending needs rank 0 alone, in a thread for each engine, while the next step is
-trained. So an engine that comes late, or a second time, costs the trainer nothing. What is said, says `rlrun.protocol.messages.transfer`.
+trained. So an engine that comes late, or a second time, costs the trainer nothing. See `rlrun.protocol.messages.transfer` for its messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlrun.protocol.messages.transfer import SECONDS, Joining, NotHeldError, Ten
 from rlrun.trainer.ranks.loopback import is_loopback, loopback_store
 
 KEPT_VERSIONS = 2
-"""The newest, and the one before: an engine may be on its way to it."""
+"""Number of versions in memory: the newest, and the one before, which an engine may be about to ask for."""
 IDLE_VERSIONS = 4
 """A session that has sent nothing for so many versions is closed: its engine is gone, and a group costs memory of the GPU."""
 
@@ -45,7 +45,7 @@ class Link(Protocol):
 
 
 class GlooLink:
-    """Between CPUs."""
+    """Link between CPUs."""
 
     def __init__(self, workers: int, host: str) -> None:
         """Args: workers: of the engine. host: on which the trainer serves; on loopback so does the group's store."""
@@ -70,7 +70,7 @@ class GlooLink:
 
 
 class NcclLink:
-    """Between GPUs, with torch's own NCCL: the trainer's image has no vLLM."""
+    """Link between GPUs, with torch's own NCCL: the trainer's image has no vLLM."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
         """Args: workers: of the engine. device: of rank 0."""
@@ -83,7 +83,7 @@ class NcclLink:
         return Joining(backend="nccl", world_size=self._world, unique_id=base64.b64encode(self._id).decode())
 
     def join(self) -> None:
-        """See `Link`. vLLM's workers sum one element as soon as they are in, and wait for everybody to do so."""
+        """See `Link`. vLLM's workers sum one element as soon as they are in, and wait for all others to do so."""
         torch.cuda.set_device(self._device)
         self._communicator = torch.cuda.nccl.init_rank(self._world, self._id, 0)
         with torch.cuda.stream(self._stream):

@@ -26,7 +26,7 @@ _WITH_MOVES = 2
 
 
 def missing() -> str | None:
-    """Why this kernel cannot enclose a process that gave up privileges; None: it can, or the process did not give them up."""
+    """Reason why this kernel cannot enclose a process that gave up privileges; None: it can, or the process did not give them up."""
     if not _gave_up_privileges():
         return None
     try:

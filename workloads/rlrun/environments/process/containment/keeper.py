@@ -28,7 +28,7 @@ _HEARD = (signal.SIGCHLD, signal.SIGTERM, STACKS)
 def end_with(parent: int, number: signal.Signals) -> None:
     """Get a signal when the parent ends; exit at once if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it died before the line above: nobody would tell
+    if os.getppid() != parent:  # it died before the line above: no signal would come
         os._exit(1)
 
 
@@ -55,7 +55,7 @@ def fork(parent: int) -> None:
 
 
 def _keep(child: int) -> int:
-    """Until the child has ended, or this is to end; returns the wait status to end with."""
+    """Wait until the child has ended, or this is to end; returns the wait status to end with."""
     while True:
         if (status := _reap(child)) is not None:
             break

@@ -65,9 +65,9 @@ class Usage:
     """Present use of resources by an environment."""
 
     members: frozenset[Known]
-    """Its processes, the keeper excepted."""
+    """Processes of the environment, the keeper excepted."""
     memory_bytes: int
-    """Resident memory of all its processes; what they share counts once, where the kernel tells."""
+    """Resident memory of all its processes; what they share counts once, where the kernel reports it."""
 
 
 def usage(leader: int, limit_bytes: int) -> Usage:
@@ -98,7 +98,7 @@ def _proportional(pid: int, otherwise: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal and not continued."""
+    """True if a process was stopped by a signal and not continued."""
     try:
         return Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
@@ -141,7 +141,7 @@ def kill_all(leader: int, mark: str, known: Collection[Known] = ()) -> None:
         known: processes that were seen to descend from it.
     """
     kill_descendants(leader, reap=lambda: None, known=known)
-    # Before the leader is collected neither its pid nor its group's id can belong to somebody else.
+    # Before the leader is collected neither its pid nor its group's id can belong to another process.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     _until_none(lambda: processes_with(MARK_VARIABLE, mark), lambda: None)

@@ -77,7 +77,7 @@ def ancestors(pid: int) -> set[int]:
 
 
 def protect_ancestors(keeper: int) -> bool:
-    """From now on this process and all that it starts cannot signal the keeper and its ancestors; whether the machine can do so.
+    """Keep this process and all that it starts from signalling the keeper and its ancestors; true if the machine can do so.
 
     Args:
         keeper: its pid; the orchestrator is its parent. This process is still of its group, and must leave it.

@@ -52,7 +52,7 @@ class ParallelDims:
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """Which of these groups a rank belongs to."""
+        """Number of the group, of `data_size`, that a rank belongs to."""
         return rank // (self.cp * self.tp)
 
     def __str__(self) -> str:
@@ -75,16 +75,16 @@ class Meshes:
         self._world = init_device_mesh(device_type, (dims.world_size,), mesh_dim_names=("world",))
         layers = self._divided(("fsdp", dims.fsdp), ("tp", dims.tp))
         self.layers = self._data_parallel(layers, "fsdp")
-        """What FSDP divides the layers over: `(fsdp)`, or `(dp_replicate, fsdp)`. Gradients are summed over it."""
+        """Mesh that FSDP divides the layers over: `(fsdp)`, or `(dp_replicate, fsdp)`. Gradients are summed over it."""
         self.tp: DeviceMesh | None = layers["tp"] if dims.tp > 1 else None
         self.outer = self.layers
-        """What FSDP divides embedding, last norm and head over: the tensor ranks too, as each computes a part of the positions."""
+        """Mesh that FSDP divides embedding, last norm and head over: the tensor ranks too, as each computes a part of the positions."""
         if dims.tp > 1:
             self.outer = self._data_parallel(self._divided(("all_shards", dims.fsdp * dims.tp)), "all_shards")
         self.experts = self.tp
-        """Over which experts are dealt out: the expert group with its tensor ranks; None when every rank has all."""
+        """Mesh over which experts are dealt out: the expert group with its tensor ranks; None when every rank has all."""
         self.expert_copies = self.layers
-        """What FSDP divides each of these parts over."""
+        """Mesh that FSDP divides each of these parts over."""
         if dims.ep > 1:
             spread = self._divided(("expert_fsdp", dims.fsdp // dims.ep), ("ep", dims.ep * dims.tp))
             self.experts, self.expert_copies = spread["ep"], self._data_parallel(spread, "expert_fsdp")

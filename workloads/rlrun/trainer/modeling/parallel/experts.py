@@ -61,7 +61,7 @@ def _forward(
     chosen: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """What the layer's experts make of its tokens.
+    """Output of the layer's experts for its tokens.
 
     Args:
         experts: the module with this rank's experts.

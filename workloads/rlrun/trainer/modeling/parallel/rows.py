@@ -1,4 +1,4 @@
-"""Which part of a packed row a rank computes: a context rank its tokens in the layers, a tensor rank its positions in the head."""
+"""Part of a packed row that a rank computes: a context rank its tokens in the layers, a tensor rank its positions in the head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RowPart:
     position_ids: Tensor
     """`[P]` int64."""
     packed: Layout
-    """What the attention needs to know."""
+    """Layout that the attention needs."""
     targets: Tensor
     """`[K]` int64: positions in the whole row of the tokens whose log-probabilities this rank computes; at least one."""
     before: Tensor

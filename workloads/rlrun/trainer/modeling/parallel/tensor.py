@@ -20,7 +20,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, scale_gradient
 
 PARAMETERS = ("lora_A", "lora_B")
-"""Of a linear layer with an adapter (`rlrun.trainer.modeling.lora`)."""
+"""Parameters of a linear layer with an adapter (`rlrun.trainer.modeling.lora`)."""
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 """Model types whose layers are known here."""
 
@@ -84,7 +84,7 @@ def divide_layers(model: Any, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
 
 
 class _Columns(ColwiseParallel):  # type: ignore[misc]  # torch is not type-checked
-    """Also of a layer with an adapter: B is divided by rows as the weight is, A is whole on every rank."""
+    """Division by columns, also of a layer with an adapter: B is divided by rows as the weight is, A is whole on every rank."""
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         adapter = _take_adapter(module)
@@ -93,7 +93,7 @@ class _Columns(ColwiseParallel):  # type: ignore[misc]  # torch is not type-chec
 
 
 class _Rows(RowwiseParallel):  # type: ignore[misc]
-    """Also of a layer with an adapter: A is divided by columns as the weight is, B is whole on every rank."""
+    """Division by rows, also of a layer with an adapter: A is divided by columns as the weight is, B is whole on every rank."""
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         adapter = _take_adapter(module)
