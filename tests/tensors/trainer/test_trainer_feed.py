@@ -92,7 +92,7 @@ def test_a_replay_goes_on_with_metrics_whose_last_line_a_kill_cut_off(tmp_path: 
     cut_metrics(paths, 0)
     assert not paths.metrics.exists()
     paths.metrics.write_text(
-        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n{"step": 4, "lo'
+        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1}\n{"step": Infinity}\n{"step": 4, "lo'
     )
     cut_metrics(paths, 2)
     assert paths.metrics.read_text() == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'

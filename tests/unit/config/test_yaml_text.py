@@ -49,6 +49,8 @@ def test_anchors_and_merge_keys() -> None:
     text = "base: &b {x: 1, y: 2}\none:\n  <<: *b\n  y: 3\ntwo:\n  <<: [{z: 1}, *b]\n"
     assert value(text)["one"] == {"x": 1, "y": 3}
     assert value(text)["two"] == {"x": 1, "y": 2, "z": 1}
+    many = "base: &b {" + ", ".join(f"k{i}: {i}" for i in range(20)) + "}\none:\n  <<: *b\n"
+    assert list(value(many)["one"]) == [f"k{i}" for i in range(20)], "in the order in which they were written"
 
 
 @pytest.mark.parametrize(

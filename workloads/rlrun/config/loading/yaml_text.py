@@ -172,7 +172,7 @@ class _Builder:
             if not isinstance(inherited, dict):
                 self.refuse(source.start_mark.line + 1, "<< needs a mapping")
                 continue
-            for key in inherited.keys() - result.keys():
+            for key in [key for key in inherited if key not in result]:
                 result[key] = inherited[key]
                 here = (*path, key)
                 lines.update({k: v for k, v in inherited_lines.items() if k[: len(here)] == here})

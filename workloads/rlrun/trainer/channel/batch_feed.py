@@ -104,7 +104,7 @@ def _step_of(line: bytes) -> float:
     """The step of a line of metrics; infinity for a line that cannot be read, so that it is dropped."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):  # JSON of Python has Infinity
         return math.inf
 
 
