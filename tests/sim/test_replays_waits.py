@@ -61,7 +61,7 @@ def test_a_taken_name_costs_no_writes_while_it_stays_taken() -> None:
 
 
 def test_a_name_that_is_not_needed_any_more_keeps_nothing_waiting() -> None:
-    """What is believed of a name belongs to one state of the run."""
+    """A belief about a name belongs to one state of the run."""
     world = World(seed=1)
     world.calm(9)
     pod = world.cluster.pod("trainer", 0)

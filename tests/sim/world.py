@@ -62,7 +62,7 @@ class World(Surroundings):
         self.news: list[tuple[str, Json]] = []
         """What the watches have not brought yet."""
         self.misses = False
-        """Whether the operator's picture may lack something until it lists everything."""
+        """True if the operator's picture may lack something until it lists everything."""
         self.lives = 0
         self.rival: Process | None = None
         """Another operator of the same runs, as where two releases of the chart watch one namespace."""

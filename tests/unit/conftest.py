@@ -51,7 +51,7 @@ class Guard:
 
 
 def impure(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """What a unit test may not do, by audit event; None: it may."""
+    """Name of an action that a unit test may not take, by audit event; None: it may."""
     if event in PROCESSES:
         return f"starts a process ({event})"
     if event == "import" and arguments[0] in TENSORS:
@@ -62,7 +62,7 @@ def impure(event: str, arguments: tuple[Any, ...]) -> str | None:
 
 
 def _own(address: object) -> bool:
-    """Whether only this process can listen there: no test starts another. A path is that of a socket in a test's own folder."""
+    """True if only this process can listen there: no test starts another. A path is that of a socket in a test's own folder."""
     return not isinstance(address, tuple) or str(address[0]).startswith(("127.", "::1", "localhost"))
 
 

@@ -176,7 +176,7 @@ class Reconciler:
 
     async def _pass(self, key: Key) -> None:
         memory = self._memories.setdefault(key, _Memory())
-        await self._look_at_taken(memory)
+        await self._look_at_taken(key, memory)
         for _ in range(ROUNDS):
             observed = self._observe(key, memory)
             if observed is None:
@@ -257,10 +257,14 @@ class Reconciler:
             lost = secret if uid == found.run["metadata"]["uid"] else None
         return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost)
 
-    async def _look_at_taken(self, memory: _Memory) -> None:
-        """One read in place of all the writes that come before the child whose name is taken."""
-        taken = memory.taken
-        if taken is not None and self._clock() >= taken.until:
+    async def _look_at_taken(self, key: Key, memory: _Memory) -> None:
+        """Look at a taken name again: one read in place of all the writes that come before that child."""
+        taken, run = memory.taken, self._store.get(RLRUN.kind, *key)
+        if taken is None or run is None:
+            return
+        if taken.wanted != _wanted(run):  # it may need other names now
+            memory.taken = None
+        elif self._clock() >= taken.until:
             still = await self._applier.is_taken(taken.child)
             memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
 

@@ -48,7 +48,7 @@ class Lease:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in order."""
+    """Events, in order."""
     noted: list[str] = []
     monkeypatch.setattr(attempt_module, "lease_from_environment", lambda **_: Lease(noted))
     return noted
