@@ -85,6 +85,11 @@ class Pod:
         """End of the role's own container."""
         return self.main.exit if self.main else None
 
+    @property
+    def exited_cleanly(self) -> bool:
+        """True if the role's own container ended with exit code 0."""
+        return self.exit is not None and self.exit.code == 0
+
     def ended_by_itself(self, end: Exit) -> bool:
         """True if the pod ended before it was asked to. Within one second, Kubernetes' resolution, it was asked."""
         return self.deleted_at is None or (self.deletion_seen and end.at is not None and end.at < self.deleted_at)

@@ -23,7 +23,7 @@ def is_complete(case: Case) -> bool:
     if completing is not None and completing.reason in reasons.ENDING:
         return True
     pod = case.orchestrator(case.attempt)
-    return pod is not None and (pod.phase == "Succeeded" or (pod.exit is not None and pod.exit.code == 0))
+    return pod is not None and (pod.phase == "Succeeded" or pod.exited_cleanly)
 
 
 def complete(case: Case) -> Decision:

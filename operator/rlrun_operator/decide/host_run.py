@@ -126,18 +126,11 @@ def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manife
         return _no(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
     if phase == "Complete" or (phase == "Completing" and (not joined or _frees(host))):
         fix = f"delete this run and name another host, or give {name} more steps: raise its maxSteps"
-        what = (
-            "is Complete, its trainer is gone"
-            if phase == "Complete"
-            else "has trained all its steps and takes no more runs"
-        )
+        left = {"Complete": "is Complete, its trainer is gone"}
+        what = left.get(phase, "has trained all its steps and takes no more runs")
         return _no(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
-    others = sorted(g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _name(guest))
-    slots = known.spec.trainer.lora.slots if known.spec.trainer.lora is not None else 1
-    if not joined and len(others) >= slots - 1:
-        fix = "this run begins when one of them is over"
-        what = f"all slots are taken (trainer.lora.slots: {slots}): by itself and by {', '.join(others)}"
-        return _no(reasons.HOST_SLOTS_TAKEN, f"{field}: {what}; {fix}")
+    if not joined and (full := _slots_taken(guest, known, guests)) is not None:
+        return _no(reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run begins when one of them is over")
     if phase in ("Suspending", "Suspended"):
         return _no(reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed")
     if phase == "Restarting":
@@ -149,6 +142,15 @@ def _state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[Manife
         what = f"{ready} pods of its trainer are ready; that run is {phase or 'Pending'}: {told}"
         return _no(reasons.HOST_NOT_READY, f"{field}: {what}")
     return Say("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
+
+
+def _slots_taken(guest: Manifest, known: Host, guests: Sequence[Manifest]) -> str | None:
+    """Holders of the host's slots if they leave none for this run; None: one is free."""
+    others = sorted(g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _name(guest))
+    slots = known.spec.trainer.lora.slots if known.spec.trainer.lora is not None else 1
+    if len(others) < slots - 1:
+        return None
+    return f"all slots are taken (trainer.lora.slots: {slots}): by itself and by {', '.join(others)}"
 
 
 def _named(patterns: Sequence[str], name: str) -> bool:

@@ -91,13 +91,12 @@ def first_cause(
     lost = {pod.name: _gone_cause(pod) for pod in gone if pod.attempt == attempt and pod.node is not None}
     # What is known of the lost says more than their absence, or their successors' youth.
     causes = list(lost.values())
-    found = (_trainer_cause(pod, None if pod.name in lost else settled_at) for pod in trainer)
-    causes += [cause for cause in found if cause is not None]
+    causes += filter(None, (_trainer_cause(pod, None if pod.name in lost else settled_at) for pod in trainer))
     orchestrator = next((p for p in pods if p.name == names.orchestrator(attempt)), None)
-    if orchestrator is None and names.orchestrator(attempt) not in lost:
+    if orchestrator is not None:
+        causes += filter(None, [_role_cause(orchestrator)])
+    elif names.orchestrator(attempt) not in lost:
         causes.append(_missing("orchestrator", names.orchestrator(attempt)))
-    elif orchestrator is not None and (cause := _role_cause(orchestrator)) is not None:
-        causes.append(cause)
     if not has_statefulset:
         causes.append(_missing("trainer", names.trainer, "the StatefulSet was deleted"))
     if settled_at is not None:
@@ -149,13 +148,8 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
     own = [c for c in containers if c.init or c.name == pod.role]
     ends = [c.exit for c in own if c.exit is not None and c.exit.code != 0]
     end = min(ends, key=lambda e: e.at or 0.0, default=None)
-    if pod.disruption is not None:
-        reason, message = pod.disruption
-        lost = "Taint" in reason or "PodGC" in reason or "Shutdown" in message
-        word = reasons.NODE_LOST if lost else reasons.POD_EVICTED
-        return _cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
-    if pod.phase == "Failed" and pod.reason in _EVICTIONS:
-        return _cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
+    if (disrupted := _disruption(pod, end)) is not None:
+        return disrupted
     if end is not None and pod.ended_by_itself(end):
         return _exit_cause(pod, end)
     if (
@@ -164,6 +158,18 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
         return _cause(pod, "disruption", reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
     if pod.phase == "Failed":
         return _cause(pod, "failure", reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None)
+    return None
+
+
+def _disruption(pod: Pod, end: Exit | None) -> Cause | None:
+    """A loss of the node, or an eviction, that is on the pod itself."""
+    if pod.disruption is not None:
+        reason, message = pod.disruption
+        lost = "Taint" in reason or "PodGC" in reason or "Shutdown" in message
+        word = reasons.NODE_LOST if lost else reasons.POD_EVICTED
+        return _cause(pod, "disruption", word, f"{reason}: {message}" if message else reason, pod.deleted_at, end)
+    if pod.phase == "Failed" and pod.reason in _EVICTIONS:
+        return _cause(pod, "disruption", _EVICTIONS[pod.reason], pod.message or pod.reason, pod.deleted_at, end)
     return None
 
 

@@ -188,52 +188,65 @@ class Reconciler:
                 return  # the garbage collector does the rest
             if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
                 return
-            decision = await self._decided(observed, memory)
-            try:
-                if decision.grow is not None and not await self._grown(key, decision.grow, memory):
-                    continue  # decide once more, to report it to the user
-                mark = self._settings.network.mark
-                memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
-                await self._applier.act(key[0], decision)
-                if any(
-                    apply.manifest["metadata"]["name"] == Names(key[1]).orchestrator_access for apply in decision.apply
-                ):
-                    memory.access = mark
-            except RejectedError as error:
-                metadata = observed.run["metadata"]
-                problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
-                memory.rejection = (metadata["uid"], metadata.get("generation", 0), bounded(problems))
+            decision = await self._acted(key, observed, await self._decided(observed, memory), memory)
+            if decision is None:
                 continue
-            except KeyLostError as error:
-                memory.lost_key = observed.run["metadata"]["uid"], str(error)
-                continue
-            except NameTakenError as error:
-                memory.taken = _Taken(_wanted(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
-                continue
-            except KeptOutError as error:
-                if memory.kept_out != (refused := [_kept_out_event(error)]):
-                    memory.kept_out = refused
-                    continue  # decide once more, to report it to the user
-                decision = _waiting(decision, observed.run, rest_done=error.rest_done)
-                memory.tries = 0 if error.quota else memory.tries + 1
-                wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
-                self._again(key, wait)
-            except StaleViewError as error:
-                log.debug("run %s/%s: %s; deciding again", *key, error)
-                continue
-            else:
-                memory.kept_out, memory.tries = [], 0
             await self._report(key, observed.run, decision, memory)
             if decision.wake_in is not None:
                 self._again(key, decision.wake_in)
             if (waits := memory.ungrown_until - self._clock()) > 0:
                 self._again(key, waits)
             if any((decision.create, decision.apply, decision.scale, decision.delete, decision.repair, decision.grow)):
-                self._again(
-                    key, SETTLE_SECONDS
-                )  # the store knows the answers: no watch event is going to come for them
+                # The store knows the answers: no watch event is going to come for them.
+                self._again(key, SETTLE_SECONDS)
             return
         raise UnavailableError("the cluster changes faster than it can be read")
+
+    async def _acted(self, key: Key, observed: Observed, decision: Decision, memory: _Memory) -> Decision | None:
+        """Carry out a decision.
+
+        Returns:
+            the decision to report; None where something was learnt that has to be decided on first.
+        """
+        try:
+            if decision.grow is not None and not await self._grown(key, decision.grow, memory):
+                return None
+            mark = self._settings.network.mark
+            memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
+            await self._applier.act(key[0], decision)
+            access = Names(key[1]).orchestrator_access
+            if any(apply.manifest["metadata"]["name"] == access for apply in decision.apply):
+                memory.access = mark
+        except RejectedError as error:
+            metadata = observed.run["metadata"]
+            problems = told(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
+            memory.rejection = (metadata["uid"], metadata.get("generation", 0), bounded(problems))
+            return None
+        except KeyLostError as error:
+            memory.lost_key = observed.run["metadata"]["uid"], str(error)
+            return None
+        except NameTakenError as error:
+            memory.taken = _Taken(_wanted(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
+            return None
+        except KeptOutError as error:
+            return self._kept_out(key, observed.run, decision, error, memory)
+        except StaleViewError as error:
+            log.debug("run %s/%s: %s; deciding again", *key, error)
+            return None
+        memory.kept_out, memory.tries = [], 0
+        return decision
+
+    def _kept_out(
+        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: _Memory
+    ) -> Decision | None:
+        """The decision of a run that waits for admission, looked at again after a pause; None where the refusal is new."""
+        if memory.kept_out != (refused := [_kept_out_event(error)]):
+            memory.kept_out = refused
+            return None
+        memory.tries = 0 if error.quota else memory.tries + 1
+        wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
+        self._again(key, wait)
+        return _waiting(decision, run, rest_done=error.rest_done)
 
     def _observe(self, key: Key, memory: _Memory) -> Observed | None:
         rejection = None

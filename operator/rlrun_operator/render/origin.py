@@ -171,17 +171,21 @@ def _of_container(template: Mapping[str, Any], role: str, key: Key, run: Mapping
     if (found := re.fullmatch(r"environment-(\d+)", name)) is not None:
         return f"environments[{found[1]}].image" if part == "image" else f"environments[{found[1]}]"
     if part == "env" and len(rest) > 1:
-        variable = _inside(container.get("env"), rest[1])
-        own = block.get("env") or ()
-        names = [each.get("name") for each in own if isinstance(each, Mapping)]
-        wanted = variable.get("name") if isinstance(variable, Mapping) else None
-        return _path(f"{role}.env", (names.index(wanted), *rest[2:])) if wanted in names else None
+        return _of_variable(container, role, rest, block)
     if part == "volumeMounts":
         return "storage.subPath" if rest[-1] == "subPath" else "storage.mountPath"
     gpu = str((run.get("placement") or {}).get("gpuResource", "nvidia.com/gpu"))
     if part == "resources" and gpu in rest and not _set(block, rest):
         return "placement.gpuResource"
     return _path(role, rest) if part in _OF_CONTAINER and _set(block, rest[:1]) else None
+
+
+def _of_variable(container: Mapping[str, Any], role: str, rest: Key, block: Mapping[str, Any]) -> str | None:
+    """Field of a variable of a container; None: the role's block does not set it."""
+    variable = _inside(container.get("env"), rest[1])
+    names = [each.get("name") for each in block.get("env") or () if isinstance(each, Mapping)]
+    wanted = variable.get("name") if isinstance(variable, Mapping) else None
+    return _path(f"{role}.env", (names.index(wanted), *rest[2:])) if wanted in names else None
 
 
 def _set(block: Mapping[str, Any], key: Key) -> bool:

@@ -61,37 +61,41 @@ class Store:
             if applied and _version(manifest) == _version(known):
                 self._objects[ident] = {**known, "accepted": known.get("held")}
             return set()
-        slim: Manifest = _interned(slimmed(manifest))
-        if ident[0] in PART_KINDS:
-            before = (
-                known.get("accepted") if known is not None and known["metadata"]["uid"] == metadata["uid"] else None
-            )
-            slim = {**slim, "accepted": slim["held"] if applied else before}
-        if ident[0] == POD.kind:
-            slim = remembered(slim, known)
+        slim = self._kept(manifest, known, applied=applied)
+        replaced = known is not None and known["metadata"]["uid"] != metadata["uid"]
         if ident[0] == LEASE.kind:
             self._pulses[ident] = beat(self._pulses.get(ident), known, slim, now)
         self._objects[ident] = slim
-        if ident[0] == RLRUN.kind:
-            self._runs[ident[1], ident[2]] = slim
         shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
-            if known is not None and known["metadata"]["uid"] != metadata["uid"]:
-                self._gone.pop((ident[1], ident[2]), None)
-            self._remember_claim((ident[1], ident[2]), known, slim)
-            shares = self._remember_host((ident[1], ident[2]), known, slim)
+            key = ident[1], ident[2]
+            self._runs[key] = slim
+            if replaced:
+                self._gone.pop(key, None)
+            self._remember_claim(key, known, slim)
+            shares = self._remember_host(key, known, slim)
         keys = self._keys(ident, slim) | shares
         if known is not None:
             if _same(slim, known):
                 return set()
             keys |= self._keys(ident, known)
             self._disown(ident, known)
-            if ident[0] == POD.kind and known["metadata"]["uid"] != metadata["uid"]:
+            if ident[0] == POD.kind and replaced:
                 self._remember_gone(known)  # its deletion may be reported after its successor
         owner = _label(slim)
         if owner is not None:
             self._of_run.setdefault(owner, set()).add(ident)
         return keys
+
+    @staticmethod
+    def _kept(manifest: Mapping[str, Any], known: Manifest | None, *, applied: bool) -> Manifest:
+        """The part of an object that is held, with what only the operator knows of it."""
+        slim: Manifest = _interned(slimmed(manifest))
+        if manifest["kind"] in PART_KINDS:
+            same = known is not None and known["metadata"]["uid"] == manifest["metadata"]["uid"]
+            before = known.get("accepted") if known is not None and same else None
+            slim = {**slim, "accepted": slim["held"] if applied else before}
+        return remembered(slim, known) if manifest["kind"] == POD.kind else slim
 
     def remove(self, kind: str, namespace: str, name: str, uid: str | None = None) -> set[Key]:
         """Forget an object that no longer exists; a successor of the same name stays.

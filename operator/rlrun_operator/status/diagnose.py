@@ -123,24 +123,24 @@ def scheduled(scene: Scene, patient: bool) -> Say:
 def pods_ready(scene: Scene, patient: bool) -> Say:
     """PodsReady: the trainer's pods and the orchestrator."""
     trainers, orchestrators = scene.of("trainer"), scene.of("orchestrator")
-    done = [pod for pod in trainers if pod.ready or (pod.exit is not None and pod.exit.code == 0)]
+    done = [pod for pod in trainers if pod.ready or pod.exited_cleanly]
     up = [pod for pod in orchestrators if pod.ready]
     if len(done) >= scene.wanted.trainers and up:
         who = "the trainer's pods and the orchestrator are" if scene.wanted.trainers else "the orchestrator is"
         return Say("True", reasons.ALL_READY, f"{who} ready")
-    if not patient:
-        for role, pods in (("trainer", trainers), ("orchestrator", orchestrators)):
-            for pod in pods:
-                if (found := _trouble(scene, pod, role)) is not None:
-                    return found
-    for pod in (*trainers, *orchestrators):
-        if any(c.init and c.running and c.name == MODEL_CONTAINER for c in pod.containers):
-            return Say("False", reasons.MODEL_PREPARING, f"{pod.role}: the init container is making the tiny model")
-    missing = [
-        role for role, enough in (("trainer", len(done) >= scene.wanted.trainers), ("orchestrator", up)) if not enough
-    ]
+    troubles = (_trouble(scene, pod, pod.role) for pod in (*trainers, *orchestrators))
+    if not patient and (found := next(filter(None, troubles), None)) is not None:
+        return found
+    if (preparing := next(filter(_prepares_model, (*trainers, *orchestrators)), None)) is not None:
+        return Say("False", reasons.MODEL_PREPARING, f"{preparing.role}: the init container is making the tiny model")
+    enough = {"trainer": len(done) >= scene.wanted.trainers, "orchestrator": bool(up)}
+    missing = [role for role in enough if not enough[role]]
     told = f"; the orchestrator waits for {scene.waiting_on}" if scene.waiting_on and not patient else ""
     return Say("False", reasons.PODS_STARTING, f"{' and '.join(missing)}: not all pods are ready{told}")
+
+
+def _prepares_model(pod: Pod) -> bool:
+    return any(c.init and c.running and c.name == MODEL_CONTAINER for c in pod.containers)
 
 
 def inference(scene: Scene, patient: bool) -> Say:

@@ -83,21 +83,30 @@ def _lacking(
         return _no_label(usable, wanted, role)
     tolerated = [node for node in matching if not _untolerated(node, spec)]
     if not tolerated:
-        taints = sorted({taint for node in matching for taint in _untolerated(node, spec)})
-        own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
-        fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
-        return f"{_nodes(len(matching))}, but for the taint {' and '.join(own or taints)}; {fix}"
+        return _tainted(role, matching, spec)
     for key in _topology_keys(spec, "podAffinity"):
         if not any(_label(node, key) for node in tolerated):
             return (
                 f"no such node has the label {key}; correct placement.topology and {role}.affinity, or label the nodes"
             )
+    return _too_small(role, demands, tolerated)
+
+
+def _tainted(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> str:
+    """Taints for which none of these nodes takes the pod; those of a node's conditions only where there are no others."""
+    taints = sorted({taint for node in nodes for taint in _untolerated(node, spec)})
+    own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
+    fix = f"add a toleration to {role}.tolerations" if own else "see kubectl describe node"
+    return f"{_nodes(len(nodes))}, but for the taint {' and '.join(own or taints)}; {fix}"
+
+
+def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifest]) -> str | None:
+    """First demand that is larger than any of these nodes; None: each is met by one of them."""
     for resource, amount in demands.items():
-        large = [node for node in tolerated if _allocatable(node, resource) >= amount]
-        if not large:
-            most = max(_allocatable(node, resource) for node in tolerated)
+        most = max(_allocatable(node, resource) for node in nodes)
+        if most < amount:
             return (
-                f"{_nodes(len(tolerated))} otherwise, but none has {_show(resource, amount)} {resource} "
+                f"{_nodes(len(nodes))} otherwise, but none has {_show(resource, amount)} {resource} "
                 f"(most: {_show(resource, most)}); lower {_field(role, resource)} or add a larger node"
             )
     return None
