@@ -48,11 +48,20 @@ class ApiServer:
     status: int = 200
     refused: int = 0
     annotations: dict[str, str] = field(default_factory=dict)
+    connections: list[object] = field(default_factory=list)
+    """Connection of each request, which lives as long as this list does."""
+    drops: int = 0
+    """Requests that are answered by the end of their connection."""
 
     async def patch(self, request: web.Request) -> web.Response:
         token = (self.folder / "token").read_text().strip()
         if request.headers.get("Authorization") != f"Bearer {token}":
             return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
+        if self.drops:
+            self.drops -= 1
+            assert request.transport is not None
+            request.transport.close()
+        self.connections.append(request.transport)
         assert request.path == "/apis/coordination.k8s.io/v1/namespaces/team-a/leases/demo-progress"
         assert request.headers["Content-Type"] == "application/merge-patch+json"
         if self.status != 200:
@@ -349,3 +358,32 @@ async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to
         outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
     assert outcome.code == TERMINATED
     assert server.annotations[annotations.CHECKPOINT_STEP] == str(steps[0])
+
+
+async def test_renewals_share_a_connection_until_it_or_the_authority_is_another_one(
+    server: ApiServer, log: list[str]
+) -> None:
+    api = lease_module.ApiServer(f"https://127.0.0.1:{server.port}", "team-a", server.folder)
+    lease = ProgressLease("demo-progress", holder="demo", attempt=3, server=api, look=lambda: PROGRESS)
+    for _ in range(2):  # the second server knows nothing of the connection that the first has closed
+        async with server.serve():
+            for _ in range(3):
+                await lease.renew()
+        assert len(set(server.connections)) == 1
+        server.connections.clear()
+    authority = (server.folder / "ca.crt").read_text()
+    try:
+        async with server.serve():
+            await lease.renew()
+            (server.folder / "ca.crt").write_text(authority + authority)  # one more is trusted now
+            await lease.renew()
+        assert len(set(server.connections)) == 2
+        async with server.serve():
+            await lease.renew()
+            server.drops = 1  # closed at the moment in which the request comes
+            await lease.renew()
+        assert not server.drops
+    finally:
+        (server.folder / "ca.crt").write_text(authority)
+    await api.close()
+    assert not log, "a connection that was closed while it was idle is no outage"

@@ -13,7 +13,6 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,41 +45,67 @@ class LeaseError(Exception):
     """The API server refused or did not answer."""
 
 
-@dataclass(frozen=True)
 class ApiServer:
-    """Address of the API server and credentials for it."""
+    """One connection to the API server, kept from renewal to renewal: a handshake costs both sides more than the request.
 
-    url: str
-    namespace: str
-    credentials: Path = CREDENTIALS
+    Args:
+        url: of the server.
+        namespace: of the Lease.
+        credentials: folder of `token` and `ca.crt`; both rotate while the run goes on.
+    """
+
+    def __init__(self, url: str, namespace: str, credentials: Path = CREDENTIALS) -> None:
+        self._leases = f"{url}/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._url, self._credentials = url, credentials
+        self._session: aiohttp.ClientSession | None = None
+        self._authority = b""
+        """Certificates that the session trusts."""
 
     async def patch_lease(self, name: str, patch: Mapping[str, Any]) -> None:
         """Merge `patch` into the Lease `name`.
 
-        Token and certificate are read again for each request: both rotate while the run goes on.
-
         Raises:
             LeaseError: why it did not work.
         """
-        url = f"{self.url}/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{name}"
         try:
-            token, context = await asyncio.to_thread(self._read)
-            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
-            timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                session.patch(url, json=patch, ssl=context) as response,
-            ):
-                if response.status >= 300:
-                    raise LeaseError(f"the API server answered {response.status}: {_message(await response.text())}")
+            token, authority = await asyncio.to_thread(self._read)
+            kept = self._session is not None and authority == self._authority
+            try:
+                await self._request(name, patch, token, authority)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not kept:
+                    raise
+                await self.close()  # the server has closed it since the last renewal
+                await self._request(name, patch, token, authority)
         except TimeoutError:
-            raise LeaseError(f"{self.url} did not answer within {REQUEST_SECONDS:g} s") from None
+            await self.close()  # nobody may be at its other end
+            raise LeaseError(f"{self._url} did not answer within {REQUEST_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            await self.close()
             raise LeaseError(str(error) or type(error).__name__) from error
 
-    def _read(self) -> tuple[str, ssl.SSLContext]:
-        token = (self.credentials / "token").read_text().strip()
-        return token, ssl.create_default_context(cafile=str(self.credentials / "ca.crt"))
+    async def _request(self, name: str, patch: Mapping[str, Any], token: str, authority: bytes) -> None:
+        if self._session is not None and authority != self._authority:
+            await self.close()
+        if self._session is None:
+            context = ssl.create_default_context(cadata=authority.decode("ascii"))
+            connector = aiohttp.TCPConnector(ssl=context, keepalive_timeout=2 * RENEW_SECONDS)
+            timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+            self._session, self._authority = aiohttp.ClientSession(connector=connector, timeout=timeout), authority
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
+        async with self._session.patch(f"{self._leases}/{name}", json=patch, headers=headers) as response:
+            text = await response.text()
+            if response.status >= 300:
+                raise LeaseError(f"the API server answered {response.status}: {_message(text)}")
+
+    async def close(self) -> None:
+        """Close the connection; the next renewal opens another one."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _read(self) -> tuple[str, bytes]:
+        return (self._credentials / "token").read_text().strip(), (self._credentials / "ca.crt").read_bytes()
 
 
 def _message(text: str) -> str:
@@ -153,11 +178,14 @@ class ProgressLease:
 
     async def run(self) -> None:
         """Renew until cancelled: soon after a change, and often enough without one."""
-        while True:
-            idle = self._clock() - self._renewed
-            if idle >= RENEW_SECONDS or (idle >= CHANGE_SECONDS and self._key(self._look()) != self._told):
-                await self.renew()
-            await asyncio.sleep(LOOK_SECONDS)
+        try:
+            while True:
+                idle = self._clock() - self._renewed
+                if idle >= RENEW_SECONDS or (idle >= CHANGE_SECONDS and self._key(self._look()) != self._told):
+                    await self.renew()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            await self._server.close()
 
     async def renew(self) -> None:
         """Renew once. A failure is logged once per outage, and tried again with the pace of renewals on a change."""
