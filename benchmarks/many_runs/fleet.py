@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from rlrun.protocol.messages.annotations import RENEW_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json
 from tests.controlplane.world import CORE, RUNS, World
@@ -21,8 +22,6 @@ PODS = ENGINES + 2
 SPEC: Json = {"inference": {"replicas": ENGINES}, "maxSteps": 100_000}
 CREATORS = 4
 """Requests under way at a time while runs, or objects by hand, are created."""
-RENEW_SECONDS = 10.0
-"""As orchestrators do."""
 FIRST_STEP_SECONDS = 3.0
 """From a run's pods being ready to its first trained step."""
 _TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1"

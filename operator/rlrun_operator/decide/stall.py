@@ -34,7 +34,9 @@ from rlrun_operator.validate_spec import shorten
 GUEST_MARGIN_SECONDS = 120.0
 """A guest waits longer than its host does: when their trainer hangs, the host restarts it, and the guest's restart does not count."""
 HANGS_SECONDS = 30.0
-"""Three renewals that have not come."""
+"""A renewal that has not come; the kubelet's probe, which fails too, is the second witness."""
+DOUBT_SECONDS = 15.0
+"""Silence after which an orchestrator that does not answer its kubelet is not believed any more, though its renewal is not yet late."""
 _MESSAGE_MAX = 1000
 
 
@@ -168,7 +170,7 @@ def _next_step_clock(case: Case, heard: progress.Report | None, least: float, li
     silent, hangs = progress.silent_for(renewed, case.now), orchestrator_hangs(case, heard)
     if moved is None or (silent >= progress.HEARTBEAT_SECONDS and not hangs):
         return None
-    judged = case.now if renewed is None or hangs or silent < progress.LATE_SECONDS else renewed
+    judged = case.now if renewed is None or hangs or silent < _late(case) else renewed
     what = f"no {case.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
     began = max(moved, least, _unready_since(case, heard) if hangs else 0.0)
     return _Clock(began, limit, "progress.deadlineSeconds", what, judged)
@@ -194,7 +196,7 @@ def _seen_until(case: Case, heard: progress.Report | None) -> float:
     quiet = silent_since(case, heard)
     if quiet is None or not is_true(case.past.conditions, reasons.PODS_READY):
         return case.now
-    return case.now if heard is not None and case.now - quiet < progress.LATE_SECONDS else quiet
+    return case.now if heard is not None and case.now - quiet < _late(case) else quiet
 
 
 def _unready_since(case: Case, heard: progress.Report | None) -> float:
@@ -212,6 +214,11 @@ def orchestrator_hangs(case: Case, heard: progress.Report | None) -> bool:
     """True if the orchestrator, which has spoken in this attempt, neither renews its Lease nor answers its kubelet."""
     silent = progress.silent_for(case.observed.lease_changed_at, case.now)
     return heard is not None and silent >= HANGS_SECONDS and _is_deaf(case)
+
+
+def _late(case: Case) -> float:
+    """Silence in seconds after which what the Lease says may not be so any more."""
+    return DOUBT_SECONDS if _is_deaf(case) else progress.LATE_SECONDS
 
 
 def _is_deaf(case: Case) -> bool:

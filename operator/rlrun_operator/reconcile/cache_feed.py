@@ -22,8 +22,6 @@ from rlrun_operator.times import seconds_of
 
 PROGRESS_SETTLE_SECONDS = 5.0
 """Delay until the Lease of a run that is Running is looked at."""
-RENEW_SECONDS = 10.0
-"""Time between two renewals of a Lease."""
 SELECTOR = RUN_LABEL
 """Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
 log = logging.getLogger(__name__)
@@ -70,7 +68,7 @@ class Feed:
             if run is None or (run.get("status") or {}).get("phase") != "Running":
                 self._add(key, SETTLE_SECONDS)
             elif before is not None and _is_mere_renewal(before, found) and _goes_on(run):
-                self._add(key, max(PROGRESS_SETTLE_SECONDS, self._pace(run) - RENEW_SECONDS))
+                self._add(key, max(PROGRESS_SETTLE_SECONDS, self._pace(run) - lease_keys.RENEW_SECONDS))
             else:
                 self._add(key, PROGRESS_SETTLE_SECONDS)
 

@@ -14,9 +14,9 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange
 from rlrun_operator.times import rfc3339
 
-HEARTBEAT_SECONDS = 60.0
-"""A Lease that has not changed for this long is stale; the orchestrator renews it at least every 15 s."""
-LATE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 3 * keys.RENEW_SECONDS
+"""A Lease that has not changed for this long is stale: two renewals in a row are missing."""
+LATE_SECONDS = 1.5 * keys.RENEW_SECONDS
 """A renewal that has not come for this long is missing: what the Lease says may not be so any more."""
 WAITING_ON_MAX = 1000
 """Characters."""

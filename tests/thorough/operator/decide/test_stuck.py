@@ -219,7 +219,7 @@ def test_a_start_in_which_the_orchestrator_hangs_is_blamed_on_it() -> None:
     assert (last_failure(kube)["role"], last_failure(kube)["reason"]) == ("orchestrator", "NoProgress")
 
 
-@pytest.mark.parametrize("seconds", [20, 300])
+@pytest.mark.parametrize("seconds", [40, 300])
 @pytest.mark.parametrize("spoke", [False, True])
 def test_a_start_that_nobody_hears_of_while_all_pods_are_ready_is_no_hang(spoke: bool, seconds: int) -> None:
     """The API server is where the policy does not let the orchestrator: it trains, and cannot say so."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.protocol.messages import annotations as keys
-from rlrun_operator.reconcile.cache_feed import PROGRESS_SETTLE_SECONDS, RENEW_SECONDS, Feed
+from rlrun_operator.reconcile.cache_feed import PROGRESS_SETTLE_SECONDS, Feed
 from rlrun_operator.reconcile.reconciler import SETTLE_SECONDS
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.state import LONGEST_PROGRESS_SECONDS
@@ -49,7 +49,7 @@ class Fed:
 
 def test_progress_alone_is_looked_at_when_a_status_could_tell_of_it() -> None:
     old, young = Fed(OLD), Fed(10.0)
-    assert old.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == LONGEST_PROGRESS_SECONDS - RENEW_SECONDS
+    assert old.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == LONGEST_PROGRESS_SECONDS - keys.RENEW_SECONDS
     assert young.renew(**{keys.ATTEMPT: "1", keys.STEP: "2"}) == PROGRESS_SETTLE_SECONDS
 
 

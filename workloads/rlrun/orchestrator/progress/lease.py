@@ -23,12 +23,10 @@ from loguru import logger
 from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.protocol.messages import annotations as names
-from rlrun.protocol.messages.annotations import RESULT_MAX, RESULTS_MAX
+from rlrun.protocol.messages.annotations import RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
 
-RENEW_SECONDS = 10.0
-"""Longest time between two renewals; a watcher of the Lease expects one every 15 s."""
-CHANGE_SECONDS = 2.0
-"""Shortest time between two renewals."""
+CHANGE_SECONDS = 5.0
+"""Shortest time between two renewals: all runs together renew within what one API server bears."""
 LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 FAREWELL_SECONDS = 5.0

@@ -5,6 +5,9 @@ All values are strings. What is not known (yet) is absent.
 
 from __future__ import annotations
 
+RENEW_SECONDS = 20.0
+"""Longest time between two renewals of the Lease. Its readers allow for one that is lost."""
+
 STEP = "rlrun.io/step"
 """The last trained step."""
 TOTAL_STEPS = "rlrun.io/total-steps"
