@@ -20,7 +20,7 @@ from rlrun_operator.render import placement
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Decision
 from rlrun_operator.status import progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
-from rlrun_operator.status.conditions import Say
+from rlrun_operator.status.conditions import Say, find
 from rlrun_operator.times import rfc3339
 
 FAILURES_KEPT = 5
@@ -109,7 +109,9 @@ def run_over(case: Case, message: str) -> dict[str, Say]:
     """Conditions of a run that has ended."""
     engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
     host = (reasons.HOST_AVAILABLE,) if case.host_name is not None else ()
-    kinds = (reasons.PODS_READY, *engines, *host, reasons.PROGRESSING)
+    scheduled = find(case.past.conditions, reasons.SCHEDULED)
+    waited = (reasons.SCHEDULED,) if scheduled is not None and scheduled.status != "True" else ()  # it waits no more
+    kinds = (reasons.PODS_READY, *engines, *host, *waited, reasons.PROGRESSING)
     return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
 
 

@@ -11,7 +11,7 @@ from rlrun_operator.decide.objects import parts, volumes
 from rlrun_operator.decide.snapshot import Case, is_ending, replicas, uid_of
 from rlrun_operator.decide.status_builder import finish
 from rlrun_operator.failures import node_exclusion, policy
-from rlrun_operator.names import ACCESS_ANNOTATION
+from rlrun_operator.names import ACCESS_ANNOTATION, REPLICA_FAILURE
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Delete, Manifest, Scale
 from rlrun_operator.status import diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combined
@@ -203,7 +203,14 @@ def _scene(case: Case, attempt: int, heard: progress.Report | None) -> Scene:
         nodes=case.observed.nodes,
         waiting_on=heard.waiting_on if heard is not None else None,
         trouble=volumes.ready(heard, case.wanted.claim),
+        engines_refused=_is_refused(case.deployment),
     )
+
+
+def _is_refused(deployment: Manifest | None) -> bool:
+    """True if a Deployment's controller may not make a pod now."""
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or ()
+    return any(c["type"] == REPLICA_FAILURE and c["status"] == "True" for c in conditions)
 
 
 def _of_pods(scene: Scene, waits: _Waits) -> dict[str, Say]:

@@ -9,10 +9,10 @@ from typing import Any
 from rlrun.api.status import UNSERVED
 from rlrun_operator.kube.resources import PART_KINDS
 from rlrun_operator.managed_fields import held
-from rlrun_operator.names import GROUP, KIND
+from rlrun_operator.names import GROUP, KIND, REPLICA_FAILURE
 from rlrun_operator.state import Manifest
 
-Select = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Select = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 _METADATA = (
     "name",
@@ -75,15 +75,15 @@ def identified(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _all(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    return part
+def _all(part: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(part)
 
 
 def _only(*names: str) -> Select:
     return lambda part: {name: part[name] for name in names if name in part}
 
 
-def _pod_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
     if "nodeName" not in spec:  # why a pod has no node is asked only while it has none
         kept |= {name: spec[name] for name in ("tolerations", "affinity") if name in spec}
@@ -93,7 +93,7 @@ def _pod_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return kept
 
 
-def _pod_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: status[name] for name in _POD_STATUS if name in status}
     for group in ("containerStatuses", "initContainerStatuses"):
         if status.get(group):
@@ -101,12 +101,19 @@ def _pod_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return kept
 
 
-_WORKLOAD = (_only("replicas"), _only("observedGeneration", "replicas"))
+def _deployment_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    failing = [c for c in status.get("conditions") or () if c.get("type") == REPLICA_FAILURE]
+    conditions = [{name: c[name] for name in ("type", "status") if name in c} for c in failing]
+    return _counts(status) | ({"conditions": conditions} if conditions else {})
+
+
+_counts = _only("observedGeneration", "replicas")
+_WORKLOAD = (_only("replicas"), _counts)
 """Kept fields of workloads. Their ready pods are counted over the pods; a workload's own count would only bring more events."""
 _SELECT: dict[str, tuple[Select, Select]] = {
     "Pod": (_pod_spec, _pod_status),
     "StatefulSet": _WORKLOAD,
-    "Deployment": _WORKLOAD,
+    "Deployment": (_only("replicas"), _deployment_status),
     "PersistentVolumeClaim": (
         _only("storageClassName", "volumeName", "accessModes", "resources", "volumeMode"),
         _only("phase", "conditions", "capacity"),

@@ -66,6 +66,8 @@ class Scene:
     """The orchestrator's own word."""
     trouble: Say | None = None
     """Report of the roles on a bound volume."""
+    engines_refused: bool = False
+    """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""
 
     def of(self, role: Role) -> list[Pod]:
         return [pod for pod in self.pods if pod.role == role]
@@ -212,6 +214,8 @@ def _unbound(scene: Scene, of_class: object, told: str) -> str:
 
 def _refused(scene: Scene, role: Role) -> Say | None:
     """Reason why the role's pods cannot be created: quota, Pod Security, another admission."""
+    if role == "inference" and not scene.engines_refused:
+        return None
     names = scene.names
     makers = {
         "trainer": (("StatefulSet", names.trainer),),

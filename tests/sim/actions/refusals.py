@@ -66,6 +66,7 @@ def _late_warning(world: World, a: int, b: int) -> None:
         uid="earlier" if a % 3 == 2 else None,
     )
     if b % 3 == 0:  # and its object lacks pods for another reason
+        world.cluster.round()  # its controller has heard of what was allowed
         world.cluster.idle.add("Deployment")
         for pod in world.cluster.pods("inference"):
             world.api.drop("Pod", pod["metadata"]["name"])

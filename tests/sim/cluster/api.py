@@ -193,11 +193,14 @@ class Api:
             return self._apply(kind, str(name), body, force=query.get("force") == "true")
         return self._merge(kind, str(name), subresource, body)
 
-    def has_changed_since(self, body: Any) -> bool:
-        """Whether the object is another one than the resourceVersion of a request about it says: then it changes nothing."""
-        metadata = body.get("metadata", {}) if isinstance(body, Mapping) else {}
-        found = self.get(body["kind"], metadata["name"]) if "kind" in body and "name" in metadata else None
-        return found is not None and metadata.get("resourceVersion") not in (None, found["metadata"]["resourceVersion"])
+    def refuses(self, path: str, body: Any) -> bool:
+        """Whether the object is another one, or in another state, than a request about it says: then it changes nothing."""
+        kind, name, _ = _target(path)
+        found = self.get(kind, name) if name is not None else None
+        if found is None or not isinstance(body, Mapping):
+            return False
+        meant = body.get("preconditions") or body.get("metadata") or {}
+        return any(meant.get(key) not in (None, found["metadata"][key]) for key in ("uid", "resourceVersion"))
 
     def _selected(self, kind: str, query: Mapping[str, str]) -> list[Json]:
         selector = query.get("labelSelector")

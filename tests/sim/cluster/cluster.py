@@ -75,6 +75,7 @@ class Cluster(Nodes):
         self._views[ident] = view
         uid = owner["metadata"]["uid"]
         names = [f"{ident[1]}-{i}" for i in range(view["spec"].get("replicas", 1))]
+        refused = False
         mine = [pod for pod in self.api.all("Pod") if uid in owners(pod)]
         revision = _revision(view)
         for pod in mine:
@@ -84,20 +85,24 @@ class Cluster(Nodes):
         for name in names:
             there = self.api.get("Pod", name)
             if there is None:
-                self._make(owner, view, name, revision)
+                refused |= not self._make(owner, view, name, revision)
             elif RUN_LABEL not in there["metadata"]["labels"]:
                 self._refused(owner, name, f'pods "{name}" already exists')
-        seen = {"observedGeneration": view["metadata"]["generation"], "replicas": len(mine)}
+                refused = True
+        seen: Json = {"observedGeneration": view["metadata"]["generation"], "replicas": len(mine)}
+        if refused and owner["kind"] == "Deployment":
+            seen["conditions"] = [{"type": "ReplicaFailure", "status": "True"}]
         current = self.api.get(*ident)
         if current is not None:
             self.api.put(current, status=seen)
 
-    def _make(self, owner: Json, view: Json, name: str, revision: str) -> None:
+    def _make(self, owner: Json, view: Json, name: str, revision: str) -> bool:
+        """Make a pod; False: it is refused."""
         try:
             self.api.admit("Pod", name)
         except RefusedError as error:
             self._refused(owner, name, error.message)
-            return
+            return False
         template = view["spec"]["template"]
         metadata = template["metadata"] | {
             "name": name,
@@ -105,6 +110,7 @@ class Cluster(Nodes):
             "ownerReferences": [{"kind": owner["kind"], "uid": owner["metadata"]["uid"]}],
         }
         self.api.add({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+        return True
 
     def _refused(self, owner: Json, name: str, message: str) -> None:
         """Tell that the controller may not make a pod."""

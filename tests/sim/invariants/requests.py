@@ -15,15 +15,22 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
-NOTHING_FAILED = ("made again", "asks (", "maxSteps has grown", "is not of this run", "is being deleted")
+NOTHING_FAILED = (
+    "made again",
+    "asks (",
+    "maxSteps has grown",
+    "is not of this run",
+    "is being deleted",
+    "begins with another API key",
+)
 """Words of a restart that no failure is the cause of."""
 
 
 def of_request(world: World, asked: Request, sender: Process) -> str | None:
     """The first rule that a request of an operator would break."""
     world.memory.decided_on = sender.decided_on
-    if world.api.has_changed_since(asked.body):
-        return None  # the API server refuses it
+    if world.api.refuses(asked.path, asked.body):
+        return None
     for rule in REQUESTS if sender is world.operator else REQUESTS_OF_ANY:
         if (problem := rule(world, asked)) is not None:
             return f"{rule.__name__}: {problem} ({asked.what})"
@@ -83,6 +90,8 @@ def what_runs_is_not_applied_again(world: World, asked: Request) -> str | None:
         return None
     if derived(status) != "Running" or run["metadata"]["generation"] != status.get("observedGeneration"):
         return None
+    if world.rival is not None:
+        return None  # each repairs what the other one may have repaired
     found = world.api.get(asked.body["kind"], asked.body["metadata"]["name"])
     if found is None or not is_of_the_run(world, found) or found["kind"] == "PodDisruptionBudget":
         return None  # the budget follows an edit

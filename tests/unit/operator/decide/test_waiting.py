@@ -343,6 +343,28 @@ def test_the_kubelet_alternates_between_two_words_for_one_trouble_and_the_status
     assert kube.status["message"] == before
 
 
+def fails(kube: Kube, *, now: bool = True) -> None:
+    """The Deployment's controller says whether it is refused a pod."""
+    deployment = kube.objects[Ref("Deployment", "run-inference")]
+    deployment["status"]["conditions"] = [{"type": "ReplicaFailure", "status": str(now)}]
+
+
+def test_a_refusal_of_engines_that_is_over_is_not_told() -> None:
+    """Its event outlives it, and the engine that was made since may be gone again."""
+    kube = Kube()
+    kube.settle()
+    for pod in kube.pods("inference"):
+        del kube.objects[Ref("Pod", pod["metadata"]["name"])]
+    kube.controllers = lambda: False  # type: ignore[method-assign]
+    kube.events = [event("ReplicaSet", "run-inference-5d8f", "FailedCreate", "exceeded quota: gpus")]
+    fails(kube, now=False)
+    kube.tick(60)
+    assert "gpus" not in kube.condition("Scheduled")["message"]
+    fails(kube)
+    kube.tick(60)
+    assert "gpus" in kube.condition("Scheduled")["message"]
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "role", "text", "reason", "words"),
     [
@@ -374,9 +396,26 @@ def test_pods_that_nobody_may_create(kind: str, name: str, role: str, text: str,
         del kube.objects[ref]
     kube.controllers = lambda: False  # type: ignore[method-assign]
     kube.events = [event(kind, name, "FailedCreate", text)]
+    fails(kube)
     for pod in (pod for role in ROLES for pod in kube.pods(role)):
         pod["spec"]["nodeName"] = "node-1"
     check(kube, "Scheduled", reason, *words)
+
+
+def test_what_a_run_that_has_ended_waited_for_is_told_no_more() -> None:
+    kube = Kube()
+    kube.schedule = False
+    kube.settle()
+    del kube.objects[Ref("Pod", "run-trainer-0")]
+    kube.controllers = lambda: False  # type: ignore[method-assign]
+    kube.events = [event("StatefulSet", "run-trainer", "FailedCreate", "exceeded quota: gpus", at=rfc3339(kube.now))]
+    kube.tick(60)
+    assert "gpus" in kube.condition("Scheduled")["message"]
+    kube.exit("orchestrator", 65)
+    kube.tick(1)
+    assert kube.status["phase"] == "Failed"
+    assert (kube.condition("Scheduled")["status"], kube.condition("Scheduled")["reason"]) == ("False", "RunOver")
+    assert "gpus" not in str(kube.status["conditions"])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "run-trainer"), ("ReplicaSet", "run-inference-5d8f")])
@@ -389,6 +428,7 @@ def test_a_refusal_of_before_the_attempt_is_not_told(kind: str, name: str, text:
         del kube.objects[Ref("Pod", pod["metadata"]["name"])]
     kube.controllers = lambda: False  # type: ignore[method-assign]
     kube.events = [event(kind, name, "FailedCreate", text, at=rfc3339(kube.now - 600))]
+    fails(kube)
     kube.tick(10)
     assert "of-before" not in kube.condition("Scheduled")["message"]
     kube.events = [event(kind, name, "FailedCreate", text, at=rfc3339(kube.now))]
