@@ -73,3 +73,25 @@ def test_a_name_that_is_not_needed_any_more_keeps_nothing_waiting() -> None:
     world.edit(seed=5)
     world.calm(2)
     assert world.reason("Restarting") != "NameTaken", "an edit is looked at at once"
+
+
+def test_a_refusal_of_engines_that_was_lifted_is_not_told_when_one_is_lost_later() -> None:
+    """Its event outlives it, and the engine that was made since is gone with its time of creation."""
+    replay([("refused", 2, 6), ("calm", 9, 11), ("allowed", 4, 4), ("late warning", 3, 6)], seed=10432)
+
+
+def test_what_a_run_that_has_ended_waited_for_is_not_told_any_more() -> None:
+    steps = [
+        ("calm", 5, 9),
+        ("calm", 7, 10),
+        ("refused", 6, 0),
+        ("calm", 9, 1),
+        ("calm", 11, 5),
+        ("child deleted", 9, 0),
+        ("calm", 3, 8),
+        ("long wait", 6, 8),
+        ("calm", 7, 7),
+    ]
+    world = replay(steps, seed=21382)
+    assert world.status["phase"] == "Complete"
+    assert _said(world, "ChildrenIntact")[0] == "RunOver", "nobody puts the Service right any more"

@@ -109,8 +109,8 @@ def run_over(case: Case, message: str) -> dict[str, Say]:
     """Conditions of a run that has ended."""
     engines = (reasons.INFERENCE_AVAILABLE,) if case.serves else ()
     host = (reasons.HOST_AVAILABLE,) if case.host_name is not None else ()
-    scheduled = find(case.past.conditions, reasons.SCHEDULED)
-    waited = (reasons.SCHEDULED,) if scheduled is not None and scheduled.status != "True" else ()  # it waits no more
+    past = {kind: find(case.past.conditions, kind) for kind in (reasons.SCHEDULED, reasons.CHILDREN_INTACT)}
+    waited = [kind for kind, known in past.items() if known is not None and known.status != "True"]  # they wait no more
     kinds = (reasons.PODS_READY, *engines, *host, *waited, reasons.PROGRESSING)
     return {kind: Say("False", reasons.RUN_OVER, message) for kind in kinds}
 
