@@ -37,7 +37,7 @@ class Asking:
             stop_token_ids=[],
             cache_salt=str(self.version),
             ignore_eos=True,
-            parameters=chosen.engine_parameters(sample),
+            parameters=chosen.engine_parameters(chosen.seed_of(sample)),
         )
         assert set(answer.versions) == {self.version}
         return answer

@@ -95,7 +95,7 @@ async def test_the_engine_gets_them_by_its_own_names(monkeypatch: pytest.MonkeyP
     complete = EvaluationSamplingConfig(**ALL_OF_THEM | {"min_tokens": 9}).over(SamplingConfig())
     common: dict[str, Any] = {"n": 1, "temperature": 0.0, "top_p": 1.0, "stop_token_ids": [2], "cache_salt": "3"}
     async with EngineClient("http://engine", "key") as client:
-        for parameters in (complete.engine_parameters(0), {"top_k": 3}):
+        for parameters in (complete.engine_parameters(5), {"top_k": 3}):
             with pytest.raises(EngineError):
                 await client.generate([1], max_tokens=4, parameters=parameters, **common)
     expected = {k: v for k, v in ALL_OF_THEM.items() if k != "min_tokens"}
@@ -108,7 +108,7 @@ async def test_the_engine_gets_them_by_its_own_names(monkeypatch: pytest.MonkeyP
 def test_what_is_left_out_is_as_in_training() -> None:
     complete = EvaluationSamplingConfig(temperature=0.0).over(SamplingConfig(temperature=0.7, max_tokens=99))
     assert (complete.temperature, complete.max_tokens) == (0.0, 99)
-    assert complete.engine_parameters(3) == {}
+    assert complete.engine_parameters(complete.seed_of(3)) == {}
     assert complete.identity() == {"temperature": 0.0, "max_tokens": 99}, "answers of before are not asked again"
 
 
@@ -131,15 +131,21 @@ def test_what_cannot_be_is_refused(blocks: dict[str, Any], problem: str) -> None
         RLRunSpec.model_validate(SPEC | {"evaluation": {"sampling": blocks}})
 
 
-@pytest.mark.parametrize("name", ["topP", "topK", "minP", "repetitionPenalty", "seed", "stop", "minTokens"])
+RESHAPING = {"topP": 0.9, "topK": 20, "minP": 0.1, "minTokens": 4} | {
+    f"{kind}Penalty": 1.1 for kind in ("repetition", "presence", "frequency")
+}
+
+
+@pytest.mark.parametrize("name", RESHAPING)
 @pytest.mark.parametrize("place", ["sampling", "environments[0].sampling"])
 def test_training_refuses_what_its_log_probs_would_not_be_of(tmp_path: Path, name: str, place: str) -> None:
     spec = json.loads(json.dumps(SPEC))
-    (spec if place == "sampling" else spec["environments"][0])["sampling"] = {name: 1}
+    (spec if place == "sampling" else spec["environments"][0])["sampling"] = {name: RESHAPING[name]}
     file = tmp_path / "run.yaml"
     document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "a"}, "spec": spec}
     file.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match=rf"{name}: unknown field: .*; remove it .evaluation.sampling takes it"):
+    told = rf"{name} \({RESHAPING[name]}\) is not for training: .*; remove it \(evaluation.sampling takes it"
+    with pytest.raises(ConfigError, match=told):
         read_manifest(file)
 
 

@@ -347,7 +347,7 @@ class Parser:
         self.answer = answer
         self.asked: list[list[int]] = []
 
-    async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Any:
+    async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool], _arguments: Any = None) -> Any:
         self.asked.append(list(token_ids))
         if isinstance(self.answer, Exception):
             raise self.answer

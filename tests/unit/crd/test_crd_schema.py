@@ -57,6 +57,9 @@ def test_only_what_is_free_by_design_is_left_unchecked() -> None:
     roles |= {f"{role}.affinity.{kind}.{term}" for role in ROLES for kind in kinds for term in terms}
     options = {f"algorithm.{part}.options" for part in ("loss", "advantage")}
     options |= {f"environments[].algorithm.{part}.options" for part in ("loss", "advantage")}
+    options |= {
+        f"{part}.chatTemplateArguments" for part in ("sampling", "environments[].sampling", "evaluation.sampling")
+    }
     assert free == roles | options | {"environments[].args", "networkPolicy.extraEgress[]", "model.tiny.warmupArgs"}
 
 
@@ -92,7 +95,8 @@ def test_every_field_is_there_and_ours_are_documented() -> None:
                 else node.get("description", "")
             )
             # Described at `spec.algorithm` and `spec.sampling`.
-            again = len(path) > {("environments[]", "algorithm"): 3, ("environments[]", "sampling"): 2}.get(path[:2], 9)
+            where = {"environments[].algorithm": 3, "environments[].sampling": 2, "evaluation.sampling": 2}
+            again = len(path) > where.get(".".join(path[:2]), 9)
             assert told == ("" if again else words.partition(" Default: ")[0])
 
 

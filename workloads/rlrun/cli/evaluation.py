@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.cli.common import arguments, piped
 from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.schema import fields
 from rlrun.config.models.rollout import EvaluationSamplingConfig
 
 if TYPE_CHECKING:
@@ -64,6 +66,16 @@ def synthesize_parser() -> argparse.ArgumentParser:
     return p
 
 
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise argparse.ArgumentTypeError(f'got {text!r}, expected a JSON object such as {{"enable_thinking": false}}')
+    return document
+
+
 def _add_common(p: argparse.ArgumentParser) -> None:
     p.add_argument("manifest", type=Path, metavar="RUN.yaml", help="an RLRun manifest")
     p.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder (default: runs/<name>)")
@@ -86,19 +98,18 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
     for name, info in EvaluationSamplingConfig.model_fields.items():
         kind, metavar = _KINDS[name]
-        more: dict[str, Any] = {"action": "append"} if name == "stop" else {}
+        more: dict[str, Any] = {"action": "append"} if metavar == "TEXT" else {}
         told = (info.description or "") + (" Again for more." if more else "")
         drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
 
 
-_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    name: (str, "TEXT")
-    if name == "stop"
-    else (int, "N")
-    if name in ("max_tokens", "min_tokens", "top_k", "seed")
-    else (float, "X")
-    for name in EvaluationSamplingConfig.model_fields
+_OF_SHAPE: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "N"),
+    "float": (float, "X"),
+    "list": (str, "TEXT"),
+    "mapping": (_document, "JSON"),
 }
+_KINDS = {name: _OF_SHAPE[shape.kind] for name, shape in fields(EvaluationSamplingConfig).items()}
 
 
 def _option(name: str) -> str:

@@ -18,7 +18,7 @@ from loguru import logger
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig, Sampling
 from rlrun.diagnostics import heap, stacks
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
@@ -51,13 +51,23 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
     """The policy's tokenizer.
 
     Raises:
-        RoleError: there is none, or its chat template is of no use.
+        RoleError: there is none, or its chat template is of no use, or has no such argument as the configuration names.
     """
     source = config.model.source(model_folder(Path(config.output_dir), config.shared_with))
     try:
-        return ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
+        chat = ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
     except (TemplateError, OSError, ValueError) as error:
         raise RoleError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
+    samplings: list[tuple[str, Sampling | None]] = [
+        *((f"environments[{i}].sampling", e.sampling or config.sampling) for i, e in enumerate(config.environments)),
+        ("evaluation.sampling", config.evaluation.sampling if config.evaluation is not None else None),
+    ]
+    for place, sampling in samplings:
+        try:
+            chat.called_with(sampling.chat_template_arguments if sampling is not None else {})
+        except TemplateError as error:
+            raise RoleError(f"{place}.chatTemplateArguments: {error}", exit_codes.CONFIGURATION) from error
+    return chat
 
 
 async def run(

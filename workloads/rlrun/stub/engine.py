@@ -212,11 +212,10 @@ class StubEngine:
         self._asked[key] += 1
         if len(self._asked) > _REMEMBERED_PROMPTS:
             self._asked.clear()
+        # Like vLLM: a request with a seed has the same answers each time, and the n-th of them the n-th next seed's.
         text = f"{self._seed}/{seed}/{self._asked[key]}/{key}"
-        choices = [
-            Choice(Reply(self.vocabulary, prompt, Random(f"{text}/{index}"), ignore_eos=ignore_eos))
-            for index in range(n)
-        ]
+        sources = [f"{text}/{index}" if seed is None else f"{key}/{seed + index}" for index in range(n)]
+        choices = [Choice(Reply(self.vocabulary, prompt, Random(source), ignore_eos=ignore_eos)) for source in sources]
         self.running += n
         self._used[adapter or ""] += 1
         try:

@@ -23,7 +23,7 @@ from rlrun.api.status import UNSERVED, RLRunStatus
 from rlrun.config.formats import Distinct, Format
 from rlrun.config.loading.schema import shape_of
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig
 from rlrun.config.rule import Rule, quoted
 
 Json = dict[str, Any]
@@ -47,6 +47,7 @@ _KUBERNETES = "rlrun.api.kubernetes"
 _DESCRIBED_ELSEWHERE = {
     *((EnvironmentAlgorithm, name) for name in EnvironmentAlgorithm.model_fields),
     (EnvironmentConfig, "sampling"),
+    (EvaluationConfig, "sampling"),
 }
 """Fields whose parts are those of `spec.algorithm` and `spec.sampling`, which describe them; a second time would not fit."""
 _FREE: tuple[type[BaseModel], ...] = (NodeAffinity, PodAffinity)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from rlrun.config.base import Config
 from rlrun.config.formats import (
@@ -18,41 +19,37 @@ from rlrun.config.formats import (
 )
 from rlrun.config.free import FreeMapping
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.rule import Rule
+from rlrun.config.rule import Rule, listed, quoted
 
 SOLVED = 1.0
 """Reward from which a rollout counts as solved, unless its environment has a threshold of its own."""
-_ONLY_EVALUATION = "remove it (evaluation.sampling takes it)"
+_RECOMPUTED = "the trainer recomputes log-probs of the whole distribution, which this changes; remove it"
+_OWN_ARGUMENTS = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+)
+"""Names that rendering a chat template takes for itself."""
 
 
-class SamplingConfig(Config):
-    """Sampling of tokens. The log-probabilities that are trained on are those of the distribution after all of these."""
+class Sampling(Config):
+    """The one table of sampling parameters; names and meanings are vLLM's, and the defaults change nothing."""
 
     refused_fields: ClassVar[dict[str, str]] = dict.fromkeys(
-        (
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "min_tokens",
-        ),
-        f"the trainer recomputes log-probs of the whole distribution, which this would change; {_ONLY_EVALUATION}",
-    ) | {
-        "seed": f"the rollouts of a group would be alike; {_ONLY_EVALUATION}",
-        "stop": f"in training the environment says where a reply ends; {_ONLY_EVALUATION}",
-    }
-    """Fields of engines that are not for training, with the reason."""
-
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Softmax temperature. The trainer applies the same."""
-    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
-    """Longest reply of the model in one turn, in tokens."""
-
-
-class EvaluationSamplingConfig(Config):
-    """Sampling of tokens in evaluation; what is left out is as in training."""
+        ("logit_bias", "bad_words", "allowed_token_ids"), _RECOMPUTED
+    )
+    """Parameters of engines that are not for policies, with the reason."""
 
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
     """0: the likeliest token. Default: as in training."""
@@ -73,11 +70,78 @@ class EvaluationSamplingConfig(Config):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """The same, for each time."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Seed of each task's first sample; the n-th has n more."""
+    """Seed that all samples' seeds are made of. Default: none; in evaluation as in training."""
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] = Field(
         default_factory=list
     )
-    """Texts that end a reply."""
+    """Texts that end a reply; in evaluation none: as in training."""
+    chat_template_arguments: FreeMapping = Field(default_factory=dict)
+    """Arguments of the chat template, such as `enable_thinking: false`; in evaluation none: as in training."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!self.chatTemplateArguments.exists(k, k in {listed(_OWN_ARGUMENTS)})",
+            f"chatTemplateArguments has {{self.chatTemplateArguments.filter(k, k in {listed(_OWN_ARGUMENTS)})[0]}}, "
+            "which the orchestrator sets itself; remove it",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _arguments_of_the_template(self) -> Self:
+        for name in self.chat_template_arguments:
+            if name in _OWN_ARGUMENTS:
+                raise ValueError(f"chatTemplateArguments has {name}, which the orchestrator sets itself; remove it")
+        return self
+
+    def engine_parameters(self, seed: int | None = None) -> dict[str, Any]:
+        """Sampling parameters of the engine beyond temperature and length, by vLLM's names: those that differ from its defaults.
+
+        Args:
+            seed: of this request.
+        """
+        others = {"temperature", "max_tokens", "seed", "chat_template_arguments"}
+        own = self.model_dump(exclude_defaults=True, exclude=others)
+        return own if seed is None else own | {"seed": seed}
+
+
+_RESHAPING = {
+    to_camel(name): info.default
+    for name, info in Sampling.model_fields.items()
+    if isinstance(info.default, int | float)
+}
+"""Parameters that change the distribution, each with the value that leaves it whole."""
+_RESHAPED = f"[{', '.join(f'[dyn({quoted(n)}), dyn(self.{n}), dyn({v})]' for n, v in _RESHAPING.items())}].filter(p, p[1] != p[2])"
+
+
+class SamplingConfig(Sampling):
+    """Sampling of tokens in training. But for the temperature, nothing may change the distribution whose log-probs are trained."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Softmax temperature. The trainer applies the same."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
+    """Longest reply of the model in one turn, in tokens."""
+
+    CEL_RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"{_RESHAPED}.size() == 0",
+            f"{{{_RESHAPED}[0][0]}} ({{{_RESHAPED}[0][1]}}) is not for training: "
+            f"{_RECOMPUTED} (evaluation.sampling takes it)",
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> Self:
+        values = self.model_dump(by_alias=True)
+        for name, whole in _RESHAPING.items():
+            if values[name] != whole:
+                raise ValueError(
+                    f"{name} ({values[name]}) is not for training: {_RECOMPUTED} (evaluation.sampling takes it)"
+                )
+        return self
+
+
+class EvaluationSamplingConfig(Sampling):
+    """Sampling of tokens in evaluation; what is left out is as in training."""
 
     def check(self, training: SamplingConfig, *, seq_len: int) -> None:
         """Refuse what does not fit the sampling of one environment.
@@ -102,26 +166,19 @@ class EvaluationSamplingConfig(Config):
         Args:
             training: the environment's sampling, for what is left out here.
         """
-        own = self.model_dump(exclude_unset=True)
-        return CompleteSampling(**training.model_dump() | {k: v for k, v in own.items() if v is not None})
+        own = self.model_dump(exclude_defaults=True)
+        return CompleteSampling(**training.model_dump() | own)
 
 
-class CompleteSampling(EvaluationSamplingConfig):
+class CompleteSampling(Sampling):
     """Evaluation's sampling in one environment, with nothing left out."""
 
     temperature: Annotated[float, Field(ge=0, le=10)]
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)]
 
-    def engine_parameters(self, sample: int) -> dict[str, Any]:
-        """Sampling parameters of the engine beyond temperature and length, by vLLM's names: those that differ from its defaults.
-
-        Args:
-            sample: number of the task's sample, from 0; each has a seed of its own.
-        """
-        own = self.model_dump(exclude_defaults=True, exclude={"temperature", "max_tokens", "seed"})
-        if self.seed is not None:
-            own["seed"] = (self.seed + sample) % 2**31
-        return own
+    def seed_of(self, sample: int) -> int | None:
+        """Seed of a task's sample, by its number from 0; each has its own."""
+        return None if self.seed is None else (self.seed + sample) % 2**31
 
     def identity(self) -> dict[str, Any]:
         """All that answers depend on, as JSON; fields at their defaults are left out, so that a new field leaves old answers valid."""

@@ -95,6 +95,10 @@ def _refuse(body: Mapping[str, Any]) -> None:
         ),
         "logprobs": (not body.get("logprobs"), "log-probabilities are recorded, not answered; leave it out"),
         "logit_bias": (not body.get("logit_bias"), "the policy's tokens are not constrained; leave it out"),
+        "chat_template_kwargs": (
+            not body.get("chat_template_kwargs"),
+            "the run's sampling.chatTemplateArguments hold for all requests; set them there",
+        ),
         "functions": (not body.get("functions"), "use tools"),
         "modalities": (body.get("modalities") in (None, ["text"]), "text is all there is; leave it out"),
     }

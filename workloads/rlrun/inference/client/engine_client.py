@@ -212,16 +212,21 @@ class EngineClient:
         return await compute(len(data), partial(parse_stock, data, n, adapter))
 
     async def parse(
-        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+        self,
+        token_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
         """A reply taken apart by the engine's parser: the text without calls, and (name, arguments as JSON) of each call.
 
+        `template_arguments` are those of the reply's prompt: whether a reply begins with thoughts depends on them.
         Raises `EngineError`. Needs no weights, and no version.
         """
+        arguments = {"chat_template_kwargs": dict(template_arguments)} if template_arguments else {}
         body = {
             "generate_response": {"choices": [{"index": 0, "token_ids": list(token_ids), "finish_reason": "stop"}]},
             # Parsers look at the functions; what was said before is only demanded by the request's form.
-            "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools)},
+            "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools), **arguments},
         }
         answer = await self._json("POST", ENGINE_PARSE, self._control_timeout, body)
         try:

@@ -54,7 +54,10 @@ class Engine(Protocol):
     ) -> list[Completion]: ...
 
     async def parse(
-        self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+        self,
+        token_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]],
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]: ...
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]: ...

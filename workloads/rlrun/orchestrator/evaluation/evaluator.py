@@ -212,14 +212,12 @@ class Evaluator:
 
     async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         sampling, reason = self._sampling(arena), ""
+        stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
         failures = lost = 0
         while failures < MAX_TRIES:
-            parameters = sampling.engine_parameters(sample)
-            session = Session(self._pool, sampling, self._chat.stop_token_ids, version, parameters=parameters)
+            session = Session(self._pool, sampling, stops, version, seed=sampling.seed_of(sample))
             try:
-                rollout = await self._player.play(
-                    arena, task, max_tokens=sampling.max_tokens, session=session, stop=sampling.stop
-                )
+                rollout = await self._player.play(arena, task, sampling=sampling, session=session)
             except (EpisodeError, RolloutError, EngineUnavailableError) as error:
                 logger.debug(f"evaluation of task {task}: {error}")
                 reason = str(error)

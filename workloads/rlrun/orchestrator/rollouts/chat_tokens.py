@@ -9,8 +9,9 @@ Tools are described to the model by its chat template; for a template that knows
 from __future__ import annotations
 
 import json
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
@@ -41,19 +42,23 @@ class ChatTokens:
 
     Args:
         tokenizer: a Hugging Face tokenizer with `chat_template`.
+        arguments: further arguments of the template.
 
     Raises:
-        TemplateError: it has no chat template or no end-of-sequence token.
+        TemplateError: it has no chat template or no end-of-sequence token, or its template has none of such an argument.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 "the tokenizer has no chat template; use a chat model or add chat_template to its tokenizer"
             )
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
-        self._tokenizer = tokenizer
+        self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
+        _check_arguments(tokenizer, self._arguments)
+        self._others: dict[str, ChatTokens] = {}
+        """The same tokenizer with other arguments of its template."""
         self._openings: dict[str, Future[tuple[str, array[int]]]] = {}
         """The latest prompts, the one that was asked for last at the end."""
         self._lock = Lock()
@@ -73,6 +78,19 @@ class ChatTokens:
     def load(cls, source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
         """The tokenizer of a model folder or hub name."""
         return cls(load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code))
+
+    def called_with(self, arguments: Mapping[str, Any]) -> ChatTokens:
+        """The same tokenizer, whose template gets these arguments; always the same object for the same ones.
+
+        Raises:
+            TemplateError: the template has no such argument, or cannot be used with it.
+        """
+        if not arguments:
+            return self
+        key = json.dumps(arguments, sort_keys=True)
+        if key not in self._others:
+            self._others[key] = ChatTokens(self._tokenizer, arguments)
+        return self._others[key]
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, array[int]]:
         """Text and ids of a conversation that the model is to answer, generation prompt included. Callable from any thread.
@@ -178,7 +196,11 @@ class ChatTokens:
 
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self._arguments,
             )
         except (JinjaError, TypeError) as error:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
@@ -194,6 +216,17 @@ class ChatTokens:
         # Without columns that nobody reads: building them holds the interpreter's lock, the tokenizer itself does not.
         only = {"return_attention_mask": False, "return_token_type_ids": False}
         return array(INTEGERS, self._tokenizer(text, add_special_tokens=False, **only).input_ids)
+
+
+def _check_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a template does not name: it would drop them in silence."""
+    template = tokenizer.chat_template
+    text = template if isinstance(template, str) else json.dumps(template)
+    for name in arguments:
+        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+            raise TemplateError(
+                f"the chat template has no argument {name}; remove it from chatTemplateArguments, or take a model whose template reads it"
+            )
 
 
 def _plain(message: Message) -> Message:

@@ -13,7 +13,7 @@ from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.groups import Flight, Groups, Outcome
 from rlrun.orchestrator.rollouts.conversation import RolloutError
-from rlrun.orchestrator.rollouts.engine_session import Affinity, Opening, Session
+from rlrun.orchestrator.rollouts.engine_session import Affinity, Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.orchestrator.rollouts.player import Player
@@ -110,7 +110,9 @@ class Dispatcher:
         arena = self._arenas[draw.environment]
         missing = [member for member in range(flight.size) if member not in flight.members]
         async with asyncio.TaskGroup() as tasks:
-            opening = Opening(len(missing)) if arena.environment.single_turn else None
+            # A seed is of one member, whichever of them are missing: their first turns are then requests of their own.
+            shared = arena.environment.single_turn and self._sampling(arena).seed is None
+            opening = Opening(len(missing)) if shared else None
             for member in missing:
                 tasks.create_task(self._play_member(flight, member, draw.task, arena, opening))
         rollouts = tuple(rollout for _, rollout in sorted(flight.members.items()))
@@ -128,17 +130,23 @@ class Dispatcher:
 
     async def _play_member(self, flight: Flight, member: int, task: int, arena: Arena, opening: Opening | None) -> None:
         """Play one member until it is durable."""
-        rollout = await self._rollout(arena, arena.tasks[task], opening, flight.affinity)
+        rollout = await self._rollout(arena, arena.tasks[task], opening, flight.affinity, (flight.number, member))
         await self._groups.keep(flight, member, rollout, temperature=self._sampling(arena).temperature)
 
-    async def _rollout(self, arena: Arena, task: TaskRef, opening: Opening | None, affinity: Affinity) -> Rollout:
+    async def _rollout(
+        self, arena: Arena, task: TaskRef, opening: Opening | None, affinity: Affinity, place: tuple[int, int]
+    ) -> Rollout:
+        """One rollout that succeeded; `place` is the group's number and the member's, the same after a restart."""
         sampling = self._sampling(arena)
+        stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
         failures = lost = 0
         while failures <= MAX_RETRIES:
-            session = Session(self._pool, sampling, self._chat.stop_token_ids, opening=opening, affinity=affinity)
+            # Another try gets another seed: with the same one it would fail the same way.
+            seed = None if sampling.seed is None else derived_seed(sampling.seed, *place, failures + lost)
+            session = Session(self._pool, sampling, stops, opening=opening, affinity=affinity, seed=seed)
             opening = None
             try:
-                rollout = await self._player.play(arena, task, max_tokens=sampling.max_tokens, session=session)
+                rollout = await self._player.play(arena, task, sampling=sampling, session=session)
             except EpisodeError as error:
                 if error.bystander and lost < MAX_LOST:
                     lost += 1

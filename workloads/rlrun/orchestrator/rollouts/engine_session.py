@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +24,12 @@ _REFUSALS = (400, 413, 422)
 """Answers that blame the request for tokens. Any other failure is the replica's, a missing route or a wrong key too."""
 _CLIENT_ERRORS = range(400, 500)
 """Answers that end the parsing of a reply: no engine of the run would parse it."""
+
+
+def derived_seed(*parts: int) -> int:
+    """A seed below 2**31 that is made of these numbers, in every process the same."""
+    digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 class Sample(Protocol):
@@ -50,7 +57,7 @@ class Session:
         version: send requests only to replicas that hold this version; default: the newest at the time of each request.
         opening: where the first request is shared with the group's other rollouts.
         affinity: shared with the group's other rollouts.
-        parameters: further sampling parameters of the engine, by its names.
+        seed: of the first request; the n-th has one that is made of it, so that no two turns are drawn alike. None: none.
     """
 
     def __init__(
@@ -61,10 +68,10 @@ class Session:
         version: int | None = None,
         opening: Opening | None = None,
         affinity: Affinity | None = None,
-        parameters: Mapping[str, Any] | None = None,
+        seed: int | None = None,
     ) -> None:
         self._pool, self._sampling, self._stop, self._version = pool, sampling, stop_token_ids, version
-        self._parameters = parameters
+        self._seed, self._requests = seed, 0
         self._replica: Replica | None = None
         self._opening = opening
         self._affinity = affinity or Affinity()
@@ -94,6 +101,7 @@ class Session:
         """Sample `n` continuations in one request; raises as a call does."""
         error: EngineError | None = None
         failed: list[Replica] = []
+        seed = self._next_seed()
         for _ in range(MAX_TRIES):
             prefer, first = self._replica or self._affinity.replica, bool(self._replica)
             replica = await self._pool.acquire(prefer, self._version, n, avoid=failed, first=first)
@@ -101,7 +109,7 @@ class Session:
             self._replica = self._affinity.replica = replica
             self._affinity.asked = True
             try:
-                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n)
+                completions = await self._ask(replica, token_ids, max_tokens=max_tokens, n=n, seed=seed)
                 replica.succeed(time.monotonic() - began, [len(c.token_ids) for c in completions])
                 return completions
             except EngineError as failure:
@@ -128,7 +136,7 @@ class Session:
         known = sorted(self._pool.replicas, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
         for replica in known[:MAX_TRIES]:
             try:
-                content, calls = await replica.client.parse(token_ids, tools)
+                content, calls = await replica.client.parse(token_ids, tools, self._sampling.chat_template_arguments)
                 return Said(content, tuple(calls))
             except EngineError as failure:
                 if failure.status in _CLIENT_ERRORS:
@@ -136,7 +144,14 @@ class Session:
                 error = failure
         raise EngineUnavailableError(f"no engine parsed a reply, the last one: {error}")
 
-    async def _ask(self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]:
+    def _next_seed(self) -> int | None:
+        """Seed of the next request, the same for each replica that it is sent to."""
+        number, self._requests = self._requests, self._requests + 1
+        return self._seed if self._seed is None or not number else derived_seed(self._seed, number)
+
+    async def _ask(
+        self, replica: Replica, token_ids: Sequence[int], *, max_tokens: int, n: int, seed: int | None
+    ) -> list[Completion]:
         version = replica.version
         assert version is not None
         request = asyncio.ensure_future(
@@ -149,7 +164,7 @@ class Session:
                 stop_token_ids=self._stop,
                 # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
                 cache_salt=str(version),
-                parameters=self._parameters,
+                parameters=self._sampling.engine_parameters(seed),
             )
         )
         replica.requests.add(request)

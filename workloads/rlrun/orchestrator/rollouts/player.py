@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
@@ -27,9 +27,9 @@ class Player:
         self._slots = asyncio.Semaphore(config.max_concurrency)
 
     async def play(
-        self, arena: Arena, task: TaskRef, *, max_tokens: int, session: Session, stop: Sequence[str] = ()
+        self, arena: Arena, task: TaskRef, *, sampling: SamplingConfig | CompleteSampling, session: Session
     ) -> Rollout:
-        """One episode; the model's replies end before any text of `stop`.
+        """One episode; `sampling` says where the model's replies end, and how the chat template is called.
 
         Raises:
             EpisodeError: the episode gives nothing to train on.
@@ -40,12 +40,12 @@ class Player:
             began = time.monotonic()
             conversation = Conversation(
                 session,
-                self._chat,
+                self._chat.called_with(sampling.chat_template_arguments),
                 seq_len=self._config.seq_len,
-                max_tokens=max_tokens,
+                max_tokens=sampling.max_tokens,
                 strategy=self._config.trajectory_strategy,
                 parse=session.parse if self._config.engine_parses_tools else parse_text,
-                stop=stop,
+                stop=sampling.stop,
             )
             try:
                 played = await arena.environment.play(
