@@ -114,6 +114,11 @@ async def test_a_streamed_answer_is_the_same_answer() -> None:
         ({"messages": [user("a")], "tool_choice": "required"}, "tool_choice", "auto or none"),
         ({"messages": [user("a")], "response_format": {"type": "json_object"}}, "response_format", "in the prompt"),
         ({"messages": [user("a")], "logprobs": True}, "logprobs", "recorded"),
+        (
+            {"messages": [user("a")], "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs",
+            "the run's sampling.chatTemplateArguments",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_field_and_fix(body: Any, param: str | None, words: str) -> None:

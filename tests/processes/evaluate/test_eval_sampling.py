@@ -105,6 +105,15 @@ async def test_the_engine_gets_them_by_its_own_names(monkeypatch: pytest.MonkeyP
         assert [sampling["detokenize"] for sampling in found] == [True, False], "texts are found only in text"
 
 
+def test_texts_seed_and_arguments_of_the_template_are_trainings_unless_evaluation_has_its_own() -> None:
+    thinks = {"enable_thinking": True}
+    training = SamplingConfig(stop=["a"], seed=3, chat_template_arguments=thinks)
+    same, other = EvaluationSamplingConfig().over(training), EvaluationSamplingConfig(stop=["b"], seed=4).over(training)
+    assert (same.stop, same.seed, same.chat_template_arguments) == (["a"], 3, thinks)
+    assert (other.stop, other.seed, other.chat_template_arguments) == (["b"], 4, thinks)
+    assert [same.seed_of(sample) for sample in (0, 1)] == [3, 4]
+
+
 def test_what_is_left_out_is_as_in_training() -> None:
     complete = EvaluationSamplingConfig(temperature=0.0).over(SamplingConfig(temperature=0.7, max_tokens=99))
     assert (complete.temperature, complete.max_tokens) == (0.0, 99)
@@ -154,6 +163,10 @@ def test_training_refuses_what_its_log_probs_would_not_be_of(tmp_path: Path, nam
     ("options", "told"),
     [
         (["--temperature", "-1"], "--temperature: got -1.0: Input should be greater than or equal to 0"),
+        (
+            ["--chat-template-arguments", '{"tools": []}'],
+            "--chat-template-arguments: got {'tools': []}: chatTemplateArguments has tools",
+        ),
         (["--max-tokens", "4096"], "sampling for reverse-text: maxTokens (4096) must be less than seqLen (512)"),
     ],
 )

@@ -173,6 +173,9 @@ async def test_a_reply_is_taken_apart_by_the_engines_parser(engine: tuple[str, d
         sent = json.loads(state["seen"][1])
         assert sent["generate_response"]["choices"][0]["token_ids"] == [7, 8]
         assert sent["chat_request"]["tools"] == [{"type": "function"}]
+        assert "chat_template_kwargs" not in sent["chat_request"]
+        await client.parse([7, 8], [], {"enable_thinking": False})
+        assert json.loads(state["seen"][1])["chat_request"]["chat_template_kwargs"] == {"enable_thinking": False}
         state["answers"][path] = (200, {"choices": []})
         with pytest.raises(EngineError, match="lacks a field"):
             await client.parse([7, 8], [])

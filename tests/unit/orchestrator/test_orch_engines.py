@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from rlrun.orchestrator.engines.health_monitor import MISSES, Monitor, Pace
 from rlrun.orchestrator.engines.load_control import REST_LOOKS, Concurrency
 from rlrun.orchestrator.engines.pool import STICKY_SLACK, EnginePool, Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.orchestrator.rollouts.engine_session import Session
+from rlrun.orchestrator.rollouts.engine_session import Session, derived_seed
 
 
 class Scripted(FakeEngine):
@@ -133,6 +134,23 @@ async def test_only_a_refusal_of_the_request_itself_ends_the_rollout() -> None:
     with pytest.raises(EngineError, match="too long"):
         await Session(EnginePool([bad], Signal()), SamplingConfig(), []).sample([1], max_tokens=4, n=1)
     assert bad.version == 3
+
+
+async def test_each_turn_has_a_seed_of_its_own_whichever_replica_answers() -> None:
+    asked: list[object] = []
+
+    class Seeded(Scripted):
+        async def generate(self, token_ids: object, *, n: int, **more: Any) -> list[Completion]:  # type: ignore[override]
+            asked.append(more["parameters"])
+            return await super().generate(token_ids, n=n)
+
+    bad = in_rotation(3, Seeded().script(EngineError("broken", 500)), "bad")
+    good = in_rotation(3, Seeded().script([3], [3]), "good")
+    good.load = 1
+    session = Session(EnginePool([bad, good], Signal()), SamplingConfig(stop=["."]), [], seed=7)
+    for _ in range(2):
+        await session.sample([1], max_tokens=4, n=1)
+    assert asked == [{"stop": ["."], "seed": seed} for seed in (7, 7, derived_seed(7, 1))]
 
 
 async def test_one_that_failed_twice_gets_a_single_request_until_it_has_answered() -> None:

@@ -196,10 +196,11 @@ def _sampling(
         sampling = EvaluationSamplingConfig(**(told.model_dump(exclude_unset=True) if told else {}) | dict(changes))
     except ValidationError as error:
         first = error.errors()[0]
-        given = str(first["loc"][0])
+        told_of = first["msg"].removeprefix("Value error, ")
+        given = str(first["loc"][0]) if first["loc"] else told_of.partition(" ")[0]
         option = next(n for n, info in EvaluationSamplingConfig.model_fields.items() if given in (n, info.alias))
         raise RoleError(
-            f"--{option.replace('_', '-')}: got {changes.get(option)!r}: {first['msg']}", exit_codes.USAGE
+            f"--{option.replace('_', '-')}: got {changes.get(option)!r}: {told_of}", exit_codes.USAGE
         ) from None
     for environment in environments:
         try:
