@@ -204,3 +204,20 @@ async def test_a_slow_engine_takes_ten_times_as_long_and_a_broken_one_answers_no
     assert await take(1) == {5.0}
     with pytest.raises(RuntimeError, match="script"):
         await take(2)
+
+
+async def test_a_seed_gives_the_same_answer_each_time_and_the_next_one_another(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TinyModelConfig(), PolicyScript())
+    script = Script.model_validate({"inference": {"tokenSeconds": 0}}).inference
+    engine = StubEngine(tmp_path / "model", seed=1, script=script, run_folder=tmp_path / "run")
+    write_model(tmp_path / "v0", Policy(0, 0.1), small_files(tmp_path / "model"), complete=True)
+    await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "v0")})
+
+    async def draw(seed: int, n: int = 1) -> list[list[int]]:
+        choices = await engine.generate([5, 6], n=n, max_tokens=16, stop=[], ignore_eos=True, seed=seed)
+        return [[sampled.token for sampled in choice.tokens] for choice in choices]
+
+    (first,), (again,) = await draw(7), await draw(7)
+    assert first == again
+    assert await draw(6, n=2) == [*await draw(6), first]
+    assert len({tuple(tokens) for tokens in await draw(7, n=4)}) > 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from orch_simulation import make_config
 
-from rlrun.config.models.rollout import EnvironmentConfig
+from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.environments import Episode, EpisodeError, Message, ModelClient, Reply, Score, Split, Task
 from rlrun.environments.stage import InProcessStage, TaskRef
 from rlrun.inference.client.engine_client import Completion
@@ -68,7 +68,7 @@ async def play(tmp_path: Path, tokenizer: Path, messages: list[Message], wraps: 
     player = Player(config, EnginePool([], Signal()), ChatTokens.load(tokenizer))
     environment = InProcessStage(Asks(messages, wraps))
     arena = Arena(EnvironmentConfig(id="asks"), environment, [TaskRef("train", 0)])
-    await player.play(arena, arena.tasks[0], max_tokens=8, session=Sends(answer))  # type: ignore[arg-type]
+    await player.play(arena, arena.tasks[0], sampling=SamplingConfig(max_tokens=8), session=Sends(answer))  # type: ignore[arg-type]
 
 
 LONG: list[Message] = [{"role": "user", "content": "ab" * 200}]
