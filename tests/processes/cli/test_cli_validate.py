@@ -11,7 +11,11 @@ import pytest
 from rlrun.advantages import advantages
 from rlrun.cli.main import main
 from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES
+from rlrun.config.models.model import ModelConfig, TinyModelConfig
+from rlrun.config.models.rollout import EnvironmentConfig, EvaluationSamplingConfig, SamplingConfig
+from rlrun.local.inputs import check_template_arguments
 from rlrun.local.judge import GROUP_BASELINES
+from rlrun.runtime import exit_codes
 
 MISTAKES = """\
 apiVersion: rlrun.io/v1
@@ -282,3 +286,32 @@ def test_the_advantages_that_a_group_of_one_makes_zero_are_known(name: str) -> N
     rewards, lengths = [1.0, 0.0, 0.5], [3.0, 2.0, 5.0]
     found = advantages(name, rewards, group_size=1, lengths=lengths)
     assert (not found.any()) is (name in GROUP_BASELINES)
+
+
+def test_an_argument_that_the_models_template_does_not_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ enable_thinking }}"}')
+    here, tiny = ModelConfig(path=str(tmp_path)), ModelConfig(tiny=TinyModelConfig())
+    thinks = SamplingConfig(chat_template_arguments={"enable_thinking": False})
+    typo = EvaluationSamplingConfig(chat_template_arguments={"enable_thinkin": False})
+    environments = [EnvironmentConfig(id="a"), EnvironmentConfig(id="a", name="b", sampling=thinks)]
+
+    def told(model: ModelConfig) -> list[str]:
+        found = check_template_arguments(model, environments, thinks, typo)
+        return [
+            ".".join(map(str, finding.key[:-1])) for finding in found if "has no argument enable_" in finding.message
+        ]
+
+    assert told(here) == ["evaluation.sampling"]
+    assert told(tiny) == ["sampling", "evaluation.sampling", "environments.1.sampling"]
+    (tmp_path / "chat_template.jinja").write_text("{{ enable_thinkin }}")
+    assert told(here) == ["sampling", "environments.1.sampling"], "the file of its own counts"
+    assert told(ModelConfig(path=str(tmp_path / "absent"))) == told(ModelConfig(name="org/model")) == []
+
+
+def test_an_argument_that_nothing_reads_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = RUN + "  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n"
+    text += "  sampling:\n    chatTemplateArguments: {enable_thinking: false}\n"
+    line = 1 + text[: text.index("chatTemplateArguments")].count("\n")
+    assert main(["validate", write(text)]) == exit_codes.CONFIGURATION
+    told = f":{line}: spec.sampling.chatTemplateArguments: the model's chat template has no argument enable_thinking; remove it"
+    assert told in capsys.readouterr().err

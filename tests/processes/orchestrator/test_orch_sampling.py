@@ -108,7 +108,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused(
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path)
-    told = rf"{place}.chatTemplateArguments: the chat template has no argument enable_thinkin; remove it"
+    told = rf"{place}.chatTemplateArguments: the model's chat template has no argument enable_thinkin; remove it"
     with pytest.raises(RoleError, match=told) as refused:
         load_chat(make_config(tmp_path, tmp_path, **changes))
     assert refused.value.code == exit_codes.CONFIGURATION

@@ -1,16 +1,17 @@
-"""Checks of what a run reads before anything starts: the model's folder and the rows of its data."""
+"""Checks of what a run reads before anything starts: the model's folder, its chat template, and the rows of the data."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.local.user_code import Finding
 
 READ_SECONDS = 20.0
@@ -47,6 +48,38 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
             )
         elif problem := _config_problem(folder / "config.json"):
             yield Finding(key, problem)
+
+
+def check_template_arguments(
+    model: ModelConfig, environments: Sequence[EnvironmentConfig], sampling: Sampling, evaluation: Sampling | None
+) -> Iterator[Finding]:
+    """Findings about `chatTemplateArguments` that the template of a model does not read; none about one that is not here."""
+    template = _chat_template(model)
+    if template is None:
+        return
+    places: list[tuple[Key, Sampling | None]] = [(("sampling",), sampling), (("evaluation", "sampling"), evaluation)]
+    places += [(("environments", i, "sampling"), e.sampling) for i, e in enumerate(environments)]
+    for key, one in places:
+        if one is not None and (problem := unread_argument(one.chat_template_arguments, template)):
+            yield Finding((*key, "chat_template_arguments"), problem)
+
+
+def _chat_template(model: ModelConfig) -> str | None:
+    """Text of a model's chat template; None: it is not on this machine, or has none."""
+    if model.tiny is not None:
+        from rlrun.trainer.modeling.character_tokenizer import CHAT_TEMPLATE
+
+        return CHAT_TEMPLATE
+    if model.path is None:
+        return None
+    try:
+        file = Path(model.path) / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text()
+        found = json.loads((Path(model.path) / "tokenizer_config.json").read_bytes()).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None  # its tokenizer cannot be used: the orchestrator names the reason
+    return found if found is None or isinstance(found, str) else json.dumps(found)
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from rlrun.config.models.learning import AdvantageConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.local.architecture import proofs, trained_models, unproved
-from rlrun.local.inputs import check_data, check_model_folder
+from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
 
@@ -143,6 +143,8 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     found += check_user_code(
         spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
     )
+    evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
+    found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
     found += _lonely_groups(spec)
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]

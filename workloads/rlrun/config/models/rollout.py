@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
@@ -41,6 +42,19 @@ _OWN_ARGUMENTS = (
     "truncation",
 )
 """Names that rendering a chat template takes for itself."""
+
+
+def unread_argument(arguments: Iterable[str], template: str) -> str | None:
+    """Reason why a chat template cannot have these arguments, the field's value and the fix: Jinja would drop one in silence; None: it can.
+
+    A name anywhere in the template counts as read.
+    """
+    for name in arguments:
+        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
+            return (
+                f"the model's chat template has no argument {name}; remove it, or take a model whose template reads it"
+            )
+    return None
 
 
 class Sampling(Config):

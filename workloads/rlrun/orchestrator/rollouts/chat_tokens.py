@@ -9,7 +9,6 @@ Tools are described to the model by its chat template; for a template that knows
 from __future__ import annotations
 
 import json
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rlrun.config.models.rollout import unread_argument
 from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import arguments_of, without_tools
 from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
@@ -56,7 +56,10 @@ class ChatTokens:
         if tokenizer.eos_token_id is None:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
         self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
-        _check_arguments(tokenizer, self._arguments)
+        template = tokenizer.chat_template
+        text = template if isinstance(template, str) else json.dumps(template)
+        if problem := unread_argument(self._arguments, text):
+            raise TemplateError(problem)
         self._others: dict[str, ChatTokens] = {}
         """The same tokenizer with other arguments of its template."""
         self._openings: dict[str, Future[tuple[str, array[int]]]] = {}
@@ -216,17 +219,6 @@ class ChatTokens:
         # Without columns that nobody reads: building them holds the interpreter's lock, the tokenizer itself does not.
         only = {"return_attention_mask": False, "return_token_type_ids": False}
         return array(INTEGERS, self._tokenizer(text, add_special_tokens=False, **only).input_ids)
-
-
-def _check_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that a template does not name: it would drop them in silence."""
-    template = tokenizer.chat_template
-    text = template if isinstance(template, str) else json.dumps(template)
-    for name in arguments:
-        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
-            raise TemplateError(
-                f"the chat template has no argument {name}; remove it from chatTemplateArguments, or take a model whose template reads it"
-            )
 
 
 def _plain(message: Message) -> Message:
