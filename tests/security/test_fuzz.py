@@ -189,7 +189,7 @@ class Passive(Talk):
         self.lost: list[WireError | None] = []
 
     async def start(self) -> Ready:
-        return Ready("hostile", True, 1, 1)
+        return Ready("hostile", True, False, 1, 1)
 
     def end(self) -> None: ...
 
@@ -237,7 +237,7 @@ async def test_the_wire_of_an_environments_process() -> None:
             "metrics": {"x": 1.0},
         },
         {"op": "failed", "rollout": number, "kind": "reward", "task_id": "t", "message": "m"},
-        {"op": "ready", "id": "x", "single_turn": True, "train": 1, "eval": 1},
+        {"op": "ready", "id": "x", "single_turn": True, "compares": False, "train": 1, "eval": 1},
         {"op": "unusable", "message": "x"},
         {"op": "pong", "number": 1},
     ]

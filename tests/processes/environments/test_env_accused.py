@@ -31,7 +31,7 @@ class Fragile(Talk):
     numbers = itertools.count(1)
 
     async def start(self) -> Ready:
-        return Ready(self.id, True, len(DEADLY) + len(INNOCENT), 0)
+        return Ready(self.id, True, False, len(DEADLY) + len(INNOCENT), 0)
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         number, rollout = next(self.numbers), _Rollout(task, model, asyncio.get_running_loop().create_future())

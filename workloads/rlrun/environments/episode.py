@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rlrun.environments.bounds import BoundsError, describe, name_of, plain_episode, plain_score
-from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Reply, Score, Task, Tool
+from rlrun.environments.protocol import (
+    ComparesGroups,
+    Environment,
+    Episode,
+    Message,
+    ModelClient,
+    Reply,
+    Score,
+    Task,
+    Tool,
+)
 
 ErrorKind = Literal["timeout", "model", "environment", "reward", "crash", "hang", "memory"]
 """`timeout`: the deadline passed. `model`: the model client raised. `environment`: `run` raised or returned no episode.
@@ -81,7 +91,37 @@ async def run_episode(
         raise EpisodeError(kind, name_of(env), name_of(task), message) from error
 
 
-_Doing = Literal["run()", "episode", "score()", "numbers"]
+async def compare_group(
+    env: ComparesGroups, task: Task, episodes: Sequence[Episode], scores: Sequence[Score], *, reward_seconds: float
+) -> list[Score]:
+    """Compare the scored episodes of one group, within `reward_seconds` of wall-clock time.
+
+    Returns:
+        The scores that count, one for each episode, within `bounds`.
+
+    Raises:
+        EpisodeError: of kind `reward` or `timeout`; the group has no rewards.
+        CancelledError: the task that compares was cancelled.
+    """
+    doing: _Doing = "compare()"
+    deadline = timeout(reward_seconds)
+    try:
+        async with deadline:
+            found = list(await env.compare(task, episodes, scores))
+        doing = "numbers"
+        if len(found) != len(episodes) or not all(issubclass(type(score), Score) for score in found):
+            raise BoundsError(f"compare() must return a list of {len(episodes)} Scores, one for each episode")
+        return [plain_score(score) for score in found]
+    except BaseException as error:
+        this = current_task()
+        if isinstance(error, CancelledError) and this is not None and this.cancelling():
+            raise
+        late = reward_seconds if deadline.expired() else None
+        kind, message = _sorted(error, doing, late, of_score=True, of_model=False)
+        raise EpisodeError(kind, name_of(env), name_of(task), message) from error
+
+
+_Doing = Literal["run()", "episode", "score()", "compare()", "numbers"]
 
 
 def _sorted(
@@ -102,7 +142,7 @@ def _sorted(
         return "timeout", f"{doing} did not finish: the episode's {round(late, 3):g} seconds were over"
     if of_model:
         return "model", f"the model client failed: {describe(error)}"
-    kind: ErrorKind = "reward" if doing in ("score()", "numbers") else "environment"
+    kind: ErrorKind = "reward" if doing in ("score()", "compare()", "numbers") else "environment"
     if doing in ("episode", "numbers"):
         return kind, str(error) if isinstance(error, BoundsError) else f"what it returned raised {describe(error)}"
     if isinstance(error, CancelledError):

@@ -150,6 +150,29 @@ class TellsTurns(Protocol):
         ...
 
 
+@runtime_checkable
+class ComparesGroups(Protocol):
+    """An environment that pays for what only the episodes of one group together show, such as the better of two replies."""
+
+    @property
+    def compares(self) -> bool:
+        """True if `compare` gives the scores that count; what `score` gave is a part of them."""
+        ...
+
+    async def compare(self, task: Task, episodes: Sequence[Episode], scores: Sequence[Score]) -> Sequence[Score]:
+        """Judge all episodes of one group, when the last of them has been scored.
+
+        Args:
+            task: of the group.
+            episodes: `messages` and `replies`; `info` is empty.
+            scores: what `score` gave, one for each episode.
+
+        Returns:
+            The scores that count, in the order of the episodes. It may run again after a restart.
+        """
+        ...
+
+
 class SingleTurnEnvironment(ABC):
     """One prompt, one reply. Subclasses define the tasks and a reply's reward."""
 

@@ -11,8 +11,17 @@ from typing import Protocol, overload
 
 from rlrun.environments.bounds import describe, name_of
 from rlrun.environments.distinct import check_distinct, unproven
-from rlrun.environments.episode import EpisodeError, run_episode
-from rlrun.environments.protocol import Environment, Episode, ModelClient, Score, Split, TellsTurns
+from rlrun.environments.episode import EpisodeError, compare_group, run_episode
+from rlrun.environments.protocol import (
+    ComparesGroups,
+    Environment,
+    Episode,
+    ModelClient,
+    Score,
+    Split,
+    Task,
+    TellsTurns,
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,27 @@ class Stage(Protocol):
         """Play one episode and score it; see `run_episode` for the deadlines. Raises `EpisodeError`."""
         ...
 
+    @property
+    def compares(self) -> bool:
+        """True if the rewards of a group are those that `compare` gives."""
+        ...
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+    ) -> list[Score]:
+        """Compare the played episodes of a group: the scores that count, in their order.
+
+        Args:
+            task: of the group.
+            group: its episodes and scores; only `messages` and `replies` of the episodes are looked at.
+            timeout_seconds: until the comparison is done, its turn and a restart of the environment's process included.
+            reward_seconds: for the comparison alone.
+
+        Raises:
+            EpisodeError: the group has no rewards.
+        """
+        ...
+
     def metrics(self) -> dict[str, float]:
         """Metrics of the place itself, by short names."""
         ...
@@ -98,6 +128,9 @@ class InProcessStage:
         """Tasks that were not at hand to be checked, by id."""
         self._sizes = {split: len(tasks) for split, tasks in self._tasks.items()}
         self._single_turn = isinstance(environment, TellsTurns) and environment.single_turn is True
+        self._comparing = (
+            environment if isinstance(environment, ComparesGroups) and environment.compares is True else None
+        )
 
     @property
     def id(self) -> str:
@@ -110,22 +143,39 @@ class InProcessStage:
     def tasks(self, split: Split) -> Sequence[TaskRef]:
         return TaskRefs(split, self._sizes[split])
 
+    @property
+    def compares(self) -> bool:
+        return self._comparing is not None
+
     def check_distinct(self) -> None:
         """Refuse tasks that are not distinct, as far as they are at hand. Raises `SharedTaskError`."""
         check_distinct(self._tasks)
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        try:
-            problem = self._tasks[task.split][task.index]
-        except BaseException as error:
-            message = f"reading the task raised {describe(error)}"
-            raise EpisodeError("environment", self.id, str(task), message) from error
+        problem = self._problem(task)
         if unproven(self._tasks[task.split]):
             self._refuse_known_id(task, name_of(problem))
         episode, score = await run_episode(
             self._environment, problem, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds
         )
         return Played(name_of(problem), episode, score)
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+    ) -> list[Score]:
+        problem = self._problem(task)
+        if self._comparing is None:
+            raise EpisodeError("reward", self.id, name_of(problem), "it compares no groups")
+        episodes, scores = [played.episode for played in group], [played.score for played in group]
+        seconds = min(timeout_seconds, reward_seconds)
+        return await compare_group(self._comparing, problem, episodes, scores, reward_seconds=seconds)
+
+    def _problem(self, task: TaskRef) -> Task:
+        try:
+            return self._tasks[task.split][task.index]
+        except BaseException as error:
+            message = f"reading the task raised {describe(error)}"
+            raise EpisodeError("environment", self.id, str(task), message) from error
 
     def _refuse_known_id(self, task: TaskRef, id: str) -> None:
         if (first := self._played.setdefault(id, task)) != task:

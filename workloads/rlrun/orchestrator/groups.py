@@ -233,6 +233,20 @@ class Groups:
             self._filtered.clear()
             self.finished.append(group)
 
+    def readmit(self, group: FinishedGroup, *, compared: bool) -> None:
+        """Settle a group of an earlier attempt; one whose rewards are made by a comparison waits again with all its members.
+
+        The journal holds what each member was paid alone: a comparison is made again.
+
+        Raises:
+            RoleError: see `settle`.
+        """
+        if not compared:
+            self.settle(group)
+            return
+        self.ledger.back(group.number)
+        self._unfinished[group.number] = Unfinished(group.dispatch_version, dict(enumerate(group.rollouts)))
+
     def _give_up(self, entry: DroppedEntry) -> None:
         if self._journal is not None:
             self._journal.note(entry)

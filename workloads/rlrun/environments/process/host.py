@@ -15,11 +15,11 @@ from pathlib import Path
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
-from rlrun.environments.process.talk import StartError
+from rlrun.environments.process.talk import Ready, StartError
 from rlrun.environments.process.variables import EVERYTHING
 from rlrun.environments.process.wire import Document, Lines, WireError
 from rlrun.environments.process.worker import RemoteModel, Worker
-from rlrun.environments.protocol import ModelClient, Split
+from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
 from rlrun.runtime.privacy import refuse_inspection
 
@@ -35,8 +35,9 @@ class _LifeStage:
             would be lost with a process that had ended already.
     """
 
-    def __init__(self, life: Life, id: str, single_turn: bool, sizes: dict[Split, int]) -> None:
-        self._life, self.id, self.single_turn, self._sizes = life, id, single_turn, sizes
+    def __init__(self, life: Life, ready: Ready) -> None:
+        self._life, self.id, self.single_turn, self.compares = life, ready.id, ready.single_turn, ready.compares
+        self._sizes: dict[Split, int] = {"train": ready.train, "eval": ready.eval}
         self.told = asyncio.Event()
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
@@ -48,6 +49,16 @@ class _LifeStage:
             # One number on both ways: the orchestrator knows by it whose code ran when the process ended.
             number = model.rollout if isinstance(model, RemoteModel) else 0
             return await self._life.play(task, model, **deadlines, number=number)
+        except EpisodeError as error:
+            if error.death:
+                await self.told.wait()
+            raise
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+    ) -> list[Score]:
+        try:
+            return await self._life.compare(task, group, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
         except EpisodeError as error:
             if error.death:
                 await self.told.wait()
@@ -98,7 +109,7 @@ class _Guest(Worker):
             else:
                 self.wire.send({"op": "died", "kind": "crash", "message": f"did not load: {error}"})
             return
-        stage = _LifeStage(life, ready.id, ready.single_turn, {"train": ready.train, "eval": ready.eval})
+        stage = _LifeStage(life, ready)
         self._stage = stage
         self.wire.send({"op": "ready", **vars(ready)})
         death = await life.ended

@@ -15,7 +15,7 @@ from rlrun.environments.process.log import Log
 from rlrun.environments.process.remote import Remote
 from rlrun.environments.process.supervised import Record, Supervised, first_of, see
 from rlrun.environments.process.talk import Ready, StartError, Talk
-from rlrun.environments.protocol import ModelClient, Split
+from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -48,6 +48,10 @@ class IsolatedEnvironment:
     @property
     def single_turn(self) -> bool:
         return self._ready is not None and self._ready.single_turn
+
+    @property
+    def compares(self) -> bool:
+        return self._ready is not None and self._ready.compares
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
         if self._ready is None:
@@ -107,13 +111,24 @@ class IsolatedEnvironment:
     async def _play(
         self, task: TaskRef, model: ModelClient, deadline: float, timeout_seconds: float, reward_seconds: float
     ) -> Played:
+        worker = await self._worker(task, deadline, timeout_seconds)
+        left = max(0.0, deadline - time.monotonic())
+        return await worker.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+    ) -> list[Score]:
+        deadline = time.monotonic() + timeout_seconds
+        worker = await self._worker(task, deadline, timeout_seconds)
+        left = max(0.0, deadline - time.monotonic())
+        return await worker.compare(task, group, timeout_seconds=left, reward_seconds=reward_seconds)
+
+    async def _worker(self, task: TaskRef, deadline: float, timeout_seconds: float) -> Supervised:
         try:
-            worker = await first_of(self.workers, self._any_up, deadline)
+            return await first_of(self.workers, self._any_up, deadline)
         except TimeoutError as error:
             message = f"its process did not come back within the episode's {timeout_seconds:g} seconds"
             raise EpisodeError("timeout", self.id, str(task), message) from error
-        left = max(0.0, deadline - time.monotonic())
-        return await worker.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
 
     def metrics(self) -> dict[str, float]:
         """`restarts` of all processes; of the present ones the highest memory and the longest time for which one call held an event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from loguru import logger
@@ -14,7 +14,7 @@ from rlrun.backoff import backoff
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
-from rlrun.environments.protocol import ModelClient
+from rlrun.environments.protocol import ModelClient, Score
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -221,8 +221,22 @@ class Supervised:
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         """Play one episode; see `Stage.play`."""
         life = self.life
+        with self._counted(life, task):
+            return await life.play(task, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+    ) -> list[Score]:
+        """Compare the episodes of a group; see `Stage.compare`."""
+        life = self.life
+        with self._counted(life, task):
+            return await life.compare(task, group, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
+
+    @contextmanager
+    def _counted(self, life: Talk, task: TaskRef) -> Iterator[None]:
+        """Count how an answer of `life` ended."""
         try:
-            played = await life.play(task, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
+            yield
         except EpisodeError as error:
             if error.kind != "model" and not error.death and life is self.life:
                 self._failed_in_row += 1
@@ -231,7 +245,6 @@ class Supervised:
         self._record.played(task)
         if life is self.life:
             self._failed_in_row, self._replaced_in_vain = 0, False
-        return played
 
     def close(self) -> None:
         """End its processes and everything that they started."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rlrun.environments.bounds import BoundsError, clipped, describe, plain_score
 from rlrun.environments.episode import EpisodeError, ErrorKind
-from rlrun.environments.process.wire import Document, Lines, WireError
-from rlrun.environments.protocol import Episode, ModelClient, Score
+from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
+from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Score, Tool
 from rlrun.environments.stage import Played, TaskRef
 
 GRACE_SECONDS = 10.0
@@ -51,7 +52,10 @@ class StartError(Exception):
 class _Rollout:
     task: TaskRef
     model: ModelClient
-    result: asyncio.Future[Played]
+    result: asyncio.Future[Any]
+    """A `Played`, or the scores of a group."""
+    members: int = 0
+    """Episodes that are compared; 0: one is played."""
     asking: asyncio.Task[None] | None = None
     call: int = 0
     model_error: Exception | None = None
@@ -63,6 +67,7 @@ class Ready:
 
     id: str
     single_turn: bool
+    compares: bool
     train: int
     eval: int
 
@@ -150,11 +155,37 @@ class Talk(ABC):
         Args:
             number: by which the process knows the rollout; 0: a new one.
         """
-        number = number or secrets.randbelow(1 << 62) + 1  # no episode guesses that of another, to answer in its name
         rollout = _Rollout(task, model, asyncio.get_running_loop().create_future())
-        self._rollouts[number] = rollout
+        played: Played = await self._answer(rollout, {"op": "play"}, timeout_seconds, reward_seconds, number)
+        return played
+
+    async def compare(
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+    ) -> list[Score]:
+        """Compare the episodes of a group in the process; see `Stage.compare`. Raises `EpisodeError`."""
+        members = [
+            {"messages": one.episode.messages, "replies": one.episode.replies, **_numbers(one.score)} for one in group
+        ]
+        rollout = _Rollout(task, _NoModel(), asyncio.get_running_loop().create_future(), len(members))
+        asked = {"op": "compare", "members": members}
+        scores: list[Score] = await self._answer(rollout, asked, timeout_seconds, reward_seconds, 0)
+        return scores
+
+    async def _answer(
+        self, rollout: _Rollout, asked: Document, timeout_seconds: float, reward_seconds: float, number: int
+    ) -> Any:
+        """Have the process play or compare, and wait for what comes of it."""
+        task = rollout.task
+        number = number or secrets.randbelow(1 << 62) + 1  # no episode guesses that of another, to answer in its name
         deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
-        self._wire.send({"op": "play", "rollout": number, "split": task.split, "index": task.index, **deadlines})
+        line = encode({**asked, "rollout": number, "split": task.split, "index": task.index, **deadlines})
+        if len(line) > MAX_LINE_BYTES:
+            message = (
+                f"the group's episodes have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); make them shorter"
+            )
+            raise self._error("reward", task, message)
+        self._rollouts[number] = rollout
+        self._wire.send_line(line)
         try:
             async with asyncio.timeout(timeout_seconds + GRACE_SECONDS):
                 return await rollout.result
@@ -218,7 +249,7 @@ class Talk(ABC):
             return
         rollout = self._rollouts.get(int(document["rollout"]))
         if rollout is None or rollout.result.done():
-            if document["op"] in ("played", "failed"):
+            if document["op"] in ("played", "compared", "failed"):
                 self._given_up.pop(int(document["rollout"]), None)
             return
         match document["op"]:
@@ -230,9 +261,12 @@ class Talk(ABC):
             case "abandon":
                 if rollout.asking is not None and rollout.call == document["call"]:
                     rollout.asking.cancel()
-            case "played":
+            case "played" | "compared":
+                if (document["op"] == "compared") != (rollout.members > 0):
+                    raise WireError(f"{document['op']!r} does not answer what was asked")
                 try:
-                    rollout.result.set_result(_played(document))
+                    result = _compared(document, rollout.members) if rollout.members else _played(document)
+                    rollout.result.set_result(result)
                     self.played += 1
                 except BoundsError as refused:
                     rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
@@ -253,8 +287,34 @@ class Talk(ABC):
                 StartError(self._explained(document["message"]), permanent=True, missing=bool(document.get("missing")))
             )
             return
+        kind = bool(document["single_turn"]), bool(document["compares"])
         sizes = int(document["train"]), int(document["eval"])
-        self._ready.set_result(Ready(str(document["id"]), bool(document["single_turn"]), *sizes))
+        self._ready.set_result(Ready(str(document["id"]), *kind, *sizes))
+
+
+class _NoModel:
+    """The model of a comparison: it has none."""
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
+    ) -> Reply:
+        raise RuntimeError("a comparison asks the policy nothing")
+
+
+def _numbers(score: Score) -> Document:
+    return {"reward": score.reward, "metrics": score.metrics}
+
+
+def _compared(document: Document, members: int) -> list[Score]:
+    rewards, metrics = list(document["rewards"]), list(document["metrics"])
+    if len(rewards) != members or len(metrics) != members:
+        raise WireError(f"it gave {len(rewards)} rewards to {members} episodes")
+    return [plain_score(Score(reward, of_one)) for reward, of_one in zip(rewards, metrics, strict=True)]
 
 
 def _played(document: Document) -> Played:

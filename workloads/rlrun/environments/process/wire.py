@@ -7,6 +7,8 @@ To the process:
 
     load      id, args                                     first, once
     play      rollout, split, index, timeout_seconds, reward_seconds
+    compare   rollout, split, index, members, timeout_seconds, reward_seconds
+              a group; members: messages, replies, reward, metrics of each
     reply     rollout, call, and the fields of `Reply`     answers `complete`
     refused   rollout, call, message                           answers `complete`: the model cannot
     cancel    rollout
@@ -14,12 +16,13 @@ To the process:
 
 From the process:
 
-    ready     id, single_turn, train, eval                 answers `load`: sizes of the splits
+    ready     id, single_turn, compares, train, eval       answers `load`: sizes of the splits
     unusable  message                                      answers `load`
     complete  rollout, call, messages, max_tokens, stop, tools
     abandon   rollout, call                                the environment waits no longer for this reply
     played    rollout, task_id, messages, replies, info, reward, metrics
-    failed    rollout, kind, task_id, message
+    compared  rollout, rewards, metrics                    answers `compare`: lists, one item for each member
+    failed    rollout, kind, task_id, message              answers `play` and `compare`
     pong      number
 """
 

@@ -37,7 +37,7 @@ from rlrun.environments.process.containment import enclosure, keeper
 from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, tell
 from rlrun.environments.process.heartbeat import Page
 from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
-from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.environments.protocol import Episode, Message, Reply, Score, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load
 from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
 from rlrun.protocol.files.failures import RoleError
@@ -154,7 +154,7 @@ class Worker:
             case "reply" | "refused":
                 if playing := self._playing.get(document["rollout"]):
                     playing.model.answered(document)
-            case "play":
+            case "play" | "compare":
                 self._start(document)
             case "cancel":
                 if (playing := self._playing.get(document["rollout"])) and playing.task is not None:
@@ -178,7 +178,8 @@ class Worker:
             self._stage = stage = InProcessStage(load(document["id"], document["args"]))
             stage.check_distinct()
             sizes = {"train": len(stage.tasks("train")), "eval": len(stage.tasks("eval"))}
-            ready = {"op": "ready", "id": stage.id, "single_turn": stage.single_turn, **sizes}
+            kind_of = {"single_turn": stage.single_turn, "compares": stage.compares}
+            ready = {"op": "ready", "id": stage.id, **kind_of, **sizes}
         except EnvironmentLoadError as error:
             return _unusable(str(error), error)
         except SharedTaskError as error:
@@ -193,7 +194,7 @@ class Worker:
     def _start(self, document: Document) -> None:
         number = document["rollout"]
         playing = self._playing[number] = _Playing(RemoteModel(self.wire, number))
-        loop, page, work = get_running_loop(), self._page, self._play(document, playing)
+        loop, page, work = get_running_loop(), self._page, self._answer(document, playing)
         if not isinstance(loop, EpisodeLoop) or page is None:
             playing.task = loop.create_task(work)
             return
@@ -204,17 +205,17 @@ class Worker:
 
         playing.task = loop.start_task(Stepped(work, lambda: page.enter(number), after))
 
-    async def _play(self, document: Document, playing: _Playing) -> None:
+    async def _answer(self, document: Document, playing: _Playing) -> None:
+        """Play an episode, or compare those of a group, and answer."""
         assert self._stage is not None
-        number, task = document["rollout"], TaskRef(document["split"], document["index"])
+        stage, number, task = self._stage, document["rollout"], TaskRef(document["split"], document["index"])
+        deadlines = {name: document[name] for name in ("timeout_seconds", "reward_seconds")}
         try:
-            played = await self._stage.play(
-                task,
-                playing.model,
-                timeout_seconds=document["timeout_seconds"],
-                reward_seconds=document["reward_seconds"],
-            )
-            line = _line(number, played, self._stage.id)
+            if document["op"] == "compare":
+                scores = await stage.compare(task, [_member(member) for member in document["members"]], **deadlines)
+                line = encode({"op": "compared", "rollout": number, **_columns(scores)})
+            else:
+                line = _line(number, await stage.play(task, playing.model, **deadlines), stage.id)
         except EpisodeError as error:
             line = _failed(number, error.kind, error.task_id, error.message)
         except BaseException as error:
@@ -262,7 +263,17 @@ def _checked(document: Document) -> Document:
 
 
 def _nothing_to_play(document: Document) -> Document:
-    return {"op": "ready", "id": document["id"], "single_turn": True, "train": 0, "eval": 0}
+    return {"op": "ready", "id": document["id"], "single_turn": True, "compares": False, "train": 0, "eval": 0}
+
+
+def _member(document: Document) -> Played:
+    return Played(
+        "", Episode(document["messages"], document["replies"]), Score(document["reward"], document["metrics"])
+    )
+
+
+def _columns(scores: Sequence[Score]) -> Document:
+    return {"rewards": [score.reward for score in scores], "metrics": [score.metrics for score in scores]}
 
 
 def _line(number: int, played: Played, env_id: str) -> bytes:

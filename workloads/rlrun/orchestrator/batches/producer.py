@@ -191,6 +191,7 @@ async def readmit_rollouts(context: RunContext, groups: Groups) -> None:
             settled=ledger.state().settled(),
         )
     )
+    comparing = {arena.config.label for arena in context.arenas if arena.environment.compares}
     steps = readmit(
         found,
         step=groups.made + 1,
@@ -198,7 +199,7 @@ async def readmit_rollouts(context: RunContext, groups: Groups) -> None:
         ledger=ledger,
         sampler=groups.sampler,
         environments=[(arena.config.label, arena.config.group_size) for arena in context.arenas],
-        finish=groups.settle,
+        finish=lambda group: groups.readmit(group, compared=group.environment in comparing),
         drop=groups.drop,
     )
     back = await stepwise(steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from loguru import logger
@@ -191,17 +191,18 @@ class Evaluator:
         asked = list(wanted)
         found: dict[int, Answer] = {}
 
-        async def answer(number: int, question: Question) -> None:
-            given = await self._answer(question.arena, question.task, question.sample, version)
-            self.answered += 1
-            if taken is not None:
-                await taken(question, given)
-            found[number] = given
+        async def answer(numbers: Sequence[int]) -> None:
+            given = await self._answers([asked[number] for number in numbers], version)
+            for number, one in zip(numbers, given, strict=True):
+                self.answered += 1
+                if taken is not None:
+                    await taken(asked[number], one)
+                found[number] = one
 
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-                for number, question in enumerate(asked):
-                    group.create_task(answer(number, question))
+                for numbers in _together(asked):
+                    group.create_task(answer(numbers))
                     await asyncio.sleep(0)  # ten thousand that begin at once would keep all others waiting
         except TimeoutError:
             logger.warning(
@@ -209,6 +210,20 @@ class Evaluator:
                 "(evaluation.timeoutSeconds); its results are of these alone, which are the quicker ones"
             )
         return [found.get(number) or _late(question, seconds) for number, question in enumerate(asked)]
+
+    async def _answers(self, questions: Sequence[Question], version: int) -> list[Answer]:
+        """Answers to one question, or to all about one task, which are compared as a group is."""
+        first = questions[0]
+        given = await asyncio.gather(*(self._answer(q.arena, q.task, q.sample, version) for q in questions))
+        played = [answer.rollout for answer in given if answer.rollout is not None]
+        if not first.arena.environment.compares or not played:
+            return given
+        try:
+            compared = iter(await self._player.compare(first.arena, first.task, played))
+        except EpisodeError as error:
+            logger.debug(f"evaluation of task {first.task}: {error}")
+            return [replace(answer, rollout=None, error=answer.error or str(error)) for answer in given]
+        return [answer if answer.rollout is None else replace(answer, rollout=next(compared)) for answer in given]
 
     async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
         sampling, reason = self._sampling(arena), ""
@@ -235,6 +250,21 @@ class Evaluator:
     def _sampling(self, arena: Arena) -> CompleteSampling:
         assert self._config.evaluation is not None
         return self._config.evaluation.sampling_over(arena.config.sampling or self._config.sampling)
+
+
+def _together(asked: Sequence[Question]) -> list[list[int]]:
+    """Positions of the questions that are answered together: those about one task where its environment compares, else each alone."""
+    found: list[list[int]] = []
+    groups: dict[tuple[int, TaskRef], list[int]] = {}
+    for number, question in enumerate(asked):
+        if not question.arena.environment.compares:
+            found.append([number])
+            continue
+        key = id(question.arena), question.task
+        if key not in groups:
+            found.append(groups.setdefault(key, []))
+        groups[key].append(number)
+    return found
 
 
 def _late(question: Question, seconds: float | None) -> Answer:

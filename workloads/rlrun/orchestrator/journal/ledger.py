@@ -95,6 +95,11 @@ class Ledger:
         self._put_back(group)
         self.counters[f"cancelled/{reason}"] += 1
 
+    def back(self, group: int) -> None:
+        """Let a dispatched group wait again that lacks only its comparison."""
+        self._out.remove(group)
+        self._put_back(group)
+
     def drop(self, group: int, reason: str) -> None:
         """Give up a dispatched group; another takes its place."""
         self._out.remove(group)

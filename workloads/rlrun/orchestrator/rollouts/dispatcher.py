@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from loguru import logger
 
@@ -27,6 +30,9 @@ MAX_RETRIES = 2
 
 MAX_LOST = 16
 """A rollout that ended with its process while the code of another was running is played again this often beside that."""
+
+
+T = TypeVar("T")
 
 
 class GroupGivenUpError(Exception):
@@ -116,6 +122,10 @@ class Dispatcher:
             for member in missing:
                 tasks.create_task(self._play_member(flight, member, draw.task, arena, opening))
         rollouts = tuple(rollout for _, rollout in sorted(flight.members.items()))
+        if arena.environment.compares:
+            # Not journaled: what a restart finds are the members, and it compares them again.
+            task = arena.tasks[draw.task]
+            rollouts = await self._tried(arena, task, partial(self._player.compare, arena, task, rollouts))
         return FinishedGroup(
             number=flight.number,
             environment=arena.config.label,
@@ -139,31 +149,47 @@ class Dispatcher:
         """One rollout that succeeded; `place` is the group's number and the member's, the same after a restart."""
         sampling = self._sampling(arena)
         stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
-        failures = lost = 0
-        while failures <= MAX_RETRIES:
+        tries = 0
+
+        async def once() -> Rollout:
+            nonlocal opening, tries
             # Another try gets another seed: with the same one it would fail the same way.
-            seed = None if sampling.seed is None else derived_seed(sampling.seed, *place, failures + lost)
+            seed = None if sampling.seed is None else derived_seed(sampling.seed, *place, tries)
             session = Session(self._pool, sampling, stops, opening=opening, affinity=affinity, seed=seed)
+            tries += 1
             opening = None
+            return await self._player.play(arena, task, sampling=sampling, session=session)
+
+        rollout = await self._tried(arena, task, once)
+        self._groups.ledger.counters["rollouts"] += 1
+        self._groups.ledger.counters["tokens"] += rollout.loss_tokens
+        return rollout
+
+    async def _tried(self, arena: Arena, task: TaskRef, once: Callable[[], Awaitable[T]]) -> T:
+        """What `once` gives, tried again after an error of the environment.
+
+        Raises:
+            GroupGivenUpError: it failed too often.
+            RoleError: errors dominate.
+        """
+        failures, lost, label = 0, 0, arena.config.label
+        while failures <= MAX_RETRIES:
             try:
-                rollout = await self._player.play(arena, task, sampling=sampling, session=session)
+                found = await once()
             except EpisodeError as error:
                 if error.bystander and lost < MAX_LOST:
                     lost += 1
-                    self._groups.ledger.counters[f"lost/{arena.config.label}"] += 1
+                    self._groups.ledger.counters[f"lost/{label}"] += 1
                 else:
                     failures += 1
-                    self._failed(arena.config.label, error.kind, str(error), error.death)
+                    self._failed(label, error.kind, str(error), error.death)
                 continue
             except RolloutError as error:
                 failures += 1
-                message = f"environment {arena.environment.id!r}, task {task}: {error}"
-                self._failed(arena.config.label, "tokens", message)
+                self._failed(label, "tokens", f"environment {arena.environment.id!r}, task {task}: {error}")
                 continue
-            self._budget.record(arena.config.label)
-            self._groups.ledger.counters["rollouts"] += 1
-            self._groups.ledger.counters["tokens"] += rollout.loss_tokens
-            return rollout
+            self._budget.record(label)
+            return found
         raise GroupGivenUpError
 
     def _failed(self, label: str, kind: str, message: str, death: int = 0) -> None:

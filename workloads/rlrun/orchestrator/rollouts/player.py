@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.stage import TaskRef
+from rlrun.environments.protocol import Episode, Score
+from rlrun.environments.stage import Played, TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, TemplateError
@@ -74,6 +77,26 @@ class Player:
                 seconds=time.monotonic() - began,
                 tools=conversation.tools,
             )
+
+    async def compare(self, arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+        """The rollouts of one group with the rewards that their comparison gives.
+
+        Raises:
+            EpisodeError: it fails.
+        """
+        scores = await arena.environment.compare(
+            task,
+            [
+                Played(r.task_id, Episode(list(r.messages), max(1, len(r.texts))), Score(r.reward, dict(r.metrics)))
+                for r in rollouts
+            ],
+            timeout_seconds=arena.config.timeout_seconds,
+            reward_seconds=arena.config.reward_timeout_seconds,
+        )
+        return tuple(
+            replace(rollout, reward=score.reward, metrics=score.metrics)
+            for rollout, score in zip(rollouts, scores, strict=True)
+        )
 
 
 def _of_tokens(error: EpisodeError) -> Exception | None:
