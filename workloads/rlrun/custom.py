@@ -35,7 +35,7 @@ def bind(
     complete = complete_options(kind, name, options)
     if not is_import_path(name):
         return table[name].function, complete
-    function = _imported(kind, name)
+    function = imported(kind, name)
     keywords, takes_any = _keywords(function)
     for option in complete:
         if option not in keywords and not takes_any:
@@ -47,7 +47,16 @@ def bind(
 
 
 @functools.cache
-def _imported(kind: Kind, path: str) -> Callable[..., Any]:
+def imported(kind: str, path: str) -> Callable[..., Any]:
+    """The function at `package.module:function`.
+
+    Args:
+        kind: what it is in messages, such as `loss`.
+        path: of the function.
+
+    Raises:
+        ValueError: it leads nowhere; the cause is an ImportError where a module is missing.
+    """
     module_name, function_name = path.split(":")
     try:
         module = importlib.import_module(module_name)

@@ -19,12 +19,12 @@ from aiohttp import web
 
 from rlrun.environments import EnvironmentLoadError, Task, load, run_episode
 from rlrun.environments.bundled import dataset as dataset_module
-from rlrun.environments.rewards import bounded
-from rlrun.environments.rewards import judge as judge_module
+from rlrun.environments.rewards import bounded, served
 from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError
-from rlrun.environments.rewards.judge import Judge, JudgeArgs, JudgeError, RateLimit
+from rlrun.environments.rewards.judge import Judge, JudgeArgs, JudgeError
 from rlrun.environments.rewards.mathematics import math_score
 from rlrun.environments.rewards.scorers import scorer
+from rlrun.environments.rewards.served import RateLimit
 
 sys.path.insert(0, str(Path(__file__).parent / "misbehaving"))
 import slow_functions
@@ -177,7 +177,7 @@ def test_a_judge_that_could_never_give_a_score_is_refused(changes: dict[str, str
 
 
 async def test_a_judge_is_asked_again_after_a_passing_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_module, "_MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(served, "_MAX_BACKOFF_SECONDS", 0.01)
     limited = web.Response(status=429, headers={"Retry-After": "0.2"})
     replies = Replies(limited, web.Response(status=503), "Score MARKER: 1")
     async with judge(replies) as asked:
@@ -283,13 +283,13 @@ async def test_a_data_set_of_programs(tmp_path: Path, scripted: Any) -> None:
     [
         ({}, [row(1)], "exactly one of path and name"),
         ({"path": "no/such"}, [row(1)], "there is no file or folder no/such"),
-        ({"path": "FILE", "reward_args": {"procesess": 1}}, [row(1)], "reward_args of the reward 'math': procesess"),
+        ({"path": "FILE", "reward_args": {"procesess": 1}}, [row(1)], "of the reward 'math': procesess"),
         ({"path": "FILE"}, [{"question": "?"}], "data.parquet row 1: there is no column 'prompt'"),
         ({"path": "FILE"}, [row(1)], "none is left for the"),
         (
             {"path": "FILE", "train_split": "data", "eval_split": "data"},
             [row(1, reward_model={})],
-            "row 1: 'reward_model'",
+            "row 1: there is neither a field 'ground_truth'",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rows of one data set by number: JSONL, parquet, and what `datasets` saves or the hub holds. Random access, nothing tokenised yet."""
+"""Rows of one data set by number: JSONL, CSV, parquet, and what `datasets` saves or the hub holds. Random access, nothing tokenised yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlrun.config.models.data import DataSetConfig
+from rlrun.environments.csv_table import CsvTable
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
-PATTERNS = ("*.jsonl", "*.parquet", "*.arrow")
+_SUFFIXES = (".jsonl", ".parquet", ".arrow")
+PATTERNS = (*(f"*{suffix}" for suffix in _SUFFIXES), "*.csv")
+"""Files of rows; CSV counts in a folder only where there is no other: many data sets have it beside these."""
 _EDGE_BYTES = 65536
 
 
@@ -173,6 +176,8 @@ class Rows:
 
 def _open(path: Path, field: str) -> Table:
     try:
+        if path.suffix == ".csv":
+            return CsvTable(path)
         return JsonLines(path) if path.suffix == ".jsonl" else ArrowTable(path)
     except OSError as error:
         raise RoleError(f"{field}: cannot read {path}: {error.strerror or error}", exit_codes.DATA) from error
@@ -184,9 +189,9 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
     if config.path is not None:
         root = Path(config.path)
         if root.is_file():
-            if root.suffix not in (".jsonl", ".parquet", ".arrow"):
+            if root.suffix not in (*_SUFFIXES, ".csv"):
                 raise RoleError(
-                    f"{field}.path: {root.name} is none of .jsonl, .parquet and .arrow; turn it into one of them",
+                    f"{field}.path: {root.name} is none of .jsonl, .csv, .parquet and .arrow; turn it into one of them",
                     exit_codes.CONFIGURATION,
                 )
             return [root]
@@ -201,9 +206,13 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
         # `datasets` leaves files of its own computations beside a saved data set.
         if _in_split(path, root, config.split) and not path.name.startswith("cache-")
     )
+    if any(path.suffix != ".csv" for path in found):
+        found = [path for path in found if path.suffix != ".csv"]
     if not found:
         of_split = f" of split {config.split!r}" if config.split else ""
-        raise RoleError(f"{field}: {config.label} holds no .jsonl, .parquet or .arrow file{of_split}", exit_codes.DATA)
+        raise RoleError(
+            f"{field}: {config.label} holds no .jsonl, .csv, .parquet or .arrow file{of_split}", exit_codes.DATA
+        )
     return found
 
 

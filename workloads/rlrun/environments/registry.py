@@ -70,7 +70,9 @@ def load(id: str, args: Mapping[str, Any]) -> Environment:
         for split in ("train", "eval"):
             environment.tasks(cast(Any, split))[0]
     except (RoleError, ValueError, KeyError) as error:
-        raise EnvironmentLoadError(f"environment {id!r}: {error}") from None
+        # The cause says whether a package is missing here, which the run's image may have.
+        missing = error.__cause__ if isinstance(error.__cause__, ImportError) else None
+        raise EnvironmentLoadError(f"environment {id!r}: {error}") from missing
     return environment
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from rlrun.config.formats import RESERVED_VARIABLES
 from rlrun.diagnostics.stacks import FILE_VARIABLE
-from rlrun.environments.rewards.judge import JudgeArgs
+from rlrun.environments.rewards.scorers import SERVED
+from rlrun.environments.rewards.served import ServedArgs
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 EVERYTHING = "*"
@@ -77,8 +78,8 @@ def named_by(id: str, args: Mapping[str, Any]) -> tuple[str, ...]:
         args: its arguments.
     """
     names = [*_values(args, _KEY_ARGUMENT)]
-    if id == "dataset" and args.get("reward") == "judge":
-        names.append(str(JudgeArgs.model_fields[_KEY_ARGUMENT].default))
+    if id == "dataset" and SERVED & {*_texts(args.get("reward")), *_texts(args.get("reward_by_source"))}:
+        names.append(str(ServedArgs.model_fields[_KEY_ARGUMENT].default))
     if id in ("dataset", "gsm8k") and args.get("path") is None and args.get("source") != "bundled":
         names += _HUB_TOKENS
     return tuple(names)
@@ -94,6 +95,14 @@ def _values(value: Any, key: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _values(part, key)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts in JSON, at any depth."""
+    if isinstance(value, str):
+        yield value
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        yield from _texts(part)
 
 
 def withheld_hint(message: str, withheld: Collection[str]) -> str:

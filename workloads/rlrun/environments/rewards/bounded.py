@@ -40,12 +40,18 @@ class BoundedCalls:
         processes: calls at the same time.
         timeout_seconds: for one call.
         prepare: called once in each process before the first call, in no call's time; what it raises is of no account.
+        name: of what is called, in messages; None: each function's own.
     """
 
     def __init__(
-        self, *, processes: int = 2, timeout_seconds: float = 10.0, prepare: Callable[[], object] | None = None
+        self,
+        *,
+        processes: int = 2,
+        timeout_seconds: float = 10.0,
+        prepare: Callable[[], object] | None = None,
+        name: str | None = None,
     ) -> None:
-        self._timeout_seconds, self._prepare = timeout_seconds, prepare
+        self._timeout_seconds, self._prepare, self._name = timeout_seconds, prepare, name
         self._slots = asyncio.Semaphore(processes)
         self._idle: list[_Caller] = []
 
@@ -55,7 +61,7 @@ class BoundedCalls:
         Raises:
             BoundedCallError: it raised, its process died, or its time was over; then the process is killed.
         """
-        name = f"{function.__module__}.{function.__qualname__}"
+        name = self._name or f"{function.__module__}.{function.__qualname__}"
         async with self._slots:
             caller = self._idle.pop() if self._idle else _Caller()
             prepared = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,16 +12,25 @@ from rlrun.environments.protocol import Task
 from rlrun.environments.rewards import mathematics
 from rlrun.environments.rewards.bounded import BoundedCalls
 from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, last_code_block
-from rlrun.environments.rewards.judge import Judge, JudgeArgs
+from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, Judge, JudgeArgs
+from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs
 
-RewardName = Literal["exact", "math", "code", "judge"]
 
-
+@runtime_checkable
 class Scorer(Protocol):
     """Judges a reply to a task."""
 
     async def __call__(self, task: Task, reply: str) -> float:
         """The reward. Raises whatever makes the rollout unusable."""
+        ...
+
+
+@runtime_checkable
+class GroupScorer(Protocol):
+    """Judges all replies of a group together."""
+
+    async def of_group(self, task: Task, replies: Sequence[str]) -> Sequence[float]:
+        """The rewards, in the order of the replies. Raises whatever makes the group unusable."""
         ...
 
 
@@ -55,25 +64,32 @@ class ExactArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def scorer(name: RewardName, options: Mapping[str, Any]) -> Scorer:
-    """The reward of this name.
+def scorer(name: str, options: Mapping[str, Any]) -> Scorer:
+    """The built-in reward of this name.
 
     Raises:
         ValueError: an option is wrong; says which.
     """
-    models: dict[str, type[BaseModel]] = {"exact": ExactArgs, "math": MathArgs, "code": CodeArgs, "judge": JudgeArgs}
+    found = _made(name, options)
+    assert isinstance(found, Scorer)
+    return found
+
+
+def group_scorer(name: str, options: Mapping[str, Any]) -> GroupScorer:
+    """The same of one in `OF_GROUPS`."""
+    found = _made(name, options)
+    assert isinstance(found, GroupScorer)
+    return found
+
+
+def _made(name: str, options: Mapping[str, Any]) -> Scorer | GroupScorer:
+    model, make = BUILT_IN[name]
     try:
-        args: Any = models[name].model_validate(dict(options))
+        args: Any = model.model_validate(dict(options))
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"reward_args of the reward {name!r}: {problems}") from None
-    if name == "math":
-        return _Math(args)
-    if name == "code":
-        return _Code(args)
-    if name == "judge":
-        return _Judged(args)
-    return _exact
+        raise ValueError(f"reward_args (in a list: args) of the reward {name!r}: {problems}") from None
+    return make(args)
 
 
 async def _exact(task: Task, reply: str) -> float:
@@ -116,5 +132,41 @@ class _Judged:
         self._judge = Judge(args)
 
     async def __call__(self, task: Task, reply: str) -> float:
-        question = "\n\n".join(str(message["content"]) for message in task.prompt if message["role"] != "system")
-        return await self._judge.score(question=question, truth=task.answer or "", reply=reply)
+        return await self._judge.score(question=_question(task), truth=task.answer or "", reply=reply)
+
+
+class _GroupJudged:
+    def __init__(self, args: GroupJudgeArgs) -> None:
+        self._judge = GroupJudge(args)
+
+    async def of_group(self, task: Task, replies: Sequence[str]) -> Sequence[float]:
+        return await self._judge.scores(question=_question(task), truth=task.answer or "", replies=replies)
+
+
+class _Modelled:
+    def __init__(self, args: RewardModelArgs) -> None:
+        self._model = RewardModel(args)
+
+    async def __call__(self, task: Task, reply: str) -> float:
+        return await self._model.score(prompt=task.prompt, question=_question(task), reply=reply)
+
+
+def _question(task: Task) -> str:
+    """The prompt as one text, without the system's."""
+    return "\n\n".join(str(message["content"]) for message in task.prompt if message["role"] != "system")
+
+
+BUILT_IN: Mapping[str, tuple[type[BaseModel], Callable[[Any], Scorer | GroupScorer]]] = {
+    "exact": (ExactArgs, lambda _: _exact),
+    "math": (MathArgs, _Math),
+    "code": (CodeArgs, _Code),
+    "judge": (JudgeArgs, _Judged),
+    "reward-model": (RewardModelArgs, _Modelled),
+    "group-judge": (GroupJudgeArgs, _GroupJudged),
+}
+"""Built-in rewards: name -> options and what makes it."""
+
+SERVED = frozenset({"judge", "group-judge", "reward-model"})
+"""Those that ask a server, which may want a key."""
+OF_GROUPS = frozenset({"group-judge"})
+"""Those that judge all replies of a group together."""

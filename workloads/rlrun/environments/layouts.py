@@ -1,0 +1,134 @@
+"""Layouts of the public sets of problems, and each one's rows as rows of `dataset`.
+
+A row of `dataset` is one of verl's: `prompt`, `reward_model` with `ground_truth`, and optionally `data_source`, `ability`, `extra_info`
+and `uid`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+LayoutName = Literal["gsm8k", "math", "dapo", "deepscaler", "geometry3k"]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One set's layout."""
+
+    columns: tuple[str, ...]
+    """Columns that each row has."""
+    convert: Callable[[Row], dict[str, Any]]
+    """A row in the format of `dataset`. Raises ValueError: it is none of the layout."""
+    repeats: bool = False
+    """True if the set holds its rows several times."""
+
+
+def convert(name: LayoutName, row: Row) -> dict[str, Any]:
+    """A row of a public set as one of `dataset`.
+
+    Raises:
+        ValueError: it is none of this layout; names the column.
+    """
+    layout = LAYOUTS[name]
+    if missing := [column for column in layout.columns if row.get(column) is None]:
+        hint = f"; it looks like layout: {found}" if (found := recognized(row)) else ""
+        raise ValueError(
+            f"layout {name}: there is no column {missing[0]!r} (columns: {', '.join(row) or 'none'}){hint}"
+        )
+    return layout.convert(row)
+
+
+def recognized(columns: Collection[str]) -> LayoutName | None:
+    """The one layout that has these columns, if there is one; the most columns decide."""
+    fitting = [name for name, layout in LAYOUTS.items() if set(layout.columns) <= set(columns)]
+    return max(fitting, key=lambda name: len(LAYOUTS[name].columns), default=None)
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution; None: there is none that is closed."""
+    starts = list(re.finditer(r"\\f?boxed\s*(\{|[^\s{])", text))
+    if not starts:
+        return None
+    last = starts[-1]
+    if last[1] != "{":
+        return re.split(r"[\s$]", text[last.start(1) :], maxsplit=1)[0]
+    depth = 0
+    for place in range(last.start(1), len(text)):
+        escaped = place > 0 and text[place - 1] == "\\"
+        if not escaped and text[place] in "{}":
+            depth += 1 if text[place] == "{" else -1
+            if depth == 0:
+                return text[last.start(1) + 1 : place].strip()
+    return None
+
+
+def final_answer(answer: str) -> str:
+    """The number after `####` in an answer of GSM8K, without separators of thousands. Raises ValueError: there is none."""
+    found = re.search(r"####\s*(.+?)\s*$", answer)
+    if found is None:
+        raise ValueError("the answer has no final line '#### ...'")
+    return found[1].replace(",", "")
+
+
+def _row(source: str, question: object, truth: object, extra: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"the problem is no text: {str(question)[:80]!r}")
+    return {
+        "prompt": [{"role": "user", "content": question.strip()}],
+        "data_source": source,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth if isinstance(truth, str) else json.dumps(truth)},
+        "extra_info": dict(extra),
+    }
+
+
+def _with_own(row: Row, made: dict[str, Any]) -> dict[str, Any]:
+    """A converted row with the columns that it has already in this project's format."""
+    return made | {name: row[name] for name in ("data_source", "ability", "uid") if row.get(name) is not None}
+
+
+def _gsm8k(row: Row) -> dict[str, Any]:
+    extra = {"question": row["question"], "answer": row["answer"]}
+    return _with_own(row, _row("openai/gsm8k", row["question"], final_answer(str(row["answer"])), extra))
+
+
+def _math(row: Row) -> dict[str, Any]:
+    truth = row.get("answer") or boxed(str(row["solution"]))
+    if truth is None:
+        raise ValueError("the solution has no \\boxed{...}, and there is no column 'answer'")
+    extra = {name: row[name] for name in ("solution", "level", "type", "subject", "unique_id") if name in row}
+    return _with_own(row, _row("DigitalLearningGmbH/MATH-lighteval", row["problem"], truth, extra))
+
+
+def _dapo(row: Row) -> dict[str, Any]:
+    truth = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], Mapping) else None
+    if truth is None:
+        raise ValueError("reward_model has no field 'ground_truth'")
+    extra = row.get("extra_info") or {}
+    # Its `index` names a problem, and repeats with it.
+    index = {"uid": str(extra["index"])} if isinstance(extra, Mapping) and extra.get("index") is not None else {}
+    return index | dict(row)
+
+
+def _deepscaler(row: Row) -> dict[str, Any]:
+    extra = {"solution": row["solution"]} if row.get("solution") else {}
+    return _with_own(row, _row("agentica-org/DeepScaleR-Preview-Dataset", row["problem"], row["answer"], extra))
+
+
+def _geometry3k(row: Row) -> dict[str, Any]:
+    question = re.sub(r"\s*<image>\s*", " ", str(row["problem"]))
+    return _with_own(row, _row("hiyouga/geometry3k", question, row["answer"], {}))
+
+
+LAYOUTS: Mapping[LayoutName, Layout] = {
+    "gsm8k": Layout(("question", "answer"), _gsm8k),
+    "math": Layout(("problem", "solution"), _math),
+    "dapo": Layout(("prompt", "reward_model", "data_source"), _dapo, repeats=True),
+    "deepscaler": Layout(("problem", "answer"), _deepscaler),
+    "geometry3k": Layout(("images", "problem", "answer"), _geometry3k),
+}

@@ -1,0 +1,250 @@
+"""A user's own function as a reward: which arguments it takes, where it is called, and what it may return.
+
+A plain function is called in processes that can be killed, in their main thread: it may block, compute for ever or set signal handlers.
+An `async def` is awaited in the environment's event loop, beside the episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.suggest import did_you_mean
+from rlrun.custom import imported
+from rlrun.environments.bounds import MAX_METRIC, MAX_REWARD, BoundsError, describe, number
+from rlrun.environments.protocol import Score
+from rlrun.environments.rewards.bounded import BoundedCalls
+from rlrun.environments.rewards.entries import RewardEntry
+
+KIND = "reward"
+COMPLETIONS = "completions"
+_REPLY = ("completion", "solution_str")
+"""The reply; the second is verl's name."""
+_COLUMNS = ("data_source", "ability", "extra_info", "uid")
+ARGUMENTS = (*_REPLY, COMPLETIONS, "row", "prompt", "ground_truth", *_COLUMNS)
+"""Parameters that a function may have besides its own options."""
+_REQUIRED_NOWHERE: Mapping[str, Callable[[], Any]] = {"extra_info": dict}
+"""Columns that a row may lack though the function has no default for them, as in verl."""
+
+
+class RewardFunctionError(RuntimeError):
+    """A user's function raised, or returned what is no reward."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Arguments that a function takes of a row and a reply."""
+
+    takes: frozenset[str]
+    required: frozenset[str]
+    """Those without a default."""
+
+    @property
+    def group(self) -> bool:
+        """True if it gets all completions of a group at once."""
+        return COMPLETIONS in self.takes
+
+
+def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Signature:
+    """Hold a function's parameters against the arguments that there are.
+
+    Args:
+        path: its import path, for messages.
+        function: a user's.
+        options: arguments from the configuration.
+
+    Raises:
+        ValueError: it takes no reply, lacks an option, or has a parameter that nothing fills; names it and the fix.
+    """
+    where = f"reward {path}"
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{where}: its parameters cannot be read ({error}); wrap it in a function of your own"
+        ) from None
+    named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if bad := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
+        raise ValueError(
+            f"{where}: {bad[0]} is a positional-only parameter; arguments are given by name, so remove the '/'"
+        )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for option in options:
+        if option in ARGUMENTS:
+            raise ValueError(f"{where}: args has {option!r}, which is of the row or the reply; remove it from args")
+        if option not in named and not takes_any:
+            own = [name for name in named if name not in ARGUMENTS]
+            raise ValueError(f"{where}: no parameter {option!r}{did_you_mean(option, own)}; remove it from args")
+    replies = [name for name in (*_REPLY, COMPLETIONS) if name in named]
+    if len(replies) != 1:
+        got = ", ".join(named) or "none"
+        raise ValueError(
+            f"{where}: its parameters are ({got}); exactly one has to take what the policy wrote: completion (verl's solution_str is the "
+            "same), or completions for all of a group"
+        )
+    for name, required in named.items():
+        if required and name not in ARGUMENTS and name not in options:
+            raise ValueError(
+                f"{where}: nothing fills the parameter {name!r}{did_you_mean(name, ARGUMENTS)}; give it in args, or take "
+                f"{', '.join(ARGUMENTS)}"
+            )
+    takes = frozenset(name for name in named if name in ARGUMENTS)
+    return Signature(takes, frozenset(name for name in takes if named[name]))
+
+
+class RewardFunction:
+    """A user's function, ready to be called.
+
+    Args:
+        entry: names it.
+
+    Raises:
+        ValueError: it cannot be imported or called; says why.
+    """
+
+    def __init__(self, entry: RewardEntry) -> None:
+        self._entry = entry
+        self._function = imported(KIND, entry.name)
+        self.signature = signature_of(entry.name, self._function, entry.args)
+        self._is_async = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(
+            getattr(self._function, "__call__", None)  # noqa: B004
+        )
+        self._calls = BoundedCalls(
+            processes=entry.processes,
+            timeout_seconds=entry.timeout_seconds,
+            prepare=partial(imported, KIND, entry.name),
+            name=f"reward {entry.name}",
+        )
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Refuse a row that lacks what the function takes. Raises ValueError: names the column."""
+        self._columns(row)
+
+    async def one(self, given: Mapping[str, Any], row: Mapping[str, Any], reply: str) -> Score:
+        """The function's score of one reply.
+
+        Args:
+            given: `prompt` and `ground_truth`.
+            row: of the data set.
+            reply: of the policy.
+
+        Raises:
+            RewardFunctionError: it raised, or returned no reward.
+        """
+        name = next(name for name in _REPLY if name in self.signature.takes)
+        scores = await self._call({name: reply}, given, row, None)
+        return scores[0]
+
+    async def all(self, given: Mapping[str, Any], row: Mapping[str, Any], replies: Sequence[str]) -> list[Score]:
+        """The function's scores of all replies of a group; see `one`."""
+        return await self._call({COMPLETIONS: list(replies)}, given, row, len(replies))
+
+    async def _call(
+        self, said: Mapping[str, Any], given: Mapping[str, Any], row: Mapping[str, Any], members: int | None
+    ) -> list[Score]:
+        available = {**said, **given, "row": dict(row)}
+        arguments = {name: value for name, value in available.items() if name in self.signature.takes}
+        arguments |= self._columns(row) | self._entry.args
+        if self._is_async:
+            try:
+                async with asyncio.timeout(self._entry.timeout_seconds):
+                    return scores_of(await self._function(**arguments), members)
+            except TimeoutError as error:
+                seconds = f"{self._entry.timeout_seconds:g} seconds"
+                raise RewardFunctionError(f"reward {self._entry.name} did not finish within {seconds}") from error
+            except Exception as error:
+                raise RewardFunctionError(f"reward {self._entry.name}: {_told(error)}") from error
+        scores, problem = await self._calls.call(call_here, self._entry.name, arguments, members)
+        if problem is not None:
+            raise RewardFunctionError(f"reward {self._entry.name}: {problem}")
+        return [Score(reward, metrics) for reward, metrics in scores]
+
+    def _columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in _COLUMNS:
+            if name not in self.signature.takes:
+                continue
+            if name in row:
+                found[name] = row[name]
+            elif name in self.signature.required:
+                if name not in _REQUIRED_NOWHERE:
+                    raise ValueError(
+                        f"there is no column {name!r}, which reward {self._entry.name} takes; add it, or give the parameter a default"
+                    )
+                found[name] = _REQUIRED_NOWHERE[name]()
+        return found
+
+
+Numbers = tuple[list[tuple[float, dict[str, float]]], str | None]
+
+
+def call_here(path: str, arguments: Mapping[str, Any], members: int | None) -> Numbers:
+    """Call a user's function in this process: its scores, or what it raised."""
+    try:
+        value = imported(KIND, path)(**arguments)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
+        return [(score.reward, score.metrics) for score in scores_of(value, members)], None
+    except BaseException as error:
+        return [], _told(error)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _told(error: BaseException) -> str:
+    """An error of the function, and where in the user's files it was raised."""
+    if isinstance(error, BoundsError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"raised {describe(error)}{where}"
+
+
+def scores_of(value: Any, members: int | None) -> list[Score]:
+    """What a function returned as scores within the bounds.
+
+    Args:
+        value: a number, or a dictionary with `score` and further numbers, which become metrics; for a group a list of such.
+        members: replies of the group; None: there is one reply.
+
+    Raises:
+        BoundsError: it is something else, or a number is not finite.
+    """
+    if members is None:
+        return [_score(value, "reward")]
+    try:
+        found = [] if isinstance(value, str | bytes | Mapping) else list(value)
+    except TypeError:
+        found = []
+    if len(found) != members:
+        raise BoundsError(f"it has to return a list of {members} rewards, one for each completion, not {_shown(value)}")
+    return [_score(item, f"reward of completion {i}") for i, item in enumerate(found)]
+
+
+def _score(value: Any, what: str) -> Score:
+    if not isinstance(value, Mapping):
+        return Score(number(value, what, MAX_REWARD))
+    if "score" not in value:
+        raise BoundsError(
+            f"the dictionary that it returned has no 'score' but {', '.join(map(repr, value)) or 'nothing'}"
+        )
+    metrics = {
+        str(name): number(item, f"metric {name!r}", MAX_METRIC)
+        for name, item in value.items()
+        if name != "score" and not isinstance(item, str | bytes | list | tuple | Mapping | None)
+    }
+    return Score(number(value["score"], what, MAX_REWARD), metrics)
+
+
+def _shown(value: Any) -> str:
+    sized = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+    return f"{type(value).__name__}{sized}"

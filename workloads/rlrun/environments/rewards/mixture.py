@@ -1,0 +1,185 @@
+"""Rewards of one environment together: a weighted sum for each `data_source`, of single replies and of whole groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rlrun.config.algorithm.names import is_import_path
+from rlrun.environments.protocol import Score, Task
+from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntry, described
+from rlrun.environments.rewards.functions import RewardFunction
+from rlrun.environments.rewards.scorers import OF_GROUPS, GroupScorer, Scorer, group_scorer, scorer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RowTask(Task):
+    """A task that was made from a row of a data set."""
+
+    row: Mapping[str, Any] = field(default_factory=dict)
+    truth: Any = None
+    """The row's ground truth as it is there."""
+
+
+class _Part:
+    """One reward of a sum."""
+
+    def __init__(self, entry: RewardEntry, label: str) -> None:
+        self.weight, self.label = entry.weight, label
+        self._function: RewardFunction | None = None
+        self._scorer: Scorer | GroupScorer
+        if is_import_path(entry.name):
+            self._function = RewardFunction(entry)
+            self.group = self._function.signature.group
+        else:
+            self.group = entry.name in OF_GROUPS
+            self._scorer = group_scorer(entry.name, entry.args) if self.group else scorer(entry.name, entry.args)
+
+    @property
+    def demanding(self) -> bool:
+        return self._function is not None
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        if self._function is not None:
+            self._function.check(row)
+
+    async def one(self, task: RowTask, reply: str) -> Score:
+        if self._function is not None:
+            return await self._function.one(_given(task), task.row, reply)
+        assert isinstance(self._scorer, Scorer)
+        return Score(await self._scorer(task, reply))
+
+    async def all(self, task: RowTask, replies: Sequence[str]) -> list[Score]:
+        if self._function is not None:
+            return await self._function.all(_given(task), task.row, replies)
+        assert isinstance(self._scorer, GroupScorer)
+        return [Score(reward) for reward in await self._scorer.of_group(task, replies)]
+
+
+def _given(task: RowTask) -> dict[str, Any]:
+    return {"prompt": task.prompt, "ground_truth": task.truth}
+
+
+class Sum:
+    """A weighted sum of rewards. With several, the metric `reward_<label>` is each one's own.
+
+    Args:
+        entries: the rewards.
+
+    Raises:
+        ValueError: one of them cannot be made; names it.
+    """
+
+    def __init__(self, entries: Sequence[RewardEntry]) -> None:
+        seen: Counter[str] = Counter()
+        parts = []
+        for entry in entries:
+            seen[entry.label] += 1
+            times = seen[entry.label]
+            parts.append(_Part(entry, entry.label if times == 1 else f"{entry.label}_{times}"))
+        self._several = len(parts) > 1
+        self._single = [part for part in parts if not part.group]
+        self._of_groups = [part for part in parts if part.group]
+        self._parts = parts
+
+    @property
+    def compares(self) -> bool:
+        """True if a part of it is of whole groups."""
+        return bool(self._of_groups)
+
+    @property
+    def demanding(self) -> bool:
+        """True if a part of it takes columns that a row may lack."""
+        return any(part.demanding for part in self._parts)
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Refuse a row that lacks what a reward takes. Raises ValueError."""
+        for part in self._parts:
+            part.check(row)
+
+    async def score(self, task: RowTask, reply: str) -> Score:
+        """The part of the sum that a reply earns alone."""
+        found = await _all(part.one(task, reply) for part in self._single)
+        return self._added(Score(0.0), zip(self._single, found, strict=True))
+
+    async def compare(self, task: RowTask, replies: Sequence[str], scores: Sequence[Score]) -> list[Score]:
+        """The whole sums of a group's replies.
+
+        Args:
+            task: of the group.
+            replies: of the policy.
+            scores: what each earned alone.
+        """
+        found = await _all(part.all(task, replies) for part in self._of_groups)
+        return [
+            self._added(score, zip(self._of_groups, [column[i] for column in found], strict=True))
+            for i, score in enumerate(scores)
+        ]
+
+    def _added(self, start: Score, found: Iterable[tuple[_Part, Score]]) -> Score:
+        reward, metrics = start.reward, dict(start.metrics)
+        for part, score in found:
+            reward += part.weight * score.reward
+            if self._several:
+                metrics[f"reward_{part.label}"] = score.reward
+            before = f"{part.label}_" if self._several else ""
+            metrics |= {f"{before}{name}": value for name, value in score.metrics.items()}
+        return Score(reward, metrics)
+
+
+async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order; with the first error the others end."""
+    tasks = [asyncio.ensure_future(one) for one in awaitables]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class Rewards:
+    """The rewards of a data set.
+
+    Args:
+        sums: rewards by `data_source`; `*` is for all others.
+    """
+
+    def __init__(self, sums: Mapping[str, Sequence[RewardEntry]]) -> None:
+        self._sums = {source: Sum(entries) for source, entries in sums.items()}
+        self.demanding = set(sums) != {ANY_SOURCE} or any(found.demanding for found in self._sums.values())
+        """True if there are rows for which no reward can be given: `check` finds them."""
+
+    @property
+    def compares(self) -> bool:
+        """True if some reward is of whole groups."""
+        return any(found.compares for found in self._sums.values())
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Refuse a row that no reward can be given for. Raises ValueError: names column, value and fix."""
+        self._of(row).check(row)
+
+    async def score(self, task: Task, reply: str) -> Score:
+        """What a reply earns alone."""
+        assert isinstance(task, RowTask)
+        return await self._of(task.row).score(task, reply)
+
+    async def compare(self, task: Task, replies: Sequence[str], scores: Sequence[Score]) -> Sequence[Score]:
+        """What the replies of a group earn, with what they earned alone."""
+        assert isinstance(task, RowTask)
+        found = self._of(task.row)
+        return await found.compare(task, replies, scores) if found.compares else scores
+
+    def _of(self, row: Mapping[str, Any]) -> Sum:
+        source = row.get("data_source")
+        found = self._sums.get(str(source), self._sums.get(ANY_SOURCE))
+        if found is None:
+            known = f"reward_by_source names {described(self._sums)}; name it there, or '{ANY_SOURCE}' for all others"
+            if source is None:
+                raise ValueError(f"there is no column 'data_source'; {known}")
+            raise ValueError(f"data_source {source!r} has no reward: {known}")
+        return found

@@ -1,0 +1,147 @@
+"""Requests to a server that scores: retried after errors that pass, spaced, and with a deadline that counts all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlrun.backoff import backoff
+
+T = TypeVar("T")
+
+
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """A template with the texts of its `{fields}`, all at once: braces in a text are no fields."""
+    return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
+
+
+_RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_MAX_BACKOFF_SECONDS = 30.0
+
+
+class ServedError(RuntimeError):
+    """The server could not be asked, or gave no score."""
+
+
+class ServedArgs(BaseModel):
+    """Arguments of a reward that a server gives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: str = Field(pattern=r"^https?://[^\s/]")
+    """URL of the server."""
+    model: str = Field(min_length=1)
+    """Name of the model there."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; it may be unset for a server without one."""
+    requests_per_minute: float = Field(default=600.0, gt=0)
+    """Most requests per minute, retries included."""
+    concurrency: int = Field(default=32, ge=1)
+    """Most requests at the same time."""
+    deadline_seconds: float = Field(default=60.0, gt=0)
+    """Deadline of one score, with all its retries and its turn in the queue."""
+
+
+class RateLimit:
+    """Lets one through every `60 / per_minute` seconds, in order."""
+
+    def __init__(self, per_minute: float) -> None:
+        self._interval = 60.0 / per_minute
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Wait for one's turn."""
+        now = time.monotonic()
+        at, self._next = max(now, self._next), max(now, self._next) + self._interval
+        await asyncio.sleep(at - now)
+
+
+@dataclass(frozen=True)
+class _RefusedError(Exception):
+    status: int
+    text: str
+    retry_after: float | None = None
+
+
+class Server:
+    """A server that is asked for scores.
+
+    Args:
+        args: where it is, and how it is asked.
+        what: its name in messages, such as `the judge`.
+        error: class of the errors.
+    """
+
+    def __init__(self, args: ServedArgs, what: str, error: type[ServedError] = ServedError) -> None:
+        self._args, self._what, self._error = args, what, error
+        self._rate = RateLimit(args.requests_per_minute)
+        self._slots = asyncio.Semaphore(args.concurrency)
+        self._session: Any = None
+
+    async def ask(self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]) -> T:
+        """What `parse` makes of the JSON that the server answers at `path`.
+
+        Raises:
+            ServedError: there was no answer before the deadline, or the server refuses the request.
+        """
+        where, seconds, last = (
+            f"{self._what} at {self._args.base_url}",
+            self._args.deadline_seconds,
+            "it was not asked yet",
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                for attempt in range(1_000_000):
+                    try:
+                        return parse(await self._post(path, body))
+                    except _RefusedError as error:
+                        last = f"status {error.status}: {error.text}"
+                        if error.status not in _RETRIED:
+                            raise self._error(f"{where} refuses: {last}") from error
+                        wait = error.retry_after
+                    except OSError as error:
+                        last, wait = str(error) or type(error).__name__, None
+                    # Jitter, so that requests which failed together do not come back together.
+                    pause = backoff(attempt + 1, first=0.5, longest=_MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)
+                    await asyncio.sleep(pause if wait is None else wait)
+        except TimeoutError as error:
+            raise self._error(f"{where} gave no score within {seconds:g} seconds; the last: {last}") from error
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        key = os.environ.get(self._args.api_key_env)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self._slots:
+            await self._rate.turn()
+            url = f"{self._args.base_url.rstrip('/')}/{path}"
+            try:
+                async with self._session.post(url, json=body, headers=headers) as response:
+                    text = await response.text()
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        if response.status != 200:
+            after = response.headers.get("Retry-After", "")
+            wait = float(after) if after.replace(".", "", 1).isdigit() else None
+            raise _RefusedError(response.status, text[:200], wait)
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise self._error(f"the answer of {self._what} is no JSON: {text[:200]!r}") from None
