@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
@@ -60,6 +61,44 @@ class Graded(ReverseText):
 
 def graded() -> Graded:
     return Graded(ReverseTextArgs(num_tasks=12))
+
+
+class Ranked(ReverseText):
+    """Alone every reply earns 0; of a group each earns the share of replies that sort before its own."""
+
+    compares = True
+    held = False
+    """While true no comparison ends."""
+    waiting = 0
+    """Comparisons that wait."""
+
+    async def score(self, task: Task, episode: Episode) -> Score:
+        return Score(0.0, {"alone": 1.0})
+
+    async def compare(self, task: Task, episodes: Sequence[Episode], scores: Sequence[Score]) -> list[Score]:
+        type(self).waiting += 1
+        while type(self).held:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        replies = [episode.last_reply for episode in episodes]
+        return [
+            Score(sum(other < reply for other in replies) / len(replies), score.metrics | {"size": len(replies)})
+            for reply, score in zip(replies, scores, strict=True)
+        ]
+
+
+class Quarrelsome(Ranked):
+    """No comparison works."""
+
+    async def compare(self, task: Task, episodes: Sequence[Episode], scores: Sequence[Score]) -> list[Score]:
+        raise RuntimeError("no two judges agree")
+
+
+def ranked() -> Ranked:
+    return Ranked(ReverseTextArgs())
+
+
+def quarrelsome() -> Quarrelsome:
+    return Quarrelsome(ReverseTextArgs())
 
 
 class Wild(ReverseText):
