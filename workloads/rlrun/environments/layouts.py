@@ -51,7 +51,7 @@ def recognized(columns: Collection[str]) -> LayoutName | None:
 
 def boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution; None: there is none that is closed."""
-    starts = list(re.finditer(r"\\f?boxed\s*(\{|[^\s{])", text))
+    starts = list(re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s{])", text))
     if not starts:
         return None
     last = starts[-1]
