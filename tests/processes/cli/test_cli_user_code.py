@@ -196,3 +196,40 @@ def test_a_warm_up_is_looked_at_before_a_model_is_made(tmp_path: Path) -> None:
     done = call("tiny-model", str(tmp_path / "model"), *words, cwd=tmp_path)
     assert done.returncode == 78, done.stdout
     assert "--warmup-environment: its process exited with code 0" in done.stderr
+
+
+REWARDS = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: mine}
+spec:
+  model: {tiny: {}}
+  maxSteps: 2
+  environments:
+  - {id: dataset, name: good, args: {path: ROWS, reward: "rewards_of_mine:right"}}
+  - {id: dataset, name: missing, args: {path: ROWS, reward: "no_such_rewards:right"}}
+  - {id: dataset, name: typo, args: {path: ROWS, reward: "rewards_of_mine:rihgt"}}
+  - {id: dataset, name: source, args: {path: ROWS, reward_by_source: {gsm8k: exact}}}
+"""
+
+
+def test_a_mistake_in_a_reward_of_ones_own_is_found_before_a_run(tmp_path: Path) -> None:
+    """Each with its field; a module that is missing on this machine may be in the run's image, but a local run has no other."""
+    (tmp_path / "rewards_of_mine.py").write_text("def right(completion, row):\n    return completion == row['uid']\n")
+    row = '{{"uid": "{0}", "prompt": "{0}?", "ground_truth": "{0}", "data_source": "gsm9k"}}\n'
+    (tmp_path / "rows.jsonl").write_text("".join(row.format(i) for i in range(40)))
+    file = write(tmp_path, REWARDS.replace("ROWS", str(tmp_path / "rows.jsonl")))
+    path = {"PYTHONPATH": f"{FOLDER}{os.pathsep}{tmp_path}"}
+    done = call("validate", file, cwd=tmp_path, **path)
+    assert done.returncode == 78
+    said = {line.split(": ", 2)[1]: line for line in done.stderr.splitlines() if ": note: " not in line}
+    assert set(said) == {"spec.environments[2].args", "spec.environments[3].args"}
+    assert "reward rewards_of_mine:rihgt: module rewards_of_mine has no rihgt" in said["spec.environments[2].args"]
+    assert "data_source 'gsm9k' has no reward: reward_by_source names 'gsm8k'" in said["spec.environments[3].args"]
+    (note,) = [line for line in done.stderr.splitlines() if ": note: " in line]
+    assert "spec.environments[1].args is not checked on this machine" in note
+    done = call("local", file, "--output-dir", str(tmp_path / "run"), cwd=tmp_path, **path)
+    assert done.returncode == 78
+    assert (
+        "spec.environments[1].args: environment 'dataset': reward no_such_rewards:right: cannot import" in done.stderr
+    )

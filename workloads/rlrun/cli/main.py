@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli import evaluation, export, local, render, tiny_model, validate, version
+from rlrun.cli import evaluation, export, local, render, rows, tiny_model, validate, version
 from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
@@ -26,6 +26,7 @@ COMMANDS = {
     "local": Command("run all roles of a manifest on this machine", local.run),
     "eval": Command("measure the policies of a run on held-out tasks", evaluation.run_eval),
     "synthesize": Command("write a policy's rollouts as a data set for sft", evaluation.run_synthesize),
+    "rows": Command("turn a set of problems into rows of the environment dataset, each with a uid", rows.run),
     "export": Command("write a Hugging Face model folder from a run's checkpoint", export.run),
     "tiny-model": Command("make a tiny model for tests and first steps", tiny_model.run),
     "version": Command("print the version", version.run),

@@ -49,6 +49,12 @@ def recognized(columns: Collection[str]) -> LayoutName | None:
     return max(fitting, key=lambda name: len(LAYOUTS[name].columns), default=None)
 
 
+def no_prompt(columns: Collection[str]) -> str:
+    """The problem of a row without the column `prompt`, in words."""
+    hint = f"; these are of layout: {found}" if (found := recognized(columns)) else ""
+    return f"there is no column 'prompt' (columns: {', '.join(columns) or 'none'}){hint}"
+
+
 def boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution; None: there is none that is closed."""
     starts = list(re.finditer(r"\\(?:boxed|fbox)\s*(\{|[^\s{])", text))

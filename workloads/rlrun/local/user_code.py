@@ -109,5 +109,6 @@ def _field(piece: Piece, missing: bool) -> Key:
         return piece.key
     from rlrun.environments.registry import known
 
-    named = not missing and (piece.command.id in known() or ":" in piece.command.id)
+    # A shipped environment is there: what its arguments name is missing.
+    named = piece.command.id in known() or (not missing and ":" in piece.command.id)
     return (*piece.key, "args" if named else "id")

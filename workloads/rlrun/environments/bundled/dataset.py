@@ -14,7 +14,7 @@ from rlrun.config.models.data import DataSetConfig
 from rlrun.environments.bundled.word_problems import PROBLEMS
 from rlrun.environments.dataset_rows import Rows, download
 from rlrun.environments.distinct import CHECKED
-from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, final_answer, recognized
+from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, final_answer, no_prompt
 from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntries, RewardEntry
 from rlrun.environments.rewards.mixture import Rewards, RowTask
@@ -173,8 +173,8 @@ class Dataset(SingleTurnEnvironment):
 
     def _problem(self, row: Mapping[str, Any]) -> str:
         own = self._own(row)
-        if "prompt" not in own and (layout := recognized(own)) is not None:
-            raise ValueError(f"there is no column 'prompt' (columns: {', '.join(own)}); these are of layout: {layout}")
+        if "prompt" not in own:
+            raise ValueError(no_prompt(own))
         return json.dumps(own["prompt"], sort_keys=True)
 
     def _task(self, id: str, row: Mapping[str, Any]) -> Task:

@@ -1,0 +1,111 @@
+"""`rlrun rows` and the environment `dataset` on files of public sets, and of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.environments import EnvironmentLoadError, load
+from rlrun.runtime import exit_codes
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def gsm8k(*numbers: int) -> list[dict[str, Any]]:
+    return [{"question": f"What is {n}?", "answer": f"It is.\n#### {n}"} for n in numbers]
+
+
+def test_rows_get_uids_that_stay_when_others_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = write(tmp_path / "a.jsonl", gsm8k(1, 2, 2)), write(tmp_path / "b.jsonl", gsm8k(0, 1, 3, 2))
+    for file in (first, second):
+        words = ["rows", "--path", str(file), "--layout", "gsm8k", "--output", str(file.with_suffix(".out.jsonl"))]
+        assert main(words) == exit_codes.OK
+    before = {row["reward_model"]["ground_truth"]: row["uid"] for row in read(first.with_suffix(".out.jsonl"))[:2]}
+    after = {row["reward_model"]["ground_truth"]: row["uid"] for row in read(second.with_suffix(".out.jsonl"))}
+    assert before.items() <= after.items()
+    assert read(first.with_suffix(".out.jsonl"))[2]["uid"] == f"{before['2']}-2"
+    assert "3 rows, 3 of them with a new uid" in capsys.readouterr().out
+
+
+def test_what_is_written_is_played(tmp_path: Path) -> None:
+    source, rows = write(tmp_path / "train.jsonl", gsm8k(*range(40), 3)), tmp_path / "rows.jsonl"
+    words = ["--layout", "gsm8k", "--unique", "--instruction", "Box it."]
+    assert main(["rows", "--path", str(source), *words, "--output", str(rows)]) == exit_codes.OK
+    written = load("dataset", {"path": str(rows)})
+    args = {"path": str(source), "layout": "gsm8k", "unique": True, "instruction": "Box it."}
+    converted = load("dataset", args)
+    assert len(written.tasks("train")) + len(written.tasks("eval")) == 40
+    task, same = written.tasks("train")[0], {task.answer: task for task in converted.tasks("train")}
+    assert task.prompt == [{"role": "user", "content": f"What is {task.answer}?\n\nBox it."}]
+    assert same[task.answer].prompt == task.prompt
+    assert len(task.id) == 16
+
+
+def test_a_set_that_holds_its_rows_many_times_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"prompt": f"{i}?", "reward_model": {"ground_truth": "1"}, "data_source": "d", "extra_info": {"index": f"x{i}"}}
+        for i in range(30)
+    ]
+    args = {"path": str(write(tmp_path / "dapo.jsonl", rows * 3)), "layout": "dapo"}
+    environment = load("dataset", args)
+    ids = [task.id for split in ("train", "eval") for task in environment.tasks(split)]  # type: ignore[arg-type]
+    assert sorted(ids) == sorted(f"x{i}" for i in range(30))
+    assert "60 rows of" in capsys.readouterr().out
+    twice = load("dataset", args | {"unique": False})
+    assert len(twice.tasks("train")) + len(twice.tasks("eval")) == 90
+
+
+def test_csv_is_read_where_a_folder_has_nothing_else(tmp_path: Path) -> None:
+    lines = "".join(f'"{i}?",{i}\n' for i in range(40))
+    (tmp_path / "rows.csv").write_text("prompt,reward_model.ground_truth\n" + lines)
+    environment = load("dataset", {"path": str(tmp_path), "reward": "exact"})
+    assert environment.tasks("train")[0].answer == "0"
+    write(tmp_path / "rows.jsonl", [{"prompt": f"{i}?", "ground_truth": "other"} for i in range(40)])
+    assert load("dataset", {"path": str(tmp_path)}).tasks("train")[0].answer == "other"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "says", "code"),
+    [
+        (gsm8k(1), [], "rows.jsonl line 1: there is no column 'prompt' (columns: question, answer)", exit_codes.DATA),
+        (gsm8k(1), ["--layout", "dapo"], "no column 'prompt'", exit_codes.DATA),
+        (
+            [{"prompt": "?", "ground_truth": "1", "uid": "a"}] * 2,
+            [],
+            "its uid 'a' is that of rows.jsonl",
+            exit_codes.DATA,
+        ),
+        ([{"prompt": 3, "ground_truth": "1"}], [], "prompt is neither a text nor a list", exit_codes.DATA),
+        ([{"prompt": "?"}], [], "there is neither a field 'ground_truth'", exit_codes.DATA),
+        (gsm8k(1), ["--revision", "x"], "--revision: revision (x) needs name", exit_codes.USAGE),
+    ],
+)
+def test_what_cannot_be_converted_is_told_with_its_line(
+    rows: list[dict[str, Any]],
+    words: list[str],
+    says: str,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = write(tmp_path / "rows.jsonl", rows)
+    assert main(["rows", "--path", str(file), *words, "--output", str(tmp_path / "out.jsonl")]) == code
+    error = capsys.readouterr().err
+    assert says in error
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_known_layout_is_named_where_none_is_set(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLoadError, match="these are of layout: gsm8k"):
+        load("dataset", {"path": str(write(tmp_path / "rows.jsonl", gsm8k(1, 2)))})

@@ -1,0 +1,75 @@
+"""`rlrun rows --path FILE --output rows.jsonl`: a set of problems as rows of the environment `dataset`, each with a uid."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from pydantic import ValidationError
+
+from rlrun.config.loading.parser import Parser
+from rlrun.config.models.data import DataSetConfig
+from rlrun.environments.layouts import LayoutName
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `rlrun rows`."""
+    p = Parser(
+        "rlrun rows",
+        "Write the rows of a data set in the format of the environment dataset. A row without a uid gets one that follows from what it "
+        "asks, so that it stays the same when other rows come or go.",
+    )
+    where = p.add_mutually_exclusive_group(required=True)
+    where.add_argument("--path", metavar="FILE", help="a .jsonl, .csv or .parquet file, or a folder of such")
+    where.add_argument("--name", metavar="NAME", help="a data set on the hub")
+    p.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit on the hub (default: the main branch)")
+    p.add_argument("--split", metavar="WORD", help="only files with this word in their name, such as train")
+    p.add_argument("--layout", choices=get_args(LayoutName), help="layout of the files (default: that of dataset)")
+    p.add_argument("--instruction", metavar="TEXT", help="follows each question")
+    p.add_argument(
+        "--unique",
+        action=argparse.BooleanOptionalAction,
+        help="leave out rows that ask what an earlier one asks (default: for dapo)",
+    )
+    p.add_argument("--output", type=Path, required=True, metavar="FILE", help="rows.jsonl or rows.parquet; a new file")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv))
+
+    from rlrun.environments.bundled.row_files import converted
+    from rlrun.environments.dataset_rows import Rows
+    from rlrun.evaluate.dataset import check_output, write
+
+    try:
+        check_output(options.output)
+        place = {name: value for name in ("path", "name", "revision", "split") if (value := getattr(options, name))}
+        rows = Rows(DataSetConfig.model_validate(place), "-")
+        found = converted(rows, options.layout, instruction=options.instruction, unique=options.unique)
+        write(options.output, found.rows)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "revision"
+        print(f"rlrun rows: --{field}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return exit_codes.USAGE
+    except RoleError as error:
+        print(f"rlrun rows: {_by_option(str(error))}", file=sys.stderr)
+        return error.code
+    except ValueError as error:
+        print(f"rlrun rows: {error}", file=sys.stderr)
+        return exit_codes.DATA
+    left_out = f"; {found.left_out} left out, which ask what an earlier one asks" if found.left_out else ""
+    print(f"{options.output}: {len(found.rows)} rows, {found.made} of them with a new uid{left_out}")
+    return exit_codes.OK
+
+
+def _by_option(message: str) -> str:
+    """A message about a field of a data set, as one about an option."""
+    return message.replace("-.", "--", 1) if message.startswith("-.") else message.removeprefix("-: ")

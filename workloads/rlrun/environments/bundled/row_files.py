@@ -1,0 +1,93 @@
+"""Sets of problems as files of rows for `dataset`: in its format, and each row with a uid that stays when others come or go."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.environments.bundled.dataset import messages_of, truth_of, with_instruction
+from rlrun.environments.dataset_rows import Rows
+from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, no_prompt
+
+UID_CHARACTERS = 16
+
+
+@dataclass
+class Converted:
+    """Rows in the format of `dataset`."""
+
+    rows: list[dict[str, Any]]
+    made: int = 0
+    """Rows that got a uid."""
+    left_out: int = 0
+    """Rows that ask what an earlier one asks."""
+
+
+def uid_of(row: Mapping[str, Any]) -> str:
+    """16 hex digits that follow from what a row asks and its ground truth alone."""
+    said = json.dumps([messages_of(row["prompt"]), truth_of(row)], sort_keys=True)
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:UID_CHARACTERS]
+
+
+def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None, unique: bool | None) -> Converted:
+    """All rows of a data set with distinct uids; those that have one keep it.
+
+    Args:
+        rows: of the files.
+        layout: of the files; None: that of `dataset`.
+        instruction: follows the last message of the user.
+        unique: whether rows that ask what an earlier one asks are left out; None: as the layout says.
+
+    Raises:
+        ValueError: a row is malformed, or has the uid of another; names file and line.
+    """
+    if unique is None:
+        unique = layout is not None and LAYOUTS[layout].repeats
+    found, asked, times = Converted([]), set[str](), Counter[str]()
+    places: dict[str, str] = {}
+    for place, row in _rows(rows, layout):
+        try:
+            if "prompt" not in row:
+                raise ValueError(no_prompt(row))
+            prompt = messages_of(row["prompt"])
+            content = uid_of(row)
+            if unique and (problem := json.dumps(prompt, sort_keys=True)) in asked:
+                found.left_out += 1
+                continue
+            if unique:
+                asked.add(problem)
+            times[content] += 1
+            made = content if times[content] == 1 else f"{content}-{times[content]}"
+            uid = str(row.get("uid", made))
+            found.made += "uid" not in row
+            if uid in places:
+                raise ValueError(f"its uid {uid!r} is that of {places[uid]} too; give each row one of its own, or none")
+            places[uid] = place
+            asks = prompt if instruction is None else with_instruction(prompt, instruction)
+            found.rows.append({"uid": uid} | row | {"uid": uid, "prompt": asks})
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+    return found
+
+
+def _rows(rows: Rows, layout: LayoutName | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index in range(len(rows)):
+        place, row = rows.place(index), rows.row(index)
+        try:
+            own = row if layout is None else convert(layout, row)
+            for name, value in own.items():
+                _refuse_no_json(name, value)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        yield place, own
+
+
+def _refuse_no_json(name: str, value: object) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the column {name!r} is no JSON ({error}); leave it out of the files") from None
