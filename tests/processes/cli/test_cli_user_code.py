@@ -219,14 +219,17 @@ def test_a_mistake_in_a_reward_of_ones_own_is_found_before_a_run(tmp_path: Path)
     row = '{{"uid": "{0}", "prompt": "{0}?", "ground_truth": "{0}", "data_source": "gsm9k"}}\n'
     (tmp_path / "rows.jsonl").write_text("".join(row.format(i) for i in range(40)))
     file = write(tmp_path, REWARDS.replace("ROWS", str(tmp_path / "rows.jsonl")))
-    path = {"PYTHONPATH": f"{FOLDER}{os.pathsep}{tmp_path}"}
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = call("validate", file, cwd=tmp_path, **path)
     assert done.returncode == 78
-    said = {line.split(": ", 2)[1]: line for line in done.stderr.splitlines() if ": note: " not in line}
+    said = {line.split(": ", 2)[1]: line for line in done.stderr.splitlines()}
     assert set(said) == {"spec.environments[2].args", "spec.environments[3].args"}
     assert "reward rewards_of_mine:rihgt: module rewards_of_mine has no rihgt" in said["spec.environments[2].args"]
-    assert "data_source 'gsm9k' has no reward: reward_by_source names 'gsm8k'" in said["spec.environments[3].args"]
-    (note,) = [line for line in done.stderr.splitlines() if ": note: " in line]
+    assert (
+        "data_source 'gsm9k' has no reward (did you mean gsm8k?): reward_by_source names 'gsm8k'"
+        in said["spec.environments[3].args"]
+    )
+    (note,) = [line for line in done.stdout.splitlines() if ": note: " in line]
     assert "spec.environments[1].args is not checked on this machine" in note
     done = call("local", file, "--output-dir", str(tmp_path / "run"), cwd=tmp_path, **path)
     assert done.returncode == 78

@@ -217,10 +217,12 @@ def test_a_mistake_is_found_when_the_environment_is_loaded(args: dict[str, Any],
 
 def test_a_data_source_without_a_reward_is_told_with_its_rows(dataset: Any) -> None:
     rows = [{"data_source": "gsm8k"}, *[{"data_source": "mahts"}] * 5]
-    with pytest.raises(
-        EnvironmentLoadError, match=r"line 2, train.jsonl line 3, .* and 2 more: data_source 'mahts' has no reward"
-    ):
+    with pytest.raises(EnvironmentLoadError) as caught:
         dataset(rows, reward_by_source={"gsm8k": "exact", "maths": "math"})
+    assert "line 2, train.jsonl line 3, train.jsonl line 4 and 2 more: data_source 'mahts' has no reward" in str(
+        caught.value
+    )
+    assert "(did you mean maths?): reward_by_source names 'gsm8k', 'maths'" in str(caught.value)
 
 
 def test_a_module_that_is_missing_here_is_told_apart_from_a_mistake(dataset: Any) -> None:

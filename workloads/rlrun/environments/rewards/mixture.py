@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlrun.config.algorithm.names import is_import_path
+from rlrun.config.suggest import did_you_mean
 from rlrun.environments.protocol import Score, Task
 from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntry, described
 from rlrun.environments.rewards.functions import RewardFunction
@@ -181,5 +182,5 @@ class Rewards:
             known = f"reward_by_source names {described(self._sums)}; name it there, or '{ANY_SOURCE}' for all others"
             if source is None:
                 raise ValueError(f"there is no column 'data_source'; {known}")
-            raise ValueError(f"data_source {source!r} has no reward: {known}")
+            raise ValueError(f"data_source {source!r} has no reward{did_you_mean(str(source), self._sums)}: {known}")
         return found
