@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlrun.environments import Demonstrates, Reply, known, load, run_episode
+from rlrun.environments.bundled.dataset import DatasetArgs
+from rlrun.environments.layouts import LAYOUTS
+from rlrun.environments.rewards.functions import ARGUMENTS
+from rlrun.environments.rewards.scorers import BUILT_IN
+from rlrun.environments.stage import InProcessStage, Played, TaskRef
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
 
@@ -80,6 +86,54 @@ async def test_the_pages_verifiers_taskset_runs(tmp_path: Path, monkeypatch: pyt
     task = env.tasks("train")[0]
     _, score = await run_episode(env, task, scripted([task.answer]), timeout_seconds=20)
     assert score.reward == 1.0
+
+
+async def test_the_pages_rewards_pay_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(block("python", "my_rewards.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = re.search(r"The environment, with a data set of GSM8K's layout:\n\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    (tmp_path / "gsm8k").mkdir()
+    for split, n in (("train", 3), ("test", 4)):
+        row = {"question": f"1+{n - 1}?", "answer": f"It is so.\n#### {n}"}
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(json.dumps(row))
+    monkeypatch.chdir(tmp_path)
+    (declared,) = yaml.safe_load(found[1])
+    stage = InProcessStage(environment := load(declared["id"], declared["args"]))
+    task = environment.tasks("train")[0]
+    assert task.prompt == [{"role": "user", "content": "1+2?\n\nEnd with the number."}]
+    group = []
+    for reply in ("It is 3", "It is so long: " + "ha " * 400 + "4"):
+        episode, score = await run_episode(environment, task, scripted([reply]), timeout_seconds=60)
+        group.append(Played(task.id, episode, score))
+    assert group[0].score.reward == pytest.approx(1 + 0.1)
+    assert group[0].score.metrics["compute_score_answered"] == 1.0
+    assert 0 < group[1].score.reward < 0.1
+    ref = TaskRef("train", 0)
+    compared = await stage.compare(ref, group, timeout_seconds=60, reward_seconds=60)
+    assert compared[0].reward == pytest.approx(1.15)
+    assert compared[1].reward == group[1].score.reward
+
+
+def test_the_pages_routes_are_ones_that_dataset_takes() -> None:
+    found = re.search(r"```yaml\n( +reward_by_source:.*?)```", PAGE, re.DOTALL)
+    assert found
+    args = DatasetArgs.model_validate({"path": "x", **yaml.safe_load(found[1])})
+    assert list(args.rewards) == ["openai/gsm8k", "codeforces", "*"]
+
+
+def test_the_page_names_every_reward_option_and_parameter() -> None:
+    for name, (model, _) in BUILT_IN.items():
+        assert f"`{name}`" in PAGE
+        for option in model.model_fields:
+            assert f"`{option}`" in PAGE, f"{name}: {option}"
+    for parameter in ARGUMENTS:
+        assert f"`{parameter}`" in PAGE, parameter
+    data = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    for layout, entry in LAYOUTS.items():
+        assert all(f"`{word}`" in data for word in (layout, *entry.columns)), layout
 
 
 def test_the_page_lists_every_shipped_environment_and_argument() -> None:
