@@ -22,8 +22,8 @@ from rlrun.environments.adapters.openai_server import ChatServer
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.talk import Ready, Talk
 from rlrun.environments.process.wire import WireError, encode
-from rlrun.environments.protocol import Reply
-from rlrun.environments.stage import TaskRef
+from rlrun.environments.protocol import Episode, Reply, Score
+from rlrun.environments.stage import Played, TaskRef
 from rlrun.inference.client.completions import EngineError, parse_packed, parse_stock
 from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
 from rlrun.orchestrator.journal.format import (
@@ -238,16 +238,20 @@ async def test_the_wire_of_an_environments_process() -> None:
         },
         {"op": "failed", "rollout": number, "kind": "reward", "task_id": "t", "message": "m"},
         {"op": "ready", "id": "x", "single_turn": True, "compares": False, "train": 1, "eval": 1},
+        {"op": "compared", "rollout": number, "rewards": [1.0, 0.5], "metrics": [{}, {"x": 1.0}]},
         {"op": "unusable", "message": "x"},
         {"op": "pong", "number": 1},
     ]
     broken = 0
     lines = [*DEEP, *map(as_json, documents(seeds)), *texts([encode(seed) for seed in seeds], count=COUNT // 2)]
-    for line in lines:
-        talk = Passive()
-        playing = asyncio.ensure_future(
-            talk.play(TaskRef("train", 0), Policy(), timeout_seconds=60, reward_seconds=60, number=number)  # type: ignore[arg-type]
-        )
+    task, group = TaskRef("train", 0), [Played("t", Episode([MESSAGE], 1), Score(0.0))] * 2
+    for index, line in enumerate(lines):
+        talk, deadlines = Passive(), {"timeout_seconds": 60.0, "reward_seconds": 60.0}
+        asked: Any = talk.play(task, Policy(), **deadlines, number=number)  # type: ignore[arg-type]
+        if index % 3 == 0:
+            asked.close()
+            asked = talk.compare(task, group, **deadlines, number=number)
+        playing = asyncio.ensure_future(asked)
         await asyncio.sleep(0)
         talk._wire.data_received(line + b"\n")
         broken += talk._wire._broken is not None

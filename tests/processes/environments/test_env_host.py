@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.environments import EpisodeError, Message, Reply
+from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
 from rlrun.environments.process import remote, supervised
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
@@ -31,6 +31,7 @@ LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=30, l
 MISBEHAVING = "misbehaving:misbehaving"
 FOLDER = str(Path(__file__).parent / "misbehaving")
 sys.path.insert(0, FOLDER)
+from comparing import DEEDS as COMPARISONS  # noqa: E402
 from misbehaving import ASYNC, DEEDS  # noqa: E402
 
 NAMES = [*DEEDS, *ASYNC]
@@ -130,6 +131,23 @@ async def test_episodes_are_played_there_and_what_they_do_costs_only_themselves(
         assert (await play(environment, "good")).score.reward == 1.0
         await until(lambda: environment.metrics()["memory_gib"] > 0)
         assert environment.metrics()["restarts"] == 1
+
+
+async def test_groups_are_compared_there_and_the_guilty_one_is_known(container: Container) -> None:
+    group = [Played("t", Episode([{"role": "assistant", "content": reply}], 1), Score(1.0)) for reply in ("a", "bcd")]
+    deadlines = {"timeout_seconds": 30.0, "reward_seconds": 30.0}
+    async with playing(container, "comparing:comparing") as environment:
+        tasks = {deed: environment.tasks("train")[i] for i, deed in enumerate(COMPARISONS)}
+        found = await environment.compare(tasks["good"], group, **deadlines)
+        assert [score.reward for score in found] == [2.0, 4.0]
+        beside = asyncio.create_task(environment.compare(tasks["sleeps"], group, **deadlines))
+        await until(lambda: environment.workers[0].life.in_flight == 1)
+        with pytest.raises(EpisodeError, match="exited with code 3") as caught:
+            await environment.compare(tasks["exits"], group, **deadlines)
+        assert not caught.value.bystander
+        with pytest.raises(EpisodeError, match="exited with code 3") as caught:
+            await beside
+        assert caught.value.bystander
 
 
 async def test_the_end_of_a_process_is_told_before_the_ends_of_its_rollouts(

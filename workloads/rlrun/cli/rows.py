@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from rlrun.config.loading.parser import Parser
 from rlrun.config.models.data import DataSetConfig
+from rlrun.environments.dataset_rows import Rows, download
 from rlrun.environments.layouts import LayoutName
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -28,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--path", metavar="FILE", help="a .jsonl, .csv or .parquet file, or a folder of such")
     where.add_argument("--name", metavar="NAME", help="a data set on the hub")
     p.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit on the hub (default: the main branch)")
+    p.add_argument("--subset", metavar="FOLDER", help="a folder within the data set")
     p.add_argument("--split", metavar="WORD", help="only files with this word in their name, such as train")
     p.add_argument("--layout", choices=get_args(LayoutName), help="layout of the files (default: that of dataset)")
     p.add_argument("--instruction", metavar="TEXT", help="follows each question")
@@ -45,13 +47,11 @@ def run(argv: Sequence[str]) -> int:
     options = parser().parse_args(list(argv))
 
     from rlrun.environments.bundled.row_files import converted
-    from rlrun.environments.dataset_rows import Rows
     from rlrun.evaluate.dataset import check_output, write
 
     try:
         check_output(options.output)
-        place = {name: value for name in ("path", "name", "revision", "split") if (value := getattr(options, name))}
-        rows = Rows(DataSetConfig.model_validate(place), "-")
+        rows = Rows(_place(options), "-")
         found = converted(rows, options.layout, instruction=options.instruction, unique=options.unique)
         write(options.output, found.rows)
     except ValidationError as error:
@@ -68,6 +68,16 @@ def run(argv: Sequence[str]) -> int:
     left_out = f"; {found.left_out} left out, which ask what an earlier one asks" if found.left_out else ""
     print(f"{options.output}: {len(found.rows)} rows, {found.made} of them with a new uid{left_out}")
     return exit_codes.OK
+
+
+def _place(options: argparse.Namespace) -> DataSetConfig:
+    """Where the rows are. Raises ValidationError, RoleError."""
+    fields = ("path", "name", "revision", "split")
+    place = DataSetConfig.model_validate({name: value for name in fields if (value := getattr(options, name))})
+    if options.subset is None:
+        return place
+    root = Path(place.path) if place.path is not None else download(place.name or "", "-", place.revision)
+    return DataSetConfig(path=str(root / options.subset), split=place.split)
 
 
 def _by_option(message: str) -> str:

@@ -8,6 +8,7 @@
 from rlrun.environments.adapters.agent import AgentEnvironment, run_program
 from rlrun.environments.episode import EpisodeError, run_episode
 from rlrun.environments.protocol import (
+    ComparesGroups,
     Demonstrates,
     Environment,
     Episode,
@@ -23,6 +24,7 @@ from rlrun.environments.registry import EnvironmentLoadError, known, load
 
 __all__ = [
     "AgentEnvironment",
+    "ComparesGroups",
     "Demonstrates",
     "Environment",
     "EnvironmentLoadError",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlrun.environments.episode import EpisodeError
@@ -20,7 +20,7 @@ from rlrun.environments.process.variables import EVERYTHING
 from rlrun.environments.process.wire import Document, Lines, WireError
 from rlrun.environments.process.worker import RemoteModel, Worker
 from rlrun.environments.protocol import ModelClient, Score, Split
-from rlrun.environments.stage import Played, TaskRef, TaskRefs
+from rlrun.environments.stage import Played, Stage, TaskRef, TaskRefs
 from rlrun.runtime.privacy import refuse_inspection
 
 SOCKET_MODE = 0o660
@@ -55,10 +55,11 @@ class _LifeStage:
             raise
 
     async def compare(
-        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float, number: int = 0
     ) -> list[Score]:
         try:
-            return await self._life.compare(task, group, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
+            deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
+            return await self._life.compare(task, group, **deadlines, number=number)
         except EpisodeError as error:
             if error.death:
                 await self.told.wait()
@@ -89,6 +90,12 @@ class _Guest(Worker):
                 playing.task.cancel()
         if self._life is not None:
             self._life.end()
+
+    async def _compare(
+        self, stage: Stage, number: int, task: TaskRef, group: Sequence[Played], deadlines: Mapping[str, float]
+    ) -> list[Score]:
+        assert isinstance(stage, _LifeStage)
+        return await stage.compare(task, group, **deadlines, number=number)  # of both ways, as in `play`
 
     def _begin(self, document: Document) -> None:
         self._loading = asyncio.get_running_loop().create_task(self._load_apart(document))

@@ -160,15 +160,19 @@ class Talk(ABC):
         return played
 
     async def compare(
-        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
+        self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float, number: int = 0
     ) -> list[Score]:
-        """Compare the episodes of a group in the process; see `Stage.compare`. Raises `EpisodeError`."""
+        """Compare the episodes of a group in the process; see `Stage.compare`. Raises `EpisodeError`.
+
+        Args:
+            number: see `play`.
+        """
         members = [
             {"messages": one.episode.messages, "replies": one.episode.replies, **_numbers(one.score)} for one in group
         ]
         rollout = _Rollout(task, _NoModel(), asyncio.get_running_loop().create_future(), len(members))
         asked = {"op": "compare", "members": members}
-        scores: list[Score] = await self._answer(rollout, asked, timeout_seconds, reward_seconds, 0)
+        scores: list[Score] = await self._answer(rollout, asked, timeout_seconds, reward_seconds, number)
         return scores
 
     async def _answer(

@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 from asyncio import CancelledError, get_running_loop
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -212,7 +212,8 @@ class Worker:
         deadlines = {name: document[name] for name in ("timeout_seconds", "reward_seconds")}
         try:
             if document["op"] == "compare":
-                scores = await stage.compare(task, [_member(member) for member in document["members"]], **deadlines)
+                group = [_member(member) for member in document["members"]]
+                scores = await self._compare(stage, number, task, group, deadlines)
                 line = encode({"op": "compared", "rollout": number, **_columns(scores)})
             else:
                 line = _line(number, await stage.play(task, playing.model, **deadlines), stage.id)
@@ -226,6 +227,11 @@ class Worker:
         finally:
             self._playing.pop(number, None)
         self.wire.send_line(line)
+
+    async def _compare(
+        self, stage: Stage, number: int, task: TaskRef, group: Sequence[Played], deadlines: Mapping[str, float]
+    ) -> list[Score]:
+        return await stage.compare(task, group, **deadlines)
 
 
 def _failed(number: int, kind: str, task_id: str, message: str) -> bytes:

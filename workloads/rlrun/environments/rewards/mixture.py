@@ -43,7 +43,7 @@ class _Part:
 
     @property
     def demanding(self) -> bool:
-        return self._function is not None
+        return self._function is not None and self._function.demanding
 
     def check(self, row: Mapping[str, Any]) -> None:
         if self._function is not None:

@@ -1,0 +1,79 @@
+"""Comparisons of groups in an environment's process: what goes wrong there costs only that group."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rlrun.environments import Episode, EpisodeError, Score
+from rlrun.environments.process import supervised, talk
+from rlrun.environments.process.isolated import IsolatedEnvironment
+from rlrun.environments.process.life import Command, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.stage import Played
+
+LIMITS = Limits(start_seconds=60, memory_bytes=400 * 1024**2, hang_seconds=2.0, look_seconds=0.05)
+sys.path.insert(0, FOLDER := str(Path(__file__).parent / "misbehaving"))
+from comparing import DEEDS  # noqa: E402
+
+
+@asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IsolatedEnvironment]:
+    monkeypatch.setenv("PYTHONPATH", FOLDER)
+    monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
+    environment = IsolatedEnvironment("comparing", Command("comparing:comparing", {}), LIMITS, [Log(None)])
+    await environment.start()
+    supervising = asyncio.create_task(environment.run())
+    try:
+        yield environment
+    finally:
+        supervising.cancel()
+        environment.close()
+
+
+async def compare(environment: IsolatedEnvironment, deed: str, seconds: float = 30) -> list[Score]:
+    group = [
+        Played("t", Episode([{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}], 1), Score(1.0))
+        for reply in ("a", "bcd")
+    ]
+    task = environment.tasks("train")[DEEDS.index(deed)]
+    return await environment.compare(task, group, timeout_seconds=30, reward_seconds=seconds)
+
+
+async def test_a_comparison_that_goes_wrong_is_an_error_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as environment:
+        assert environment.compares
+        right = [Score(2.0, {"own": 1.0}), Score(4.0, {"own": 1.0})]
+        assert await compare(environment, "good") == right
+        for deed, seconds, kind, says in (
+            ("sleeps", 0.2, "timeout", "compare\\(\\) did not finish within 0.2 seconds"),
+            ("one_too_few", 30, "reward", "must return a list of 2 Scores"),
+            ("infinite", 30, "reward", "the reward must be a finite number, not inf"),
+            ("computes", 30, "hang", "comparing.py"),
+            ("exits", 30, "crash", "exited with code 3"),
+        ):
+            with pytest.raises(EpisodeError, match=says) as caught:
+                await compare(environment, deed, seconds)
+            assert caught.value.kind == kind
+        assert await compare(environment, "good") == right
+        assert environment.metrics()["restarts"] == 2
+
+
+async def test_one_that_nobody_waits_for_is_given_up_and_one_too_large_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as environment:
+        waiting = asyncio.create_task(compare(environment, "sleeps"))
+        while not environment.workers[0].life.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert environment.workers[0].life.in_flight == 0
+        monkeypatch.setattr(talk, "MAX_LINE_BYTES", 100)
+        with pytest.raises(EpisodeError, match=r"the group's episodes have \d+ bytes as JSON \(at most 100\)"):
+            await compare(environment, "good")
