@@ -19,7 +19,7 @@ class DataSetConfig(Config):
     """One data set. Exactly one of `path` and `name` says where it is."""
 
     path: FolderPath | None = None
-    """A `.jsonl` or `.parquet` file, or a folder of them or as `datasets` saves it."""
+    """A `.jsonl`, `.csv` or `.parquet` file, or a folder of them or as `datasets` saves it."""
     name: HubName | None = None
     """Data set on the hub with such files."""
     revision: Revision | None = None
