@@ -266,14 +266,7 @@ class Talk(ABC):
                 if rollout.asking is not None and rollout.call == document["call"]:
                     rollout.asking.cancel()
             case "played" | "compared":
-                if (document["op"] == "compared") != (rollout.members > 0):
-                    raise WireError(f"{document['op']!r} does not answer what was asked")
-                try:
-                    result = _compared(document, rollout.members) if rollout.members else _played(document)
-                    rollout.result.set_result(result)
-                    self.played += 1
-                except BoundsError as refused:
-                    rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
+                self._finished(rollout, document)
             case "failed":
                 if (kind := document["kind"]) not in get_args(ErrorKind):
                     raise WireError(f"{clipped(str(kind), 40)!r} is no kind of error")
@@ -284,6 +277,15 @@ class Talk(ABC):
                 rollout.result.set_exception(error)
             case unknown:
                 raise WireError(f"{unknown!r} is none of its messages")
+
+    def _finished(self, rollout: _Rollout, document: Document) -> None:
+        if (document["op"] == "compared") != (rollout.members > 0):
+            raise WireError(f"{document['op']!r} does not answer what was asked")
+        try:
+            rollout.result.set_result(_compared(document, rollout.members) if rollout.members else _played(document))
+            self.played += 1
+        except BoundsError as refused:
+            rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
 
     def _loaded(self, document: Document) -> None:
         if document["op"] == "unusable":

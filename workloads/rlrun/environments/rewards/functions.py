@@ -74,13 +74,7 @@ def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, 
         raise ValueError(
             f"{where}: {bad[0]} is a positional-only parameter; arguments are given by name, so remove the '/'"
         )
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for option in options:
-        if option in ARGUMENTS:
-            raise ValueError(f"{where}: args has {option!r}, which is of the row or the reply; remove it from args")
-        if option not in named and not takes_any:
-            own = [name for name in named if name not in ARGUMENTS]
-            raise ValueError(f"{where}: no parameter {option!r}{did_you_mean(option, own)}; remove it from args")
+    _refuse_options(where, options, named, takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters))
     replies = [name for name in (*_REPLY, COMPLETIONS) if name in named]
     if len(replies) != 1:
         got = ", ".join(named) or "none"
@@ -96,6 +90,16 @@ def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, 
             )
     takes = frozenset(name for name in named if name in ARGUMENTS)
     return Signature(takes, frozenset(name for name in takes if named[name]))
+
+
+def _refuse_options(where: str, options: Mapping[str, Any], named: Mapping[str, bool], *, takes_any: bool) -> None:
+    """Refuse options that the function has no parameter for, and those of the row or the reply. Raises ValueError."""
+    for option in options:
+        if option in ARGUMENTS:
+            raise ValueError(f"{where}: args has {option!r}, which is of the row or the reply; remove it from args")
+        if option not in named and not takes_any:
+            own = [name for name in named if name not in ARGUMENTS]
+            raise ValueError(f"{where}: no parameter {option!r}{did_you_mean(option, own)}; remove it from args")
 
 
 class RewardFunction:
