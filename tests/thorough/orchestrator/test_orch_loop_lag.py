@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ async def test_questions_begin_one_after_the_other(monkeypatch: pytest.MonkeyPat
         return Answer("e", str(task), sample, None)
 
     monkeypatch.setattr(evaluator, "_answer", answered)
-    asked = [Question(None, number, 0) for number in range(MANY)]  # type: ignore[arg-type]
+    arena: Any = SimpleNamespace(environment=SimpleNamespace(compares=False))
+    asked = [Question(arena, number, 0) for number in range(MANY)]  # type: ignore[arg-type]
     assert len(await evaluator.ask(asked, 0)) == turns.total == MANY
     assert turns.most <= A_TURN
 

@@ -214,9 +214,13 @@ class Evaluator:
     async def _answers(self, questions: Sequence[Question], version: int) -> list[Answer]:
         """Answers to one question, or to all about one task, which are compared as a group is."""
         first = questions[0]
-        given = await asyncio.gather(*(self._answer(q.arena, q.task, q.sample, version) for q in questions))
+        if not first.arena.environment.compares:
+            return [await self._answer(q.arena, q.task, q.sample, version) for q in questions]
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._answer(q.arena, q.task, q.sample, version)) for q in questions]
+        given = [one.result() for one in asked]
         played = [answer.rollout for answer in given if answer.rollout is not None]
-        if not first.arena.environment.compares or not played:
+        if not played:
             return given
         try:
             compared = iter(await self._player.compare(first.arena, first.task, played))
