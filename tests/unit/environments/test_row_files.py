@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,24 @@ def test_what_cannot_be_converted_is_told_with_its_line(
 def test_a_known_layout_is_named_where_none_is_set(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLoadError, match="these are of layout: gsm8k"):
         load("dataset", {"path": str(write(tmp_path / "rows.jsonl", gsm8k(1, 2)))})
+
+
+def test_the_pages_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    (command,) = re.findall(r"^rlrun (rows .*)$", page, re.MULTILINE)
+    (tmp_path / "gsm8k").mkdir()
+    write(tmp_path / "gsm8k" / "train.jsonl", gsm8k(1, 2))
+    write(tmp_path / "gsm8k" / "test.jsonl", gsm8k(3))
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == exit_codes.OK
+    asked = [row["prompt"][0]["content"] for row in read(tmp_path / "rows.jsonl")]
+    assert asked == ["What is 1?\n\nEnd with the number.", "What is 2?\n\nEnd with the number."]
+
+
+def test_a_folder_within_is_named(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    write(tmp_path / "main" / "train.jsonl", gsm8k(1))
+    write(tmp_path / "train.jsonl", [{"text": "of another kind"}])
+    words = ["rows", "--path", str(tmp_path), "--subset", "main", "--layout", "gsm8k"]
+    assert main([*words, "--output", str(tmp_path / "rows.jsonl")]) == exit_codes.OK
+    assert len(read(tmp_path / "rows.jsonl")) == 1
