@@ -15,10 +15,10 @@ from tests.e2e.chaos.chaos_run import ChaosRun
 
 CONTROL_PLANE = "cp"
 WORDS = {
-    "trainer-0": "rlrun.stub.trainer",
-    "trainer-1": "rlrun.stub.trainer",
+    "trainer-0": "tests.support.stub.trainer",
+    "trainer-1": "tests.support.stub.trainer",
     "orchestrator": "-m rlrun.orchestrator",
-    "inference": "rlrun.stub.inference",
+    "inference": "tests.support.stub.inference",
 }
 """In the command line of each role's own process, which is not its container's first."""
 _SIGNAL = """

@@ -108,7 +108,7 @@ def test_a_guest_is_deleted_made_again_and_survives_the_trainer_that_it_shares(
     assert status["restartsCountedTowardsMax"] == 0
 
     attempt = guest.attempt()
-    host.kill_process("host-trainer-0", "trainer", "rlrun.stub.trainer")
+    host.kill_process("host-trainer-0", "trainer", "tests.support.stub.trainer")
     host.wait("attempt 2 of the host trains", lambda: host.attempt() == 2 and host.status()["phase"] == "Running")
     guest.wait("its next attempt trains", lambda: guest.attempt() > attempt and guest.status()["phase"] == "Running")
 

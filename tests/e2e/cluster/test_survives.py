@@ -47,7 +47,7 @@ def test_a_killed_process_and_each_deleted_pod_cost_at_most_a_checkpoint_interva
 
     run.apply()
     trains_until_it_hangs(1)
-    run.kill_process("survivor-trainer-0", "trainer", "rlrun.stub.trainer")
+    run.kill_process("survivor-trainer-0", "trainer", "tests.support.stub.trainer")
     run.wait("attempt 2", lambda: run.attempt() == 2)
 
     status = trains_until_it_hangs(2)

@@ -17,8 +17,8 @@ from rlrun.protocol.files.attempts import Attempt, read_attempt
 from rlrun.protocol.files.batch import Batch, Sample, read_batch
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE
 from tests.processes.stub.harness.stub_run import StubRun
+from tests.support.stub.script import FAULTS_FOLDER, REQUESTS_FILE
 
 GROUP_SIZE, GROUPS_PER_STEP = 4, 4
 SYNCHRONOUS = {"max_async_level": 0, "max_off_policy_steps": 0}

@@ -28,9 +28,9 @@ from rlrun.local import plan
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.stub.model import make_model
-from rlrun.stub.policy import Policy, small_files, write_adapter, write_model
-from rlrun.stub.script import PolicyScript
+from tests.support.stub.model import make_model
+from tests.support.stub.policy import Policy, small_files, write_adapter, write_model
+from tests.support.stub.script import PolicyScript
 
 pytestmark = pytest.mark.timeout(600)
 ACCURACIES = {10: 0.6, 20: 1.0}
@@ -69,7 +69,7 @@ class Folder:
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     """With `indirect` parameter `lora` the versions are adapters, and there are two engines."""
-    monkeypatch.setattr(plan, "ENGINE_MODULE", "rlrun.stub.inference")
+    monkeypatch.setattr(plan, "ENGINE_MODULE", "tests.support.stub.inference")
     lora = getattr(request, "param", None) == "lora"
     spec: dict[str, Any] = {
         "model": {"tiny": {}},
@@ -121,7 +121,7 @@ def engine_of(run: Folder) -> Iterator[str]:
     config = json.loads(run.paths.run_json.read_text())
     config["inference"]["port"] = port
     run.paths.run_json.write_text(json.dumps(config))
-    with running("rlrun.stub.inference", config=run.paths.run_json) as [(process, log)]:
+    with running("tests.support.stub.inference", config=run.paths.run_json) as [(process, log)]:
         deadline = time.monotonic() + START_SECONDS
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -198,7 +198,7 @@ def test_what_is_synthesized_is_learned_by_sft(
     paths.root.mkdir()
     paths.run_json.write_text(placed.model_dump_json())
     monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")
-    with running("rlrun.stub.trainer", "rlrun.orchestrator", config=paths.run_json) as started:
+    with running("tests.support.stub.trainer", "rlrun.orchestrator", config=paths.run_json) as started:
         for process, log in started:
             assert process.wait(START_SECONDS) == 0, log.read_text()
     [line] = [json.loads(text) for text in paths.metrics.read_text().splitlines()]

@@ -18,9 +18,9 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.batch import Batch, read_batch
 from rlrun.runtime import exit_codes
-from rlrun.stub.policy import Policy
-from rlrun.stub.script import PolicyScript
 from tests.processes.stub.harness.stub_run import StubRun, stub_run
+from tests.support.stub.policy import Policy
+from tests.support.stub.script import PolicyScript
 
 ASYNC_LEVEL, OFF_POLICY = 2, 8
 POLICY = {"half_life_steps": 200.0}

@@ -10,8 +10,8 @@ import yaml
 
 from rlrun.cli.main import main
 from rlrun.config.models.model import TinyModelConfig
-from rlrun.stub.model import make_model
-from rlrun.stub.script import PolicyScript
+from tests.support.stub.model import make_model
+from tests.support.stub.script import PolicyScript
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from rlrun.pod.role.process import descendants
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
-STUB = {"RLRUN_IMPLEMENTATION": "stub"}
 SPEC: dict[str, Any] = {
     "model": {"tiny": {}},
     "maxSteps": 3,
@@ -49,7 +48,7 @@ def engine_of(container: int) -> int | None:
     """The engine's process below a container's first one."""
     for pid in descendants(container):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"rlrun.stub.inference" in words:
+        if b"tests.support.stub.inference" in words:
             return pid
     return None
 
@@ -57,8 +56,8 @@ def engine_of(container: int) -> int | None:
 def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..., Pod], tmp_path: Path) -> None:
     config = cluster_config(tmp_path / "demo")
     pod = pods("demo-trainer-0", config)
-    assert pod.run_real("model", **STUB)[0] == 0
-    container = pod.start_real("trainer", **STUB)
+    assert pod.run_stub("model")[0] == 0
+    container = pod.start_stub("trainer")
     wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
     engine = engine_of(container.pid)
     assert engine is not None
@@ -68,7 +67,7 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     assert "the engine without vLLM serves" in pod.message, "the last lines are the engine's"
 
     pod = pods("demo-trainer-0", config)
-    container = pod.start_real("trainer", RLRUN_ATTEMPT="2", **STUB)
+    container = pod.start_stub("trainer", RLRUN_ATTEMPT="2")
     wait_until(lambda: pod.ready()[0] == 200, "the trainer waits for batches, so that the engine sleeps")
     engine = engine_of(container.pid)
     container.send_signal(signal.SIGTERM)
@@ -81,6 +80,6 @@ def test_each_ends_the_other_and_the_first_to_end_is_the_cause(pods: Callable[..
     model = config.inference.model.model_copy(update={"dtype": "float16"})
     wrong = config.inference.model_copy(update={"model": model})
     pod = pods("demo-trainer-0", config.model_copy(update={"inference": wrong}))
-    assert pod.run_real("trainer", RLRUN_ATTEMPT="3", **STUB)[0] == exit_codes.CONFIGURATION
+    assert pod.run_stub("trainer", RLRUN_ATTEMPT="3")[0] == exit_codes.CONFIGURATION
     said = "the engine in the trainer's pod: dtype: 'float16' does not work on cpu"
     assert pod.message.startswith(said)

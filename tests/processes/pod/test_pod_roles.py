@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from pod_harness import run_config
 
 from rlrun.pod.role.network import interface_of
-from rlrun.pod.role.roles import config_in_pod, role_command, role_environment
+from rlrun.pod.role.roles import Programs, config_in_pod, role_command, role_environment
 from rlrun.pod.role.termination_message import MAX_BYTES, failure_text
 from rlrun.pod.settings import PodSettings, settings_from_environment
 from rlrun.pod.signals import Signals
 from rlrun.pod.start.waits import wait_until
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.stub.pod import programs
 
 FILE = Path("/scratch/run.json")
 ENV = {
@@ -59,12 +61,19 @@ def test_a_trainer_pod_is_its_part_of_the_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["trainer", "inference", "orchestrator"])
-def test_the_image_chooses_the_implementation(tmp_path: Path, role: Any) -> None:
+def test_the_stub_image_has_programs_of_its_own(tmp_path: Path, role: Any) -> None:
     config = run_config(tmp_path, trainer={"replicas": 2})
-    stub = role_command(role, pod(implementation="stub"), config, FILE)
-    package = "rlrun" if role == "orchestrator" else "rlrun.stub"
-    assert stub == [sys.executable, "-m", f"{package}.{role}", "--config", str(FILE)]
-    assert "stub" not in " ".join(role_command(role, pod(), config, FILE))
+    command = programs().role(role, pod(), config, FILE)
+    package = "rlrun" if role == "orchestrator" else "tests.support.stub"
+    assert command == [sys.executable, "-m", f"{package}.{role}", "--config", str(FILE)]
+    assert find_spec(command[2]) is not None
+    assert command[2] == "rlrun.orchestrator" or Programs().role(role, pod(), config, FILE) != command
+
+
+def test_the_stub_image_makes_another_model() -> None:
+    made, stub = Programs().model(FILE), programs().model(FILE)
+    assert (made[2], stub[2]) == ("rlrun.trainer.modeling.tiny_model", "tests.support.stub.model")
+    assert find_spec(stub[2]) is not None
 
 
 @pytest.mark.parametrize(
@@ -75,9 +84,12 @@ def test_the_image_chooses_the_implementation(tmp_path: Path, role: Any) -> None
         ({"pod_name": "x"}, "RLRUN_POD_NAME is 'x'"),
     ],
 )
-def test_a_pod_that_is_no_member_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("command", [role_command, programs().role])
+def test_a_pod_that_is_no_member_is_refused(
+    tmp_path: Path, command: Any, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RoleError, match=message):
-        role_command("trainer", pod(**changes), run_config(tmp_path, trainer={"replicas": 2}), FILE)
+        command("trainer", pod(**changes), run_config(tmp_path, trainer={"replicas": 2}), FILE)
 
 
 def test_roles_listen_to_other_pods_and_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -118,7 +130,6 @@ def test_the_environment_is_read_and_what_is_wrong_in_it_named() -> None:
         ({"RLRUN_CONFIG": ""}, "RLRUN_CONFIG is not set"),
         ({"RLRUN_ATTEMPT": "0"}, "RLRUN_ATTEMPT is '0'"),
         ({"RLRUN_MASTER_PORT": "x"}, "RLRUN_MASTER_PORT is 'x'"),
-        ({"RLRUN_IMPLEMENTATION": "fake"}, "RLRUN_IMPLEMENTATION is 'fake'"),
     ):
         with pytest.raises(RoleError, match=message) as caught:
             settings_from_environment(ENV | change)

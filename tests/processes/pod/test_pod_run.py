@@ -20,7 +20,6 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.endpoints import ENGINE_READY
 from rlrun.runtime import exit_codes
 
-STUB = {"RLRUN_IMPLEMENTATION": "stub"}
 SPEC: dict[str, Any] = {
     "model": {"tiny": {}},
     "maxSteps": 6,
@@ -70,7 +69,7 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
     config = cluster_config(root, checkpoint={"interval": 2, "resume": {"policy": "Never"}})
     paths = RunPaths(root)
     fault = {"trainer": {"faults": [{"attempt": 1, "step": 5, "action": "exit", "code": 1}]}}
-    script = STUB | {"STUB_SCRIPT": json.dumps(fault)}
+    script = {"STUB_SCRIPT": json.dumps(fault)}
 
     def group() -> tuple[Pod, Pod, Pod]:
         names = ("demo-trainer-0", "demo-trainer-1", "demo-orchestrator")
@@ -82,11 +81,11 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
     for pod in (first, second):
         pod.env["RLRUN_MASTER_ADDR"] = first.ip
         pod.env["RLRUN_MASTER_PORT"] = first.env["RLRUN_MASTER_PORT"]
-    serving = engine.start_real("inference", **script)
-    assert first.run_real("model", **script)[0] == 0
+    serving = engine.start_stub("inference", **script)
+    assert first.run_stub("model", **script)[0] == 0
     wait_until(lambda: engine_status(config) == 503, "the engine serves without weights")
-    trainers = [pod.start_real("trainer", **script) for pod in (first, second)]
-    orchestrating = conductor.start_real("orchestrator", **script)
+    trainers = [pod.start_stub("trainer", **script) for pod in (first, second)]
+    orchestrating = conductor.start_stub("orchestrator", **script)
     wait_until(lambda: first.ready()[0] == second.ready()[0] == 200, "both trainer pods are ready")
     wait_until(lambda: engine_status(config) == 200, "the engine holds a version")
     assert trainers[0].wait(60) == 1
@@ -101,7 +100,7 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
             "RLRUN_MASTER_PORT": after[0].env["RLRUN_MASTER_PORT"],
         }
     running = [
-        pod.start_real(role, RLRUN_ATTEMPT="2", **script)
+        pod.start_stub(role, RLRUN_ATTEMPT="2", **script)
         for pod, role in zip(after, ("trainer", "trainer", "orchestrator"), strict=True)
     ]
     for pod, process in zip(after, running, strict=True):
@@ -125,14 +124,14 @@ def test_a_run_without_a_trainer_makes_its_model_in_the_orchestrators_pod_and_cl
     config = cluster_config(tmp_path / "demo", base=asked, task="Eval", evaluation={"numTasks": 3})
     # The number at the end of the name is that of the attempt.
     engine, conductor = pods("demo-inference-x", config), pods("demo-orchestrator-2", config)
-    serving = engine.start_real("inference", **STUB)
-    assert conductor.run_real("model", RLRUN_ATTEMPT="2", **STUB)[0] == 0
-    assert conductor.run_real("orchestrator", RLRUN_ATTEMPT="2", **STUB)[0] == 0, conductor.message
+    serving = engine.start_stub("inference")
+    assert conductor.run_stub("model", RLRUN_ATTEMPT="2")[0] == 0
+    assert conductor.run_stub("orchestrator", RLRUN_ATTEMPT="2")[0] == 0, conductor.message
     paths = RunPaths(tmp_path / "demo")
     assert paths.attempts_on_disk() == [2]
     [found] = json.loads((paths.root / "results.json").read_text())["results"]
     assert (found["policy"], found["answers"]) == ("base", 3)
-    code, _, err = conductor.run_real("orchestrator", RLRUN_ATTEMPT="2", **STUB)
+    code, _, err = conductor.run_stub("orchestrator", RLRUN_ATTEMPT="2")
     assert code == exit_codes.ATTEMPT_TAKEN, "its number is in the folder, as a trainer's is"
     assert "the next is 3" in err + conductor.message
     serving.send_signal(signal.SIGTERM)

@@ -19,11 +19,11 @@ from rlrun.inference.client.engine_client import Completion, EngineClient, Engin
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS, ENGINE_READY
 from rlrun.protocol.messages.engine_protocol import BEFORE, HEADER, OWN, PROTOCOL, REFUSED, Speaker
 from rlrun.runtime import exit_codes
-from rlrun.stub.model import make_model
-from rlrun.stub.policy import Policy, small_files, write_model
-from rlrun.stub.replies import Vocabulary
-from rlrun.stub.script import PolicyScript
 from rlrun.trainer.modeling.character_tokenizer import SPECIAL_TOKENS
+from tests.support.stub.model import make_model
+from tests.support.stub.policy import Policy, small_files, write_model
+from tests.support.stub.replies import Vocabulary
+from tests.support.stub.script import PolicyScript
 
 PROMPT = "<bos><user><abcd><assistant>"
 LONG_PROMPT = "<bos><user><" + "abcdefghij" * 4 + "><assistant>"

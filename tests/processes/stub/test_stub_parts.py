@@ -16,11 +16,11 @@ from rlrun.config.models.model import TinyModelConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.stub.engine import StubEngine
-from rlrun.stub.metrics import step_metrics
-from rlrun.stub.model import make_model
-from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_model, write_policy
-from rlrun.stub.script import VARIABLE, PolicyScript, Script, claim, load_script
+from tests.support.stub.engine import StubEngine
+from tests.support.stub.metrics import step_metrics
+from tests.support.stub.model import make_model
+from tests.support.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_model, write_policy
+from tests.support.stub.script import VARIABLE, PolicyScript, Script, claim, load_script
 
 MESSAGES = [
     {"role": "system", "content": "Reverse it."},
@@ -167,7 +167,7 @@ def _batch() -> Batch:
 @pytest.mark.parametrize("role", ["trainer", "inference", "model", "loop"])
 def test_a_stub_is_small_and_imports_no_model_library(role: str) -> None:
     program = (
-        f"import sys, rlrun.stub.{role}; "
+        f"import sys, tests.support.stub.{role}; "
         "print({'torch', 'vllm', 'transformers', 'verifiers'} & {name for name, m in sys.modules.items() if m}); "
         "print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
     )

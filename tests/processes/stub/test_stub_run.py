@@ -17,8 +17,8 @@ from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
 from rlrun.protocol.files.failures import read_error
 from rlrun.runtime import exit_codes
-from rlrun.stub.policy import Policy
-from rlrun.stub.script import PolicyScript
+from tests.support.stub.policy import Policy
+from tests.support.stub.script import PolicyScript
 
 
 def finish(run: StubRun, attempt: int = 1) -> None:

@@ -13,9 +13,9 @@ from stub_run import API_KEY, StubRun, stub_run
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.stub.policy import Policy
-from rlrun.stub.script import PolicyScript
 from tests.small_volume import SmallVolume, small_volume
+from tests.support.stub.policy import Policy
+from tests.support.stub.script import PolicyScript
 
 STEPS = 14
 

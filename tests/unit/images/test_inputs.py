@@ -24,6 +24,7 @@ def checkout(tmp_path: Path) -> Path:
         "workloads/rlrun/a.py",
         "operator/rlrun_operator/b.py",
         "tests/cluster/images/cuda_stubs.py",
+        "tests/support/stub/rlrun-pod",
         "docs/c.md",
     ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,8 @@ EVERY = set(IMAGES)
         ("requirements/images/inference-cpu.txt", {"inference"}),
         ("tests/cluster/images/cuda_stubs.py", {"trainer", "inference"}),
         ("Dockerfile.stub", {"stub"}),
+        ("tests/support/stub/trainer.py", {"stub"}),
+        ("tests/support/orchestrator/fixtures.py", set()),
         ("requirements/images/inference-gpu.txt", set()),
         ("requirements/cpu.txt", set()),
         ("docs/c.md", set()),

@@ -18,7 +18,7 @@ from rlrun.diagnostics.symptoms import symptom_of
 from rlrun.pod.role.hang_report import StuckRole
 from rlrun.pod.role.output import Output
 from rlrun.pod.role.process import Launch, run_process
-from rlrun.pod.role.roles import EVERYWHERE, config_in_pod, model_command, role_command, role_environment
+from rlrun.pod.role.roles import EVERYWHERE, Programs, config_in_pod, role_environment
 from rlrun.pod.role.termination_message import failure_text, write_termination_message
 from rlrun.pod.settings import KEY_VARIABLE, PodSettings
 from rlrun.pod.signals import Signals
@@ -43,13 +43,16 @@ class Container:
         env: its environment.
         signals: of this process.
         scratch: an empty folder of this start alone: the process's configuration, and what it says when it fails.
+        programs: command lines of its processes.
 
     Raises:
         RoleError: the configuration is wrong.
     """
 
-    def __init__(self, pod: PodSettings, env: Mapping[str, str], signals: Signals, scratch: Path) -> None:
-        self._pod, self._env, self._signals, self._scratch = pod, env, signals, scratch
+    def __init__(
+        self, pod: PodSettings, env: Mapping[str, str], signals: Signals, scratch: Path, programs: Programs
+    ) -> None:
+        self._pod, self._env, self._signals, self._scratch, self._programs = pod, env, signals, scratch, programs
         try:
             self._config = load_file(RunConfig, pod.config)
         except ConfigError as error:
@@ -106,7 +109,7 @@ class Container:
             return exit_codes.OK
         self._output.say("making the tiny model")
         # An environment's code may run in it (`warmupEnvironment`), and it talks to no other process.
-        return self._process(model_command(self._pod, self._config_file(restart=False)), "trainer", with_key=False)
+        return self._process(self._programs.model(self._config_file(restart=False)), "trainer", with_key=False)
 
     def _wait_for_model(self) -> None:
         """The tiny model's folder appears only when it is whole."""
@@ -146,7 +149,7 @@ class Container:
         server = PodServer(pod.pod_ip or EVERYWHERE, attempt=pod.attempt, api_key=pod.api_key, look=self._why_not_ready)
         try:
             restart = False
-            role_command("trainer", pod, self._config, pod.config)  # refuses a pod that is no member
+            self._programs.role("trainer", pod, self._config, pod.config)  # refuses a pod that is no member
             if pod.ordinal == 0:
                 self._state = "the run's volume refuses to write"
                 self._claim(self._config)
@@ -204,10 +207,11 @@ class Container:
 
     def _start(self, role: Role, *, restart: bool) -> int:
         file = self._config_file(restart=restart)
-        command = role_command(role, self._pod, self._config, file)
+        command = self._programs.role(role, self._pod, self._config, file)
         self._state = ""
         if role == "trainer" and self._config.trainer.colocated:
-            return self._process(command, role, engine=role_command("inference", self._pod, self._config, file))
+            engine = self._programs.role("inference", self._pod, self._config, file)
+            return self._process(command, role, engine=engine)
         return self._process(command, role)
 
     def _process(

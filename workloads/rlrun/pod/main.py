@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlrun.pod.signals import Signals, StoppedError
@@ -13,6 +13,7 @@ from rlrun.runtime import exit_codes
 # Imported late, all that takes time: until `Signals` is made, a signal to the first process of a container is lost, and the container then
 # lives on to the end of its grace period. A pod is often deleted just when its container starts again.
 if TYPE_CHECKING:
+    from rlrun.pod.role.roles import Programs
     from rlrun.pod.settings import PodSettings
 
 UMASK = 0o027
@@ -26,8 +27,18 @@ _USAGE = (
 )
 
 
-def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
-    """Run a container's role; returns the exit code."""
+def main(
+    argv: Sequence[str] | None = None,
+    env: Mapping[str, str] = os.environ,
+    programs: Callable[[], Programs] | None = None,
+) -> int:
+    """Run a container's role; returns the exit code.
+
+    Args:
+        argv: arguments of the command line; default: this process's.
+        env: environment of the container.
+        programs: makes the command lines of an image with roles of its own, called once signals are handled; default: this package's.
+    """
     signals = Signals()
     os.umask(UMASK)
     words = list(sys.argv[1:] if argv is None else argv)
@@ -51,7 +62,7 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
     except RoleError as error:
         print(f"rlrun-pod: {error}", file=sys.stderr)
         return error.code
-    return _run(words[0], pod, env, signals)
+    return _run(words[0], pod, env, signals, programs)
 
 
 def _say(text: str) -> None:
@@ -96,7 +107,13 @@ def _make_folders(folders: Sequence[str], signals: Signals) -> int:
     return exit_codes.OK
 
 
-def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signals) -> int:
+def _run(
+    command: str,
+    pod: PodSettings,
+    env: Mapping[str, str],
+    signals: Signals,
+    programs: Callable[[], Programs] | None,
+) -> int:
     import tempfile
     from pathlib import Path
 
@@ -113,9 +130,10 @@ def _run(command: str, pod: PodSettings, env: Mapping[str, str], signals: Signal
 
         wait_for_own_file(pod, command, say=_say, signals=signals)
         from rlrun.pod.container import Container
+        from rlrun.pod.role.roles import Programs
 
         with tempfile.TemporaryDirectory(prefix="rlrun-") as scratch:
-            return Container(pod, env, signals, Path(scratch)).run(command)
+            return Container(pod, env, signals, Path(scratch), (programs or Programs)()).run(command)
     except StoppedError as stopped:
         print(f"rlrun-pod: {stopped}", file=sys.stderr)
         return stopped.exit_code

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rlrun.config.models.file_mark import VARIABLE
 from rlrun.protocol.files.failures import RoleError
@@ -14,7 +13,6 @@ from rlrun.protocol.messages.endpoints import RENDEZVOUS_PORT
 from rlrun.runtime import exit_codes
 
 KEY_VARIABLE = "RLRUN_API_KEY"
-Implementation = Literal["real", "stub"]
 _ORDINAL = re.compile(r"-(\d+)$")
 
 
@@ -44,8 +42,6 @@ class PodSettings:
     """`RLRUN_POD_STATE`: a volume that lives as long as the pod."""
     termination_log: Path = Path("/dev/termination-log")
     """`RLRUN_TERMINATION_LOG`: what is written there is in the container's status."""
-    implementation: Implementation = "real"
-    """`RLRUN_IMPLEMENTATION`, set by the image: the roles of `rlrun.stub` need neither torch nor an engine."""
 
     @property
     def ordinal(self) -> int:
@@ -68,9 +64,6 @@ def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
     Raises:
         RoleError: a variable is missing or wrong; names it.
     """
-    implementation = env.get("RLRUN_IMPLEMENTATION") or "real"
-    if implementation not in ("real", "stub"):
-        raise RoleError(f"RLRUN_IMPLEMENTATION is {implementation!r}, expected real or stub", exit_codes.USAGE)
     return PodSettings(
         config=Path(_required(env, "RLRUN_CONFIG")),
         attempt=_number(env, "RLRUN_ATTEMPT"),
@@ -83,7 +76,6 @@ def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
         master_port=_number(env, "RLRUN_MASTER_PORT", PodSettings.master_port),
         state=Path(env.get("RLRUN_POD_STATE") or PodSettings.state),
         termination_log=Path(env.get("RLRUN_TERMINATION_LOG") or PodSettings.termination_log),
-        implementation="stub" if implementation == "stub" else "real",
     )
 
 

@@ -1,4 +1,4 @@
-"""Turns of the engines that have the trainer's GPUs, checked against the orchestrator. Without torch: the stub uses it too."""
+"""Turns of the engines that have the trainer's GPUs, checked against the orchestrator. Without torch: stand-ins use it too."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rlrun
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
@@ -23,13 +24,18 @@ from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 DEADLINE_SECONDS = 60.0
+IMPORT_PATH = f"{Path(__file__).parents[4]}:{Path(rlrun.__file__).parents[1]}"
+"""Where a process finds the stubs and the package."""
 _DRIVER = """
 import sys
-import rlrun.pod.container as container
-container.role_command = lambda *_: [sys.executable, "-c", ROLE]
-container.model_command = lambda *_: [sys.executable, "-c", ROLE]
 from rlrun.pod.main import main
-sys.exit(main([COMMAND]))
+
+def programs():
+    from rlrun.pod.role.roles import Programs
+    command = lambda *_: [sys.executable, "-c", ROLE]
+    return Programs(command, command)
+
+sys.exit(main([COMMAND], programs=programs))
 """
 
 
@@ -83,17 +89,17 @@ class Pod:
         """Start the container with this command."""
         return self._start(command, env, python=False)
 
-    def start_real(self, command: str, **env: str) -> subprocess.Popen[str]:
-        """Start the container with the role of its image."""
-        return self._start(["-m", "rlrun.pod", command], env)
+    def start_stub(self, command: str, **env: str) -> subprocess.Popen[str]:
+        """Start the container as the stub image does."""
+        return self._start(["-m", "tests.support.stub.pod", command], {"PYTHONPATH": IMPORT_PATH, **env})
 
     def run(self, command: str, role: str = "", **env: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of one start."""
         return _end(self.start(command, role, **env))
 
-    def run_real(self, command: str, **env: str) -> tuple[int, str, str]:
-        """As `run`, with the role of the image."""
-        return _end(self.start_real(command, **env))
+    def run_stub(self, command: str, **env: str) -> tuple[int, str, str]:
+        """As `run`, with the stub image's role."""
+        return _end(self.start_stub(command, **env))
 
     def _start(self, arguments: list[str], env: dict[str, str], *, python: bool = True) -> subprocess.Popen[str]:
         process = subprocess.Popen(

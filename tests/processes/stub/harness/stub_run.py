@@ -19,7 +19,8 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.paths import RunPaths
 
-IMPORT_PATH = f"{Path(__file__).parent / 'without_torch'}:{Path(rlrun.__file__).parent.parent}"
+ROOT = Path(__file__).parents[4]
+IMPORT_PATH = f"{Path(__file__).parent / 'without_torch'}:{ROOT}:{Path(rlrun.__file__).parent.parent}"
 API_KEY = "a-key-of-this-run"
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
@@ -92,7 +93,7 @@ class StubRun:
             "PYTHONPATH": IMPORT_PATH,
             "PYTHONUNBUFFERED": "1",
         }
-        package = "rlrun" if role == "orchestrator" else "rlrun.stub"
+        package = "rlrun" if role == "orchestrator" else "tests.support.stub"
         command = [*self.prefix, sys.executable, "-m", f"{package}.{role}", "--config", str(file or self.file)]
         with self.log(name or role, attempt).open("ab") as log:
             process = subprocess.Popen(command, env=variables | environment, stderr=log, stdout=log)

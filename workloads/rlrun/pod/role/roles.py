@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.config.models.checkpoint import ResumeConfig
@@ -57,30 +58,44 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
         RoleError: the pod is no member of the trainer's group.
     """
     if role == "trainer":
-        _check_membership(pod, config)
-        if pod.implementation == "real":
-            return torchrun_command(
-                config.trainer,
-                config_file=config_file,
-                rendezvous_port=pod.master_port,
-                attempt=pod.attempt,
-                nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
-            )
-    # The orchestrator is always the real one.
-    if role == "orchestrator":
-        module = orchestrator_module(config.trainer.task)
-    else:
-        module = f"rlrun.stub.{role}" if pod.implementation == "stub" else f"rlrun.{role}"
-    return [sys.executable, "-m", module, "--config", str(config_file)]
+        check_membership(pod, config)
+        return torchrun_command(
+            config.trainer,
+            config_file=config_file,
+            rendezvous_port=pod.master_port,
+            attempt=pod.attempt,
+            nodes=Nodes(pod.nodes, pod.ordinal, pod.master_addr),
+        )
+    module = orchestrator_module(config.trainer.task) if role == "orchestrator" else "rlrun.inference"
+    return python_command(module, config_file)
 
 
-def model_command(pod: PodSettings, config_file: Path) -> list[str]:
+def model_command(config_file: Path) -> list[str]:
     """The command line that makes the tiny model."""
-    module = "rlrun.stub.model" if pod.implementation == "stub" else "rlrun.trainer.modeling.tiny_model"
+    return python_command("rlrun.trainer.modeling.tiny_model", config_file)
+
+
+def python_command(module: str, config_file: Path) -> list[str]:
+    """The command line of a module that reads the run's configuration."""
     return [sys.executable, "-m", module, "--config", str(config_file)]
 
 
-def _check_membership(pod: PodSettings, config: RunConfig) -> None:
+@dataclass(frozen=True)
+class Programs:
+    """Command lines of a container's processes; an image with roles of its own has others (`rlrun.pod.main.main`)."""
+
+    role: Callable[[Role, PodSettings, RunConfig, Path], list[str]] = role_command
+    """As `role_command`."""
+    model: Callable[[Path], list[str]] = model_command
+    """As `model_command`."""
+
+
+def check_membership(pod: PodSettings, config: RunConfig) -> None:
+    """Check that a trainer's pod belongs to its group.
+
+    Raises:
+        RoleError: the group has another number of pods, or this one is beyond it.
+    """
     if pod.nodes != config.trainer.replicas:
         raise RoleError(
             f"RLRUN_NNODES is {pod.nodes}, but the configuration's trainer.replicas is {config.trainer.replicas}",

@@ -1,6 +1,6 @@
 """Paths and ports on which the roles of a run answer, in pods and on one machine.
 
-The real roles, their stubs and the renderer of probes, Services and network policies take them from here. Keyless routes are for probes
+The roles, stand-ins of them and the renderer of probes, Services and network policies take them from here. Keyless routes are for probes
 and the metrics scraper; all others demand the run's key as `Authorization: Bearer`. The trainer's channel has more routes: see `channel`.
 """
 

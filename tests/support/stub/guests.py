@@ -13,11 +13,11 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.stub.run import Run
-from rlrun.stub.script import Script
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.tenants.requests import Guest, Guests
+from tests.support.stub.run import Run
+from tests.support.stub.script import Script
 
 
 @dataclass

@@ -16,7 +16,7 @@ from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
 from rlrun.runtime import exit_codes
-from rlrun.stub.script import PolicyScript
+from tests.support.stub.script import PolicyScript
 
 WEIGHTS = "model-00001-of-00001.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -60,7 +60,7 @@ def read_policy(file: Path) -> Policy:
         return Policy(int(tensors[STEP][0]), float(tensors[ACCURACY][0]))
     except (OSError, SafetensorError, KeyError) as error:
         raise RoleError(
-            f"{file} holds no weights of the stub ({error}): the stub image runs model.tiny, or a folder that rlrun.stub.model made",
+            f"{file} holds no weights of the stub ({error}): the stub image runs model.tiny, or what tests.support.stub.model made",
             exit_codes.DATA,
         ) from None
 

@@ -1,4 +1,4 @@
-"""An engine without vLLM: `python -m rlrun.stub.inference --config run.json`.
+"""An engine without vLLM: `python -m tests.support.stub.inference --config run.json`.
 
 Guard, `/rlrun` routes, hand-over, preflight and heartbeat are the real server's code around another engine. Of vLLM's own routes there
 are those that the roles and probes use: `/health`, `/metrics`, `/v1/models` and `/inference/v1/generate`.
@@ -52,8 +52,8 @@ from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS
 from rlrun.runtime import exit_codes, role_log
-from rlrun.stub.engine import AdapterRequest, Choice, StubEngine
-from rlrun.stub.script import InferenceScript, load_script
+from tests.support.stub.engine import AdapterRequest, Choice, StubEngine
+from tests.support.stub.script import InferenceScript, load_script
 
 TERMINATED = 128 + signal.SIGTERM
 ANSWER_SECONDS = 1.0
@@ -280,7 +280,9 @@ async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and serve; returns the exit code."""
     role_log.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | inference | {message}")
-    parser = argparse.ArgumentParser(prog="python -m rlrun.stub.inference", description="Serve a run without vLLM.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.stub.inference", description="Serve a run without vLLM."
+    )
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
     try:

@@ -23,15 +23,23 @@ from rlrun.protocol.files.durable import make_folder
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume, trouble_of, watched
-from rlrun.stub.metrics import step_metrics, validation_metrics
-from rlrun.stub.policy import WEIGHTS, Policy, read_policy, small_files, write_adapter, write_model, write_policy
-from rlrun.stub.script import Script
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS, LiveFeed, read_checked
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.weights import retention
+from tests.support.stub.metrics import step_metrics, validation_metrics
+from tests.support.stub.policy import (
+    WEIGHTS,
+    Policy,
+    read_policy,
+    small_files,
+    write_adapter,
+    write_model,
+    write_policy,
+)
+from tests.support.stub.script import Script
 
 SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""

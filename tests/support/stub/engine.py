@@ -15,9 +15,9 @@ from typing import Any
 from loguru import logger
 
 from rlrun.inference.weights.handover import UNKNOWN_VERSION
-from rlrun.stub.policy import WEIGHTS, Policy, read_adapter, read_policy
-from rlrun.stub.replies import Reply, Sampled, Vocabulary
-from rlrun.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScript, claim, end
+from tests.support.stub.policy import WEIGHTS, Policy, read_adapter, read_policy
+from tests.support.stub.replies import Reply, Sampled, Vocabulary
+from tests.support.stub.script import FAULTS_FOLDER, REQUESTS_FILE, InferenceScript, claim, end
 
 _REMEMBERED_PROMPTS = 100_000
 EVERYTHING = {"weights", "kv_cache"}

@@ -15,15 +15,15 @@ from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
-from rlrun.stub.group import Leader, follow, master, place
-from rlrun.stub.guests import GuestRuns
-from rlrun.stub.model import ensure_model
-from rlrun.stub.run import Run
-from rlrun.stub.script import Script, happen, load_script
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints import resume
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.ranks.stop import Stop
+from tests.support.stub.group import Leader, follow, master, place
+from tests.support.stub.guests import GuestRuns
+from tests.support.stub.model import ensure_model
+from tests.support.stub.run import Run
+from tests.support.stub.script import Script, happen, load_script
 
 
 def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, group: Leader, stop: Stop) -> int:

@@ -1,4 +1,4 @@
-"""A trainer pod without torch: `python -m rlrun.stub.trainer --config run.json`.
+"""A trainer pod without torch: `python -m tests.support.stub.trainer --config run.json`.
 
 Attempts, channel, manifests, retention, metrics' names and exit codes are the real trainer's. One process stands for all ranks
 of its pod. Asked to stop by a signal, the group saves the last finished step, as the real one does.
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
         # Not before the signals are blocked: numpy starts threads, and one that does not block a signal would take it.
-        from rlrun.stub.loop import run
+        from tests.support.stub.loop import run
 
         code = run(config, attempt=attempt, api_key=api_key, stop=stop)
         if stop.asked and stop.number is None:

@@ -1,4 +1,4 @@
-"""Make the model folder of a stub run: `python -m rlrun.stub.model --config run.json`. The tokenizer is that of the tiny model."""
+"""Make the model folder of a stub run: `python -m tests.support.stub.model --config run.json`. The tokenizer is that of the tiny model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlrun.config.models.model import TinyModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError, storage_errors, write_error
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.stub.policy import Policy, write_model
-from rlrun.stub.script import PolicyScript, load_script
 from rlrun.trainer.__main__ import read_config
 from rlrun.trainer.modeling.character_tokenizer import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
+from tests.support.stub.policy import Policy, write_model
+from tests.support.stub.script import PolicyScript, load_script
 
 
 def tokenizer_files() -> dict[str, bytes]:

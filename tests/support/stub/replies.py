@@ -32,7 +32,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, model: Path) -> Vocabulary:
-        """The vocabulary of a folder that `rlrun.stub.model` made.
+        """The vocabulary of a folder that `tests.support.stub.model` made.
 
         Raises:
             RoleError: the tokenizer is of another kind.

@@ -8,8 +8,8 @@ import numpy as np
 
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch
-from rlrun.stub.policy import Policy
 from rlrun.trainer.learning.lr_schedule import learning_rate
+from tests.support.stub.policy import Policy
 
 
 def step_metrics(config: TrainerConfig, batch: Batch, policy: Policy, times: dict[str, float]) -> dict[str, float]:
