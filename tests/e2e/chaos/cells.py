@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlrun.diagnostics.fault_points import FOLDER_VARIABLE, POINTS, VARIABLE
 from tests.e2e.chaos.faults import CONTROL_PLANE, Faults
 from tests.e2e.chaos.read_only import read_only
 from tests.e2e.chaos.small_volume import empty, fill
+from tests.support.faults.rlrun_faults import FOLDER_VARIABLE, POINTS, VARIABLE
 
 MARKERS = "faults"
 """In the run's folder: what fault points have done."""

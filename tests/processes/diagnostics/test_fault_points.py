@@ -12,17 +12,23 @@ from pathlib import Path
 import pytest
 
 from rlrun.diagnostics import fault_points
-from rlrun.diagnostics.fault_points import POINTS, Fault, FaultPlanError, FaultPoints, read_plan
 from rlrun.protocol.files import durable
 from rlrun.runtime import exit_codes
+from tests.support.faults import rlrun_faults
+from tests.support.faults.rlrun_faults import POINTS, VARIABLE, Fault, FaultPlanError, FaultPoints, read_plan
 
 PACKAGE = Path(fault_points.__file__).parents[1]
+FAULTS = Path(rlrun_faults.__file__).parent
 _NAMED = re.compile(r'(?:reach\(|before_rename=|before_link=)"([^"]+)"')
 
 
 def test_the_table_names_every_point_of_the_code_and_no_other() -> None:
-    named = {name for file in PACKAGE.rglob("*.py") for name in _NAMED.findall(file.read_text())}
-    assert named == set(POINTS)
+    assert _named(PACKAGE) == set(POINTS)
+    assert _named(FAULTS.parent / "stub") <= set(POINTS)
+
+
+def _named(folder: Path) -> set[str]:
+    return {name for file in folder.rglob("*.py") for name in _NAMED.findall(file.read_text())}
 
 
 def test_a_plan_is_read() -> None:
@@ -69,8 +75,9 @@ def test_it_happens_once_for_all_processes_that_share_a_folder(tmp_path: Path) -
     process().reach("batch.told")
 
 
-def _run(code: str, plan: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {fault_points.VARIABLE: plan}
+def _run(code: str, plan: str, *, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    path = [str(PACKAGE.parent), *([str(FAULTS)] if installed else [])]
+    env = os.environ | {VARIABLE: plan, "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
 
 
@@ -90,8 +97,19 @@ def test_a_process_ends_at_a_point_and_leaves_nothing_under_the_final_name(
     assert target.exists()
 
 
+REACH = "from rlrun.diagnostics.fault_points import reach; reach('batch.told'); print('went on')"
+
+
+def test_what_ships_reads_no_plan() -> None:
+    """A pod's variables are its users'; none of them ends a process."""
+    ended = _run(REACH, "batch.told=exit:7", installed=False)
+    assert (ended.returncode, ended.stdout) == (0, "went on\n")
+    assert _run(REACH, "batch.told=exit:7").returncode == 7
+
+
 def test_a_process_with_a_wrong_plan_does_not_start() -> None:
-    ended = _run("import rlrun.protocol.files.durable", "nowhere=hang")
+    ended = _run("print('started')", "nowhere=hang")
+    assert ended.stdout == ""
     assert ended.returncode == exit_codes.USAGE
     assert ended.stderr.startswith("error: FAULT_POINTS names the point 'nowhere'")
     assert "Traceback" not in ended.stderr
@@ -101,7 +119,7 @@ def test_a_folder_and_a_new_file_have_their_points_before_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = FaultPoints(read_plan("batch.before_rename=enospc,attempt.before_link=enospc"), None)
-    monkeypatch.setattr(fault_points, "_points", plan)
+    monkeypatch.setattr(fault_points, "_handler", plan.reach)
     with (
         pytest.raises(OSError, match="No space"),
         durable.new_folder(tmp_path / "b", before_rename="batch.before_rename"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from rlrun.diagnostics.fault_points import POINTS, read_plan
 from tests.e2e.chaos.__main__ import start, table
 from tests.e2e.chaos.cells import CELLS
+from tests.support.faults.rlrun_faults import POINTS, read_plan
 
 ROLES = {"trainer", "inference", "orchestrator"}
 NOT_REACHED = {"export.before_rename", "journal.before_remove"} | {p for p in POINTS if p.startswith("turn.")}

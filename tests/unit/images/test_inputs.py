@@ -24,6 +24,7 @@ def checkout(tmp_path: Path) -> Path:
         "workloads/rlrun/a.py",
         "operator/rlrun_operator/b.py",
         "tests/cluster/images/cuda_stubs.py",
+        "tests/support/faults/sitecustomize.py",
         "tests/support/stub/rlrun-pod",
         "docs/c.md",
     ):
@@ -60,6 +61,7 @@ EVERY = set(IMAGES)
         ("requirements/images/inference-cpu.txt", {"inference"}),
         ("tests/cluster/images/cuda_stubs.py", {"trainer", "inference"}),
         ("Dockerfile.stub", {"stub"}),
+        ("tests/support/faults/sitecustomize.py", {"stub"}),
         ("tests/support/stub/trainer.py", {"stub"}),
         ("tests/support/orchestrator/fixtures.py", set()),
         ("requirements/images/inference-gpu.txt", set()),

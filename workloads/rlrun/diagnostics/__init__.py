@@ -1,1 +1,1 @@
-"""Reports of a process that ends or hangs, and named points at which tests let one fail."""
+"""Reports of a process that ends or hangs, and named points at which a test lets one fail."""

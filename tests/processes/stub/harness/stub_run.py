@@ -20,7 +20,8 @@ from rlrun.local.preflight import free_port
 from rlrun.protocol.files.paths import RunPaths
 
 ROOT = Path(__file__).parents[4]
-IMPORT_PATH = f"{Path(__file__).parent / 'without_torch'}:{ROOT}:{Path(rlrun.__file__).parent.parent}"
+WITHOUT_TORCH, FAULTS = Path(__file__).parent / "without_torch", ROOT / "tests/support/faults"
+IMPORT_PATH = ":".join(map(str, (WITHOUT_TORCH, FAULTS, ROOT, Path(rlrun.__file__).parents[1])))
 API_KEY = "a-key-of-this-run"
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
