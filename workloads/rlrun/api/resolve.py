@@ -44,26 +44,14 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
         colocated=spec.placement.colocate,
     )
     common = dict(shared)
-    algorithm = spec.algorithm
-    if spec.task == "SFT":
-        parts = {name: getattr(algorithm, name) for name in SFT_ALGORITHM_FIELDS}
-        algorithm = AlgorithmConfig(**parts | {"preset": "sft"})
+    algorithm = _algorithm(spec)
     environments = [
         environment.model_copy(update={"sampling": environment.sampling or spec.sampling})
         for environment in spec.environments
     ]
-    inference = _computing(spec.inference, InferenceSpec) | {
-        "max_model_len": spec.inference.max_model_len or spec.seq_len
-    }
-    trainer = _computing(spec.trainer, TrainerSpec) | {
-        "micro_batch_tokens": spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
-    }
-    if spec.placement.colocate:
-        inference["replicas"] = spec.trainer.replicas
-    serves = spec.task != "SFT" and spec.trainer.shared_with is None
     return RunConfig(
         trainer=TrainerConfig(
-            **trainer,
+            **_trainer(spec),
             **common,
             algorithm=algorithm,
             environment_algorithms={
@@ -72,8 +60,8 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             checkpoint=spec.checkpoint,
             weight_sync=spec.weight_sync,
         ),
-        inference=InferenceConfig(**inference, **common, lora=spec.trainer.lora, weight_sync=spec.weight_sync)
-        if serves
+        inference=InferenceConfig(**_inference(spec), **common, lora=spec.trainer.lora, weight_sync=spec.weight_sync)
+        if _serves(spec)
         else None,
         orchestrator=OrchestratorConfig(
             **_computing(spec.orchestrator, OrchestratorSpec),
@@ -90,6 +78,32 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             engine_parsers=spec.inference.parsers,
         ),
     )
+
+
+def _algorithm(spec: RLRunSpec) -> AlgorithmConfig:
+    if spec.task != "SFT":
+        return spec.algorithm
+    parts = {name: getattr(spec.algorithm, name) for name in SFT_ALGORITHM_FIELDS}
+    return AlgorithmConfig(**parts | {"preset": "sft"})
+
+
+def _trainer(spec: RLRunSpec) -> dict[str, Any]:
+    block = _computing(spec.trainer, TrainerSpec)
+    block["micro_batch_tokens"] = spec.trainer.micro_batch_tokens or max(spec.seq_len, MICRO_BATCH_TOKENS)
+    return block
+
+
+def _inference(spec: RLRunSpec) -> dict[str, Any]:
+    block = _computing(spec.inference, InferenceSpec)
+    block["max_model_len"] = spec.inference.max_model_len or spec.seq_len
+    if spec.placement.colocate:
+        block["replicas"] = spec.trainer.replicas
+    return block
+
+
+def _serves(spec: RLRunSpec) -> bool:
+    """True if the run has engines of its own."""
+    return spec.task != "SFT" and spec.trainer.shared_with is None
 
 
 def _computing(block: Config, spec: type[Config]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -25,9 +26,9 @@ from rlrun.local.failure import exit_code, explain, first_cause
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
-from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
+from rlrun.local.plan import Ports, RoleProcess, processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_ports, free_port, gpus
-from rlrun.local.sharing import endpoints_of, joined, offer, shares, withdraw
+from rlrun.local.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
 from rlrun.local.view import View, duration
@@ -110,7 +111,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        return _run(spec, name, root, options, console, command, interrupted)
+        return _run(_Call(spec, name, RunPaths(root), options, console, command, interrupted))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except RoleError as error:
@@ -127,113 +128,184 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
             signal.signal(number, handler)
 
 
-def _run(
-    spec: RLRunSpec,
-    name: str,
-    root: Path,
-    options: argparse.Namespace,
-    console: Console,
-    command: str,
-    interrupted: list[int],
-) -> int:
+@dataclass(frozen=True)
+class _Call:
+    """One call: what it runs, and how it talks to its user."""
+
+    spec: RLRunSpec
+    name: str
+    paths: RunPaths
+    options: argparse.Namespace
+    console: Console
+    command: str
+    """What the user called, without the folder."""
+    interrupted: list[int]
+    """Signals so far."""
+
+    @property
+    def trains(self) -> bool:
+        """False if the run evaluates alone."""
+        return self.spec.task in TRAINING_TASKS
+
+    @property
+    def again(self) -> str:
+        """Command that goes on with the run."""
+        return f"`{self.command} --output-dir {self.folder} --resume`"
+
+    @property
+    def folder(self) -> str:
+        """The run's folder as short as it can be typed from here."""
+        root, here = self.paths.root, Path.cwd()
+        return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the processes of a run are on this machine."""
+
+    ports: Ports
+    host: Endpoints | None
+    """Of the run whose trainer and engines this run uses; None: it has its own."""
+    trainer_gpus: Sequence[int]
+    inference_gpus: Sequence[int]
+
+
+def _run(call: _Call) -> int:
     began = time.monotonic()
-    paths = RunPaths(root)
-    config = resolve(spec, name=name, uid=_uid(paths, options.resume), output_dir=str(root))
-    trains = spec.task in TRAINING_TASKS
-    if options.replay and config.orchestrator.evaluation is None:
-        config = config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
-    host = config.trainer.shared_with
+    config = _resolve(call)
+    place = _find_place(call, config)
+    _check_replay(call)
+    _check_folder(call, config)
+    configs = _with_place(call, config, place)
+    files = _write(call.paths, configs)
+    attempt = next_number(call.paths)
+    if place.host is None:
+        prepare_model(config, files[0], call.paths, attempt, call.console, lambda: bool(call.interrupted))
+    if call.interrupted:
+        return _INTERRUPTED
+    launch_id = uuid.uuid4().hex
+    api_key = secrets.token_urlsafe(32)
+    specs = processes(
+        configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=place.ports,
+        trainer_gpus=place.trainer_gpus, inference_gpus=place.inference_gpus,
+    )  # fmt: skip
+    call.say(
+        f"run {call.name}, attempt {attempt}; folder {call.folder}, logs in {call.folder}/logs/attempt_{attempt:04d}"
+    )
+    failed = _play(call, config, Supervisor(launch_id), specs, place.ports, api_key)
+    return _conclude(call, failed, elapsed_seconds=time.monotonic() - began)
+
+
+def _resolve(call: _Call) -> RunConfig:
+    config = resolve(
+        call.spec, name=call.name, uid=_uid(call.paths, call.options.resume), output_dir=str(call.paths.root)
+    )
+    if call.options.replay and config.orchestrator.evaluation is None:
+        return config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
+    return config
+
+
+def _find_place(call: _Call, config: RunConfig) -> _Place:
+    """Choose ports and GPUs.
+
+    Raises:
+        PreflightError: the machine has not what the run needs, or an option is none for it.
+    """
+    options, host = call.options, config.trainer.shared_with
     if host is not None:
         _refuse_options_of_the_host(options, host)
     ports = _choose_ports(options, config)
     check_ports(ports)
-    endpoints = None if host is None else endpoints_of(root, host)
-    trainer_gpus: list[int] = []
-    inference_gpus: list[int] = []
-    if host is None:
-        try:
-            trainer_gpus, inference_gpus = split_gpus(
-                config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids
-            )
-        except ValueError as error:
-            raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
-    if options.replay and spec.task != "RL":
+    if host is not None:
+        return _Place(ports, endpoints_of(call.paths.root, host), (), ())
+    try:
+        return _Place(ports, None, *split_gpus(config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids))
+    except ValueError as error:
+        raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+
+
+def _check_replay(call: _Call) -> None:
+    replay, task = call.options.replay, call.spec.task
+    if replay and task != "RL":
         why = "supervised fine-tuning makes the same batches from its data again"
-        raise PreflightError(f"--replay is for task RL: {why if spec.task == 'SFT' else 'nothing is trained'}")
-    if options.replay and not Path(options.replay).is_dir():
-        raise PreflightError(f"--replay: there is no folder {options.replay}")
-    check_folder(root, resume=options.resume)
-    before = recorded_run(paths) if options.resume else None
+        raise PreflightError(f"--replay is for task RL: {why if task == 'SFT' else 'nothing is trained'}")
+    if replay and not Path(replay).is_dir():
+        raise PreflightError(f"--replay: there is no folder {replay}")
+
+
+def _check_folder(call: _Call, config: RunConfig) -> None:
+    check_folder(call.paths.root, resume=call.options.resume)
+    before = recorded_run(call.paths) if call.options.resume else None
     if before is not None:
         check_same_run(before, config.trainer, remedy="choose another --output-dir to start a new run")
-    replay = str(Path(options.replay).absolute()) if options.replay else None
-    configs = with_endpoints(config, ports, replay)
-    if endpoints is not None:
-        configs = [joined(one, endpoints) for one in configs]
+
+
+def _with_place(call: _Call, config: RunConfig, place: _Place) -> list[RunConfig]:
+    """One configuration per engine, which differ in its port; one where the run starts no engine."""
+    replay = str(Path(call.options.replay).absolute()) if call.options.replay else None
+    configs = with_endpoints(config, place.ports, replay)
+    return configs if place.host is None else [joined(one, place.host) for one in configs]
+
+
+def _write(paths: RunPaths, configs: Sequence[RunConfig]) -> list[Path]:
+    """Write the configurations into the run's folder; the first is its `run.json`."""
     files = [paths.run_json if i == 0 else paths.run_json.with_stem(f"run.{i}") for i in range(len(configs))]
     for file, document in zip(files, configs, strict=True):
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
-    attempt = next_number(paths)
-    if host is None:
-        prepare_model(config, files[0], paths, attempt, console, lambda: bool(interrupted))
-    if interrupted:
-        return _INTERRUPTED
-    launch_id = uuid.uuid4().hex
-    api_key = secrets.token_urlsafe(32)
-    supervisor = Supervisor(launch_id)
-    specs = processes(
-        configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=ports,
-        trainer_gpus=trainer_gpus, inference_gpus=inference_gpus,
-    )  # fmt: skip
-    plain = options.plain or not console.is_terminal
-    where = _shown(root)
-    console.print(
-        f"run {name}, attempt {attempt}; folder {where}, logs in {where}/logs/attempt_{attempt:04d}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    return files
+
+
+def _play(
+    call: _Call, config: RunConfig, supervisor: Supervisor, specs: list[RoleProcess], ports: Ports, api_key: str
+) -> Running | None:
+    """Start the processes, show the run, and stop them at its end.
+
+    Returns:
+        The process that failed; None: all is well, or a signal came.
+    """
+    shared = shares(config)
     try:
         supervisor.start(specs)
-        if shares(config):
-            offer(paths, ports)
+        if shared:
+            offer(call.paths, ports)
         view = View(
-            console, name=name, max_steps=spec.max_steps if trains else None, metrics=paths.metrics,
-            url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key, plain=plain,
+            call.console, name=call.name, max_steps=call.spec.max_steps if call.trains else None,
+            metrics=call.paths.metrics, url=f"http://127.0.0.1:{ports.metrics}", api_key=api_key,
+            plain=call.options.plain or not call.console.is_terminal,
         )  # fmt: skip
         with view:
-            failed = _watch(supervisor, view, interrupted, shared=shares(config))
+            failed = _watch(supervisor, view, call.interrupted, shared=shared)
             view.update("")
         if failed:
-            explain(failed, root)
+            explain(failed, call.paths.root)
+        return failed
     finally:
-        withdraw(paths)
-        asked = len(interrupted)
-        if interrupted:
-            console.print(
-                f"stopping: {'the last finished step is saved' if trains else 'what was answered is kept'} (again Ctrl-C: stop at once)",
-                highlight=False,
-                soft_wrap=True,
-            )
+        withdraw(call.paths)
+        asked = len(call.interrupted)
+        if call.interrupted:
+            kept = "the last finished step is saved" if call.trains else "what was answered is kept"
+            call.say(f"stopping: {kept} (again Ctrl-C: stop at once)")
         supervisor.stop(
-            config.trainer.checkpoint.grace_period_seconds + STOP_SECONDS, hurry=lambda: len(interrupted) > asked
+            config.trainer.checkpoint.grace_period_seconds + STOP_SECONDS, hurry=lambda: len(call.interrupted) > asked
         )
-    if interrupted:
-        console.print(
-            f"interrupted: everything is stopped; go on with `{command} --output-dir {where} --resume`",
-            highlight=False,
-            soft_wrap=True,
-        )
+
+
+def _conclude(call: _Call, failed: Running | None, *, elapsed_seconds: float) -> int:
+    """Say how the run ended and how it goes on; the exit code."""
+    if call.interrupted:
+        call.say(f"interrupted: everything is stopped; go on with {call.again}")
         return _INTERRUPTED
     if failed:
-        print(
-            f"everything is stopped; after mending it go on with `{command} --output-dir {where} --resume`",
-            file=sys.stderr,
-        )
-        return exit_code(failed, root)
-    if not trains:
-        print_measures(console, root)
-        return exit_codes.OK
-    print_summary(console, root, elapsed_seconds=time.monotonic() - began, command=command)
+        print(f"everything is stopped; after mending it go on with {call.again}", file=sys.stderr)
+        return exit_code(failed, call.paths.root)
+    if call.trains:
+        print_summary(call.console, call.paths.root, elapsed_seconds=elapsed_seconds, command=call.command)
+    else:
+        print_measures(call.console, call.paths.root)
     return exit_codes.OK
 
 
@@ -280,8 +352,3 @@ def _choose_ports(options: argparse.Namespace, config: RunConfig) -> Ports:
 def _uid(paths: RunPaths, resume: bool) -> str:
     before = recorded_run(paths) if resume else None
     return str(uuid.uuid4()) if before is None else before.uid
-
-
-def _shown(path: Path) -> str:
-    """The path as short as it can be typed from here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

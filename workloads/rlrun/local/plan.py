@@ -91,23 +91,28 @@ def split_gpus(
     if colocated and inference_ids is not None:
         raise ValueError("placement.colocate gives the engines the trainer's GPUs; leave --inference-gpu-ids out")
     want_inference = 0 if engine is None or colocated else engine.replicas * engine.gpus_per_replica
-    free = [gpu for gpu in available if gpu not in (trainer_ids or ()) and gpu not in (inference_ids or ())]
+    free = _without(available, (*(trainer_ids or ()), *(inference_ids or ())))
     inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
-    rest = [gpu for gpu in free if gpu not in inference]
-    trainer = list(trainer_ids) if trainer_ids is not None else rest[:want_trainer]
-    for role, wanted, got in (("trainer", want_trainer, trainer), ("inference", want_inference, inference)):
-        missing = [gpu for gpu in got if gpu not in available]
-        if missing:
-            raise ValueError(
-                f"{role}: there is no GPU {missing[0]} on this machine; it has {list(available) or 'none'}"
-            )
-        if len(got) < wanted:
-            raise ValueError(
-                f"{role} needs {wanted} GPUs (replicas x gpusPerReplica) and {len(got)} of {len(available)} are left for it; "
-                f"lower spec.{role}.gpusPerReplica, or share GPUs with --trainer-gpu-ids and --inference-gpu-ids and a lower "
-                "spec.inference.gpuMemoryUtilization"
-            )
+    trainer = list(trainer_ids) if trainer_ids is not None else _without(free, inference)[:want_trainer]
+    _check_gpus("trainer", want_trainer, trainer, available)
+    _check_gpus("inference", want_inference, inference, available)
     return trainer, trainer if colocated else inference
+
+
+def _without(gpus: Sequence[int], taken: Sequence[int]) -> list[int]:
+    return [gpu for gpu in gpus if gpu not in taken]
+
+
+def _check_gpus(role: Role, wanted: int, got: Sequence[int], available: Sequence[int]) -> None:
+    missing = _without(got, available)
+    if missing:
+        raise ValueError(f"{role}: there is no GPU {missing[0]} on this machine; it has {list(available) or 'none'}")
+    if len(got) < wanted:
+        raise ValueError(
+            f"{role} needs {wanted} GPUs (replicas x gpusPerReplica) and {len(got)} of {len(available)} are left for it; "
+            f"lower spec.{role}.gpusPerReplica, or share GPUs with --trainer-gpu-ids and --inference-gpu-ids and a lower "
+            "spec.inference.gpuMemoryUtilization"
+        )
 
 
 def processes(

@@ -78,9 +78,8 @@ def _print_plot(console: Console) -> None:
     console.print(plotext.uncolorize(plotext.build()), highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_rewards(console: Console, lines: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-    """Print the learning curve of reinforcement learning."""
-    held_out = evaluations(lines)
+def _learning_curve(steps: list[dict[str, Any]], held_out: list[tuple[int, float]]) -> Table:
+    """Table of at most ten rows, each the mean of as many steps."""
     table = Table(title="learning curve", title_justify="left")
     for column in ("steps", "reward", "held-out reward", "mismatch_kl", "staleness", "step time"):
         table.add_column(column, justify="right")
@@ -88,24 +87,33 @@ def _print_rewards(console: Console, lines: list[dict[str, Any]], steps: list[di
     for start in range(0, len(steps), size):
         part = steps[start : start + size]
         first, last = part[0]["step"], part[-1]["step"]
-        seen = [
-            f"{reward:.3f}" for version, reward in held_out if first <= version <= last or (start == 0 and version == 0)
-        ]
+        start_too = {0} if start == 0 else set[int]()
+        seen = [f"{reward:.3f}" for version, reward in held_out if version in start_too or first <= version <= last]
         table.add_row(
             f"{first}–{last}",
-            f"{mean([p['reward/mean'] for p in part]):.3f}",
+            _mean_of(part, "reward/mean", ".3f"),
             " ".join(seen) or "–",
-            *(
-                f"{mean([p[k] for p in part if k in p]):{f}}" if any(k in p for p in part) else "–"
-                for k, f in (("mismatch_kl", ".1e"), ("off_policy/mean", ".2f"), ("time/step", ".2f"))
-            ),
+            _mean_of(part, "mismatch_kl", ".1e"),
+            _mean_of(part, "off_policy/mean", ".2f"),
+            _mean_of(part, "time/step", ".2f"),
         )
+    return table
+
+
+def _mean_of(lines: list[dict[str, Any]], key: str, form: str) -> str:
+    values = [line[key] for line in lines if key in line]
+    return f"{mean(values):{form}}" if values else "–"
+
+
+def _print_rewards(console: Console, lines: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+    """Print the learning curve of reinforcement learning."""
+    held_out = evaluations(lines)
     plotext.clear_figure()
     plotext.plot([p["step"] for p in steps], [p["reward/mean"] for p in steps], label="reward", marker="braille")
     if len(held_out) > 1:
         plotext.scatter([v for v, _ in held_out], [r for _, r in held_out], label="held-out", marker="x")
     _print_plot(console)
-    console.print(table)
+    console.print(_learning_curve(steps, held_out))
     head, tail = steps[: max(1, len(steps) // 10)], steps[-max(1, len(steps) // 10) :]
     reward_start, reward_end = mean([p["reward/mean"] for p in head]), mean([p["reward/mean"] for p in tail])
     console.print(

@@ -17,13 +17,13 @@ from loguru import logger
 from rlrun.environments.bounds import MAX_REWARD, BoundsError, number, plain_score
 from rlrun.environments.protocol import Score
 from rlrun.orchestrator.checkpoint.state import earlier_attempts, is_lost
-from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry, read_segment
+from rlrun.orchestrator.journal.format import Content, DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.staleness import too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.attempts import Attempt
-from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.paths import JournalSegment, RunPaths
 
 Member = tuple[int, int]
 """Group and index within it."""
@@ -39,6 +39,26 @@ class Found:
     """Rollouts with a record that does not count, and why."""
     uncounted: set[Member] = field(default_factory=set)
     """Rollouts that no earlier restart has reported: their records are younger than the checkpoint's attempt."""
+
+    def add(self, entry: Entry, reason: str | None, *, uncounted: bool) -> None:
+        """Take an entry in.
+
+        Args:
+            entry: of a group that is not settled.
+            reason: why it does not count; None: it may.
+            uncounted: no earlier restart has reported it.
+        """
+        if reason is None:
+            self.entries.append(entry)
+        if isinstance(entry, RolloutEntry):
+            self.note((entry.group, entry.member), reason, uncounted=uncounted)
+
+    def note(self, member: Member, reason: str | None, *, uncounted: bool) -> None:
+        """Note a rollout of which there is a record, whether or not that can be read; arguments as in `add`."""
+        if reason is not None:
+            self.refused[member] = reason
+        if uncounted:
+            self.uncounted.add(member)
 
 
 @dataclass(frozen=True)
@@ -82,47 +102,41 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
     """
     writers, found, base = earlier_attempts(paths, attempt), Found(), attempt.base_attempt or 0
     for segment in paths.journal_on_disk():
-        if (writer := writers.get(segment.attempt)) is None:
+        writer = writers.get(segment.attempt)
+        content = None if writer is None else _read(segment)
+        if writer is None or content is None:
             continue
-        try:
-            content = read_segment(segment.path)
-        except OSError as error:
-            logger.warning(f"{segment.path} of the journal cannot be read: {error}")
-            continue
-        if content.torn:
-            logger.info(
-                f"{segment.path.name} of the journal ends with a record that is not whole ({content.torn} bytes)"
-            )
-        if content.foreign:
-            logger.warning(
-                f"{len(content.foreign)} records in {segment.path.name} of the journal are of another version of rlrun "
-                f"({content.foreign[0].reason}); these rollouts are generated again"
-            )
+        counted = segment.attempt >= base
         for record in content.foreign:
             if record.member >= 0 and not settled(record.group):
-                found.refused[record.group, record.member] = "format"
-                if segment.attempt >= base:
-                    found.uncounted.add((record.group, record.member))
+                found.note((record.group, record.member), "format", uncounted=counted)
         foreign = content.head is None or content.head.fingerprint != fingerprint
         for entry in content.entries:
-            if settled(entry.group):
-                continue
-            reason = _of_no_use(entry) or ("version" if is_lost(entry.newest_version, writer, attempt) else None)
-            if foreign:
-                reason = "config"
-            if reason is None:
-                found.entries.append(entry)
-            if isinstance(entry, RolloutEntry):
-                member = entry.group, entry.member
-                if reason is not None:
-                    found.refused[member] = reason
-                if segment.attempt >= base:
-                    found.uncounted.add(member)
+            if not settled(entry.group):
+                reason = "config" if foreign else _of_no_use(entry, writer, attempt)
+                found.add(entry, reason, uncounted=counted)
     return found
 
 
-def _of_no_use(entry: Entry) -> str | None:
-    """Reason why no attempt can use an entry: earlier versions took rewards that float32 cannot hold."""
+def _read(segment: JournalSegment) -> Content | None:
+    """Content of a file of the journal; None: it cannot be read. Logs what is of no use in it."""
+    try:
+        content = read_segment(segment.path)
+    except OSError as error:
+        logger.warning(f"{segment.path} of the journal cannot be read: {error}")
+        return None
+    if content.torn:
+        logger.info(f"{segment.path.name} of the journal ends with a record that is not whole ({content.torn} bytes)")
+    if content.foreign:
+        logger.warning(
+            f"{len(content.foreign)} records in {segment.path.name} of the journal are of another version of rlrun "
+            f"({content.foreign[0].reason}); these rollouts are generated again"
+        )
+    return content
+
+
+def _of_no_use(entry: Entry, writer: Attempt, attempt: Attempt) -> str | None:
+    """Reason why an attempt cannot use an entry: earlier releases took rewards that float32 cannot hold, or a version is lost."""
     try:
         if isinstance(entry, RolloutEntry):
             plain_score(Score(entry.rollout.reward, dict(entry.rollout.metrics)))
@@ -130,7 +144,7 @@ def _of_no_use(entry: Entry) -> str | None:
             number(entry.mean_reward, "mean reward", MAX_REWARD)
     except BoundsError:
         return "reward"
-    return None
+    return "version" if is_lost(entry.newest_version, writer, attempt) else None
 
 
 def readmit(
