@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rlrun.api import unread
 from rlrun.api.pods import PodFields
+from rlrun.api.run_fields import RunFields
 from rlrun.config.rule import Rule
-
-if TYPE_CHECKING:
-    from rlrun.api.resource import RLRunSpec
 
 RULES = (
     Rule(
@@ -22,7 +18,7 @@ RULES = (
 """Rules of the whole specification, for the API server."""
 
 
-def check(spec: RLRunSpec) -> None:
+def check(spec: RunFields) -> None:
     """See that trainer and engines can have the same GPUs in turn.
 
     Raises:

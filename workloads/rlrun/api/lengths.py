@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rlrun.api.run_fields import RunFields
 from rlrun.config.rule import Rule
-
-if TYPE_CHECKING:
-    from rlrun.api.resource import RLRunSpec
 
 _TOO_LONG = "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >= self.seqLen)"
 _TOO_LONG_TOKENS = (
@@ -49,7 +45,7 @@ RULES = (
 """Rules of the whole specification, for the API server."""
 
 
-def check_samples(spec: RLRunSpec) -> None:
+def check_samples(spec: RunFields) -> None:
     """See that engine, micro-batch and model hold a sample of `seqLen` tokens.
 
     Raises:
@@ -70,7 +66,7 @@ def check_samples(spec: RLRunSpec) -> None:
         raise ValueError(f"model.tiny.maxLength ({tiny.max_length}) must be at least seqLen ({spec.seq_len})")
 
 
-def check_replies(spec: RLRunSpec) -> None:
+def check_replies(spec: RunFields) -> None:
     """See that a prompt and the longest reply fit into `seqLen`, in training and in evaluation.
 
     Raises:

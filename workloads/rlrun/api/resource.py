@@ -5,24 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rlrun.api import colocation, lengths, task_parts
-from rlrun.api.lifecycle import CleanupPolicySpec, FailurePolicySpec, NetworkPolicySpec, NodeLossSpec, ProgressSpec
-from rlrun.api.placement import PlacementSpec
-from rlrun.api.pods import InferenceBlock, OrchestratorBlock, PodFields, TrainerBlock
-from rlrun.api.storage import DEFAULT_STORAGE, StorageSpec
+from rlrun.api.pods import InferenceBlock, PodFields
+from rlrun.api.run_fields import RunFields
 from rlrun.config.base import Config
-from rlrun.config.formats import OperatorName
-from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
-from rlrun.config.models.data import DataConfig
-from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.policies import PoliciesConfig
-from rlrun.config.models.roles import Task
-from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 from rlrun.config.rule import Rule
 
 API_VERSION = "rlrun.io/v1alpha1"
@@ -48,70 +38,14 @@ NEXT_ATTEMPT_FIELDS = ("maxSteps",)
 """Live fields that the roles read only when an attempt begins."""
 IDENTITY_FIELDS = ("task", "model", "storage", "trainer.sharedWith", "managedBy")
 """Fields of the spec that never change, but for `LIVE_FIELDS`, once the first attempt has begun: checkpoints would not fit them."""
-_NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 _LABEL = "(has({0}.name) ? {0}.name : {0}.id)"
 _FIRST_UNEVEN = "self.environments.map(e, self.orchestrator.batchSize % e.groupSize != 0, e.groupSize)[0]"
 
 
-class RLRunSpec(Config):
+class RLRunSpec(RunFields):
     """Specification of the run. The smallest one has a model and an environment (RL) or data (SFT)."""
-
-    task: Task = "RL"
-    """RL learns from `environments`, SFT from `data`, without engines. Eval measures `policies`, without a trainer."""
-    model: ModelConfig
-    """The policy that the run starts from."""
-    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 100
-    """Optimizer steps of the whole run."""
-    seq_len: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
-    """Longest training sample (prompt and all turns), in tokens; a longer one is cut at its end."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of everything random in the run."""
-    algorithm: AlgorithmConfig = AlgorithmConfig()
-    """The objective and how far behind the policy its data may be."""
-    environments: Annotated[list[EnvironmentConfig], Field(max_length=64)] = _NO_ENVIRONMENTS
-    """Sources of tasks and rewards; not for SFT."""
-    data: DataConfig | None = None
-    """Training data; for SFT."""
-    sampling: SamplingConfig = SamplingConfig()
-    """Sampling of tokens, unless an environment has its own."""
-    evaluation: EvaluationConfig | None = None
-    """Held-out evaluation between steps, none by default; also Eval's tasks."""
-    policies: PoliciesConfig | None = None
-    """Policies to evaluate (task Eval); default: the base model."""
-    trainer: TrainerBlock = TrainerBlock()
-    """The torchrun group that steps the optimizer."""
-    inference: InferenceBlock = InferenceBlock()
-    """The vLLM engines."""
-    orchestrator: OrchestratorBlock = OrchestratorBlock()
-    """The process that makes rollouts, batches and decisions."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    """When to save, what to keep, where to start."""
-    weight_sync: WeightSyncConfig = WeightSyncConfig()
-    """Transfer of new weights to the engines."""
-    storage: StorageSpec = DEFAULT_STORAGE
-    """The volume that the roles share; default: a claim of 100 GiB from the cluster's default StorageClass."""
-    placement: PlacementSpec = PlacementSpec()
-    """Placement of the pods."""
-    failure_policy: FailurePolicySpec = FailurePolicySpec()
-    """Restarts after failures."""
-    node_loss: NodeLossSpec = NodeLossSpec()
-    """Handling of lost nodes."""
-    progress: ProgressSpec = ProgressSpec()
-    """Detection of stalls, and the action."""
-    network_policy: NetworkPolicySpec = NetworkPolicySpec()
-    """Network access of the pods."""
-    suspend: bool = False
-    """Save and remove all pods; false again: go on."""
-    managed_by: OperatorName | None = None
-    """The operator that looks after the run; default: any."""
-    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
-    """Save and fail after this time, suspension not counted."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
-    """Delete the children of an ended run after this time, but the volume."""
-    cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()
-    """Cleanup at the run's end."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *colocation.RULES,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rlrun.api import unread
 from rlrun.api.pods import InferenceBlock, TrainerBlock
+from rlrun.api.run_fields import RunFields
 from rlrun.config.algorithm.names import DEFAULT_PRESET
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.rollout import SamplingConfig
 from rlrun.config.rule import Rule, listed
-
-if TYPE_CHECKING:
-    from rlrun.api.resource import RLRunSpec
 
 SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
 """Parts of the objective that supervised fine-tuning has."""
@@ -59,7 +55,7 @@ RULES = (
 """Rules of the whole specification, for the API server."""
 
 
-def check(spec: RLRunSpec) -> None:
+def check(spec: RunFields) -> None:
     """See that the parts that the task needs are there, and those that it does not read are not.
 
     Raises:
@@ -80,7 +76,7 @@ def check(spec: RLRunSpec) -> None:
         unread.refuse(_parts_of_training(spec), "tasks that train")
 
 
-def _check_supervision(spec: RLRunSpec) -> None:
+def _check_supervision(spec: RunFields) -> None:
     if spec.data is None:
         raise ValueError("data is not set; task SFT needs it")
     for name in ("environments", "evaluation"):
@@ -102,7 +98,7 @@ def _check_supervision(spec: RLRunSpec) -> None:
     unread.refuse(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
 
 
-def _parts_of_training(spec: RLRunSpec) -> unread.Parts:
+def _parts_of_training(spec: RunFields) -> unread.Parts:
     """Parts that a run without a trainer does not read. Environments are as in the run that trained in them."""
     return (
         ("", spec, ("max_steps",)),
