@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.environments.bounds import MAX_METRICS
-from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first, split_by_age
 from rlrun.orchestrator.batches.filters import Rules
 from rlrun.orchestrator.evaluation.evaluator import Answer, due, evaluation_metrics
@@ -377,15 +378,22 @@ def metrics_file(path: Path, base: int, unwritten: list[dict[str, object]] | Non
         base_step=base,
         unwritten=unwritten or [],
         evaluated=lambda version: version % 2 == 0,
-        courtesy=COURTESY,
+        writer=WRITER,
     )
 
 
-COURTESY = Courtesy()
+WRITER = BestEffortWriter()
+
+
+def wait_for_writer() -> None:
+    """It writes in the order in which it was asked."""
+    written = threading.Event()
+    WRITER.write("nothing", written.set, keep=True)
+    assert written.wait(60)
 
 
 def steps_in(path: Path) -> list[int]:
-    COURTESY.flush()
+    wait_for_writer()
     return [line["step"] for line in read_lines(path)]
 
 
@@ -415,7 +423,7 @@ def test_lines_of_lost_steps_are_removed_and_kept_ones_come_back(tmp_path: Path)
     assert steps_in(path) == [0, 1, 2, 3]
     assert waiting.wants_base
     waiting.add(4, "evaluation", {"eval/e/reward/mean": 1.0})
-    COURTESY.flush()
+    wait_for_writer()
     assert read_lines(path)[-1]["loss"] == 1.0
 
 

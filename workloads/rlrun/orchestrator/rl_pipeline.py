@@ -26,7 +26,7 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.batches.producer import BatchProducer, readmit_rollouts
 from rlrun.orchestrator.batches.replay import Recording
@@ -64,7 +64,7 @@ class Pipeline:
         config, attempt, pool = context.config, context.attempt, context.pool
         self.config, self.attempt, self.trainer = config, attempt, context.trainer
         self._context, self._pool, self._signal, self._paths = context, pool, context.signal, context.paths
-        self._courtesy = Courtesy()
+        self._writer = BestEffortWriter()
         self._parts = PartWriter(context.volume, self.trainer.checkpoint_saved)
         base = state.base_snapshot(self._paths, attempt)
         self._metrics = MetricsFile(
@@ -73,7 +73,7 @@ class Pipeline:
             base_step=attempt.base_step,
             unwritten=base.unwritten,
             evaluated=self._due,
-            courtesy=self._courtesy,
+            writer=self._writer,
         )
         self._sync = WeightSync(
             pool,
@@ -83,9 +83,7 @@ class Pipeline:
         )
         player = Player(config, pool, context.chat)
         evaluator = Evaluator(config, context.arenas, player, pool, context.chat)
-        self._evaluations = Evaluations(
-            context, evaluator, sync=self._sync, metrics=self._metrics, courtesy=self._courtesy
-        )
+        self._evaluations = Evaluations(context, evaluator, sync=self._sync, metrics=self._metrics, writer=self._writer)
         self._recording = _recording(config, attempt)
         self._journal = _journal(context) if self._recording is None else None
         self._groups = Groups.restore(context, base, self._journal)
@@ -96,7 +94,7 @@ class Pipeline:
             self._groups,
             sync=self._sync,
             metrics=self._metrics,
-            courtesy=self._courtesy,
+            writer=self._writer,
             turns=self._turns,
         )
         self._standing = Standing(
@@ -125,7 +123,7 @@ class Pipeline:
         finally:
             if self._journal is not None:
                 await self._journal.close()
-            await in_thread(self._courtesy.close)
+            await in_thread(self._writer.close)
         if self._done():
             logger.info("all steps are trained and saved")
         return self._done()

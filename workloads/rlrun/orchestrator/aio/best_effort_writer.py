@@ -16,14 +16,14 @@ _WAITING = 64
 CLOSE_SECONDS = 5.0
 
 
-class Courtesy:
+class BestEffortWriter:
     """Writes in the order in which it was asked. What the volume refuses is left out, or kept until it is taken."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[str, Callable[[], None], bool] | None] = queue.Queue()
         self._closing = threading.Event()
         self._refused = False
-        self._thread = threading.Thread(target=self._run, name="courtesy", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="best-effort-writer", daemon=True)
         self._thread.start()
 
     def write(self, what: str, act: Callable[[], None], *, keep: bool = False) -> None:
@@ -40,10 +40,6 @@ class Courtesy:
         else:
             self._refuse(f"{what} is left out: the volume takes nothing")
 
-    def flush(self) -> None:
-        """Wait until everything so far is written or left out."""
-        self._jobs.join()
-
     def close(self) -> None:
         """Hand the rest to the volume; for a moment only, should it refuse or hang."""
         self._closing.set()
@@ -55,7 +51,6 @@ class Courtesy:
             what, act, keep = job
             while not self._try(what, act) and keep and not self._closing.wait(RETRY_SECONDS):
                 pass
-            self._jobs.task_done()
 
     def _try(self, what: str, act: Callable[[], None]) -> bool:
         began = time.monotonic()

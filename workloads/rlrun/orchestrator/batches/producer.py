@@ -10,7 +10,7 @@ from functools import partial
 from loguru import logger
 
 from rlrun.config.models.rollout import solved_rewards
-from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.volume import in_thread, insist
 from rlrun.orchestrator.batches.assemble import assemble, choose_first, split_by_age
 from rlrun.orchestrator.batches.filters import filter_metrics
@@ -45,7 +45,7 @@ class BatchProducer:
         groups: where groups are.
         sync: knows the newest published version.
         metrics: of each batch.
-        courtesy: writes the traces.
+        writer: writes the traces.
         turns: gives the trainer the engines' GPUs; None: it has its own.
     """
 
@@ -56,12 +56,12 @@ class BatchProducer:
         *,
         sync: WeightSync,
         metrics: MetricsFile,
-        courtesy: Courtesy,
+        writer: BestEffortWriter,
         turns: GPUTurns | None,
     ) -> None:
         self.config, self.attempt = context.config, context.attempt
         self._context, self._groups, self._signal, self._paths = context, groups, context.signal, context.paths
-        self._sync, self._metrics, self._courtesy, self._turns = sync, metrics, courtesy, turns
+        self._sync, self._metrics, self._writer, self._turns = sync, metrics, writer, turns
         self._counted = dict(groups.ledger.counters)
         self._own_metrics = OwnMetrics()
 
@@ -95,7 +95,7 @@ class BatchProducer:
         batch = await in_thread(partial(self._assemble, groups, batched))
         await self._write(batch)
         trace = self._paths.trace(batch.step)
-        self._courtesy.write(f"traces/{trace.name}", partial(write_trace, trace, batch, groups))
+        self._writer.write(f"traces/{trace.name}", partial(write_trace, trace, batch, groups))
         counters = dict(self._groups.ledger.counters)
         metrics = await in_thread(lambda: self._measured(batch, groups))
         metrics |= counter_metrics(counters, self._counted)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.context import RunContext
 from rlrun.orchestrator.engines.weight_sync import WeightSync
@@ -26,13 +26,19 @@ class Evaluations:
         evaluator: plays the episodes.
         sync: holds each version that is wanted until it is released here.
         metrics: get what comes of them.
-        courtesy: writes the traces.
+        writer: writes the traces.
     """
 
     def __init__(
-        self, context: RunContext, evaluator: Evaluator, *, sync: WeightSync, metrics: MetricsFile, courtesy: Courtesy
+        self,
+        context: RunContext,
+        evaluator: Evaluator,
+        *,
+        sync: WeightSync,
+        metrics: MetricsFile,
+        writer: BestEffortWriter,
     ) -> None:
-        self._evaluator, self._sync, self._metrics, self._courtesy = evaluator, sync, metrics, courtesy
+        self._evaluator, self._sync, self._metrics, self._writer = evaluator, sync, metrics, writer
         self._paths, self._pool, self._signal = context.paths, context.pool, context.signal
         self._wanted: asyncio.Queue[int] = asyncio.Queue()
         self.pending = 0
@@ -69,7 +75,7 @@ class Evaluations:
             return {}
         answers = await self._evaluator.evaluate(version)
         trace = self._paths.evaluation_trace(version)
-        self._courtesy.write(f"traces/{trace.name}", partial(_write_trace, trace, version, answers))
+        self._writer.write(f"traces/{trace.name}", partial(_write_trace, trace, version, answers))
         metrics = await in_thread(partial(self._evaluator.metrics, answers))  # looks at each token
         seconds = time.monotonic() - began
         shown = {k: round(v, 4) for k, v in metrics.items() if k.endswith("reward/mean")}

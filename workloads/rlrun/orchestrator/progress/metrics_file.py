@@ -16,7 +16,7 @@ import numpy.typing as npt
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.progress.step_metrics import step_line
 from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, Sample
@@ -45,7 +45,7 @@ class MetricsFile:
         base_step: lines of later steps belong to versions that are lost; they are removed.
         unwritten: lines up to the base that the attempt before had not written yet.
         evaluated: whether a version is evaluated; its line then waits for that.
-        courtesy: what writes.
+        writer: what writes.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class MetricsFile:
         base_step: int,
         unwritten: Iterable[Mapping[str, Any]],
         evaluated: Callable[[int], bool],
-        courtesy: Courtesy,
+        writer: BestEffortWriter,
     ) -> None:
-        self._path, self._attempt, self._evaluated, self._courtesy = path, attempt, evaluated, courtesy
+        self._path, self._attempt, self._evaluated, self._writer = path, attempt, evaluated, writer
         lines = [line for line in read_lines(path) if line["step"] <= base_step]
         written = {int(line["step"]) for line in lines}
         kept = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        courtesy.write(path.name, lambda: write_bytes(path, kept), keep=True)
+        writer.write(path.name, lambda: write_bytes(path, kept), keep=True)
         self.last: dict[str, Any] = lines[-1] if lines else {}
         """The newest line."""
         self._lines: dict[int, dict[str, Any]] = {}
@@ -113,7 +113,7 @@ class MetricsFile:
             self._check_alone()
             line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
             self._leaving.append((step, line))
-            self._courtesy.write(self._path.name, self._append, keep=True)
+            self._writer.write(self._path.name, self._append, keep=True)
             self.last = line
             logger.info(step_line(line))
 
@@ -122,7 +122,7 @@ class MetricsFile:
             raise RoleError(f"attempt {self._successor} of this run has begun, so attempt {self._attempt} is over")
 
     def _append(self) -> None:
-        """Write the line that has waited longest; called in the courtesy's thread.
+        """Write the line that has waited longest; called in the writer's thread.
 
         Not once a later attempt has begun: processes on a node that nobody reaches may live on while their successors train, and this
         file is the one that both write to.

@@ -16,7 +16,7 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.best_effort_writer import Courtesy
+from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread, insist, worst
 from rlrun.orchestrator.checkpoint.state import remove_batches
@@ -81,7 +81,7 @@ class DataPipeline:
         assert config.data is not None
         self.config, self.data, self.attempt, self.trainer = config, config.data, attempt, trainer
         self._paths = RunPaths(Path(config.output_dir))
-        self._volume, self._courtesy = volume, Courtesy()
+        self._volume, self._writer = volume, BestEffortWriter()
         self._parts = PartWriter(volume, trainer.checkpoint_saved)
         self._reader, self._fingerprints, self._signal = data.reader, data.fingerprints, signal
         expected = data.expected_steps
@@ -97,7 +97,7 @@ class DataPipeline:
             base_step=attempt.base_step,
             unwritten=(),
             evaluated=lambda version: version == 0 and bool(data.validation),
-            courtesy=self._courtesy,
+            writer=self._writer,
         )
         self._finished = False
         self._checkpoint_step = attempt.base_step if attempt.base_attempt is not None else None
@@ -118,7 +118,7 @@ class DataPipeline:
         try:
             await self._run()
         finally:
-            await in_thread(self._courtesy.close)
+            await in_thread(self._writer.close)
         if self._done():
             logger.info("all steps are trained and saved")
         return self._done()
