@@ -373,7 +373,7 @@ def has_let_go(statefulset: Manifest | None) -> bool:
 
 def read_status(raw: Manifest) -> RLRunStatus:
     """A written status; what this release does not know or cannot read is left out of it."""
-    document: Any = raw
+    document: object = raw
     for _ in range(100):
         try:
             return RLRunStatus.model_validate(document)

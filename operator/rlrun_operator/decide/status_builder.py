@@ -179,7 +179,7 @@ def urgency(old: Manifest, new: Manifest) -> Urgency:
     return "progress" if changed <= set(_MERE_PROGRESS) else "soon"
 
 
-def _truth(document: Manifest) -> dict[str, tuple[Any, Any]]:
+def _truth(document: Manifest) -> dict[str, tuple[object, object]]:
     """The conditions that ask for action, or report one that is over at once; readiness of pods is not among them and may wait."""
     acted_on = (
         reasons.CONFIGURATION_VALID,

@@ -88,7 +88,7 @@ class LeaseLock:
         mine = holder == self._identity
         if holder and not mine and not self._expired(spec):
             return False
-        change: dict[str, Any] = {
+        change: dict[str, object] = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": self._duration,
             "renewTime": _micro_time(),
@@ -106,7 +106,7 @@ class LeaseLock:
             raise
         return True
 
-    async def _patch(self, version: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    async def _patch(self, version: str, spec: Mapping[str, object]) -> dict[str, object]:
         # Not `Client.merge`: that asks whether this process leads.
         return await self._client.request(
             "PATCH",
@@ -117,7 +117,7 @@ class LeaseLock:
             content="application/merge-patch+json",
         )
 
-    def _look(self, record: Mapping[str, Any]) -> None:
+    def _look(self, record: Mapping[str, object]) -> None:
         if self._seen is None or self._seen.record.get("spec") != record.get("spec"):
             self._seen = _Seen(record, self._clock())
         else:
@@ -127,7 +127,7 @@ class LeaseLock:
         duration = min(float(spec.get("leaseDurationSeconds") or self._duration), LONGEST_SECONDS)
         return self._seen is None or self._clock() - self._seen.changed_at > duration
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> dict[str, object]:
         now = _micro_time()
         return {
             "apiVersion": LEASE.api_version,

@@ -309,7 +309,7 @@ class Reconciler:
         return decision
 
     async def _report(self, key: Key, run: Manifest, decision: Decision, memory: _Memory) -> None:
-        old: Mapping[str, Any] = run.get("status") or {}
+        old: Mapping[str, object] = run.get("status") or {}
         if old == decision.status or memory.sent == (decision.status, old):
             await self._post(run, decision.events)
             return
@@ -362,9 +362,9 @@ class Reconciler:
             await self._poster.post(run, event)
 
 
-def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def merge_patch(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, object]:
     """The JSON merge patch (RFC 7386) that holds all of `new` and removes what only `old` has."""
-    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    patch: dict[str, object] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
@@ -400,7 +400,7 @@ def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
     """Only the report of a decision that waits for admission. It must not record as done what was not done."""
     status = decision.status
     if not rest_done:
-        before: Mapping[str, Any] = run.get("status") or {}
+        before: Mapping[str, object] = run.get("status") or {}
         told = {name: status[name] for name in ("reason", "message") if name in status}
         conditions = _where_it_was(before, status)
         then = read_status({**before, "conditions": conditions})

@@ -100,7 +100,7 @@ class Watcher:
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
-        async def _login(**_: Any) -> kopf.AiohttpSession:
+        async def _login(**_: object) -> kopf.AiohttpSession:
             return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session())
 
         for resource in WATCHED:
@@ -117,7 +117,7 @@ class Watcher:
 
 def _spy(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
-    async def _seen(event: Manifest, **_: Any) -> None:
+    async def _seen(event: Manifest, **_: object) -> None:
         found = event["object"]
         on_object(event["type"], {**found, "apiVersion": resource.api_version, "kind": resource.kind})
 

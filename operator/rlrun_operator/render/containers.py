@@ -44,7 +44,7 @@ container is often started again just when its pod is deleted: it would then liv
 always heed a shorter one that comes later. `env` blocks signals since coreutils 8.31; where it is older, the gap stays."""
 
 
-def role_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+def role_container(ctx: RunContext, role: Role) -> dict[str, object]:
     """The container that is called after the role."""
     ports: dict[Role, dict[str, int]] = {
         "trainer": {
@@ -65,9 +65,9 @@ def role_container(ctx: RunContext, role: Role) -> dict[str, Any]:
     return container | ({"resources": resources} if resources else {})
 
 
-def folder_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+def folder_container(ctx: RunContext, role: Role) -> dict[str, object]:
     """The init container that makes the folders which the pod may write, as the run's user; it alone may write to all of the volume."""
-    container: dict[str, Any] = {
+    container: dict[str, object] = {
         "name": FOLDER_CONTAINER,
         **_image(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "make-folders", *volume.folders(ctx)],
@@ -79,7 +79,7 @@ def folder_container(ctx: RunContext, role: Role) -> dict[str, Any]:
     return container | ({"resources": resources} if resources else {})
 
 
-def model_container(ctx: RunContext, role: Role) -> dict[str, Any]:
+def model_container(ctx: RunContext, role: Role) -> dict[str, object]:
     """The init container that makes the tiny model; in the trainer's first pod, while the others wait for it, or in the orchestrator's.
 
     It asks for what the role asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
@@ -89,9 +89,9 @@ def model_container(ctx: RunContext, role: Role) -> dict[str, Any]:
     return container | ({"resources": resources} if resources else {})
 
 
-def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, Any]:
+def _container(ctx: RunContext, role: Role, *, name: str, command: str) -> dict[str, object]:
     own = block(ctx.spec, role)
-    container: dict[str, Any] = {
+    container: dict[str, object] = {
         "name": name,
         **_image(ctx, role),
         "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", command],

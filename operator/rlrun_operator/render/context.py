@@ -208,7 +208,7 @@ def _default(block: type[BaseModel], name: str) -> object:
     return block.model_fields[name].get_default(call_default_factory=True, validated_data={})
 
 
-def mark(document: Any) -> str:
+def mark(document: object) -> str:
     """16 hex digits over a JSON document."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -219,7 +219,7 @@ def config_format() -> str:
     return mark(_unworded(RunConfig.model_json_schema()))
 
 
-def _unworded(schema: Any) -> Any:
+def _unworded(schema: object) -> object:
     """A JSON schema without its prose, which changes nothing of what is read."""
     if isinstance(schema, list):
         return [_unworded(item) for item in schema]

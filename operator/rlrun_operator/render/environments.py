@@ -41,14 +41,14 @@ def environment_volumes(ctx: RunContext) -> list[dict[str, Any]]:
     ]
 
 
-def socket_mounts(ctx: RunContext) -> list[dict[str, Any]]:
+def socket_mounts(ctx: RunContext) -> list[dict[str, object]]:
     """Mounts of the orchestrator's container: the folders of the sockets. Connecting writes nothing."""
     return [
         {"name": _name(index), "mountPath": folder_of(FOLDER, index), "readOnly": True} for index, _ in own_images(ctx)
     ]
 
 
-def environment_containers(ctx: RunContext) -> list[dict[str, Any]]:
+def environment_containers(ctx: RunContext) -> list[dict[str, object]]:
     """Init containers of the orchestrator's pod: one that shares the code of this package, and a native sidecar for each environment
     that has an image. A sidecar has neither the run's key nor a token, and of the run's volume only what `volumePaths` names.
     """
@@ -78,7 +78,7 @@ def _code(ctx: RunContext) -> dict[str, Any]:
     return container | ({"imagePullPolicy": policy} if policy is not None else {})
 
 
-def _sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dict[str, Any]:
+def _sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dict[str, object]:
     folder = folder_of(FOLDER, index)
     return {
         "name": _name(index),
@@ -115,6 +115,6 @@ def _memory_mib(environment: EnvironmentConfig) -> int:
     return math.ceil(environment.memory_gib * environment.workers * 1024) + HOST_MIB
 
 
-def _read(ctx: RunContext, environment: EnvironmentConfig) -> list[dict[str, Any]]:
+def _read(ctx: RunContext, environment: EnvironmentConfig) -> list[dict[str, object]]:
     """Mounts of what it may read of the run's volume, at the paths that the orchestrator sees."""
     return [volume.part(ctx, path) | {"readOnly": True} for path in dict.fromkeys(environment.volume_paths)]

@@ -86,7 +86,7 @@ def _merge_list(key: str, base: Sequence[Any], patch: Sequence[Any]) -> list[Any
     return result
 
 
-def _find(elements: Sequence[Any], merge_key: str, value: Any) -> int | None:
+def _find(elements: Sequence[object], merge_key: str, value: object) -> int | None:
     """Index of the element with this merge key."""
     if value is None:
         return None

@@ -32,7 +32,7 @@ def services(ctx: RunContext) -> list[Manifest]:
     return found
 
 
-def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, Any]]) -> Manifest:
+def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, object]]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -46,7 +46,7 @@ def _headless(ctx: RunContext, name: str, role: Role, ports: list[dict[str, Any]
     }
 
 
-def _port(name: str, number: int) -> dict[str, Any]:
+def _port(name: str, number: int) -> dict[str, object]:
     return {"name": name, "port": number, "protocol": "TCP"}
 
 
@@ -69,7 +69,7 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
         "trainer" if (ctx.colocated if ctx.host is None else ctx.host.spec.placement.colocate) else "inference"
     )
     doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
-    egress: list[Any] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
+    egress: list[object] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
     egress += ctx.settings.network.api_server
     if _data_of_the_hub(ctx) or any(map(_reads_hub, ctx.spec.environments)):
         egress.append(_tcp(HUB_PORT))

@@ -65,7 +65,7 @@ def _claim(ctx: RunContext) -> list[Manifest]:
     template = ctx.spec.storage.claim_template
     if template is None or ctx.host is not None:
         return []
-    spec: dict[str, Any] = {
+    spec: dict[str, object] = {
         "accessModes": list(template.access_modes),
         "resources": {"requests": {"storage": template.size}},
     }

@@ -35,7 +35,7 @@ class Cause(NamedTuple):
     message: str
 
 
-def causes(message: str, details: Mapping[str, Any]) -> list[Cause]:
+def causes(message: str, details: Mapping[str, object]) -> list[Cause]:
     """Causes of a refusal.
 
     Args:
@@ -92,7 +92,7 @@ def origin(child: Mapping[str, Any], field: str, run: Mapping[str, Any]) -> str 
     return _of_template(child, role, key, run)
 
 
-def _key(field: str, child: Any) -> Key:
+def _key(field: str, child: object) -> Key:
     """A path as the API server writes it, with the index of each element that it names by its key."""
     key: list[str | int] = []
     place = child
@@ -196,7 +196,7 @@ def _set(block: Mapping[str, Any], key: Key) -> bool:
     return place is not None
 
 
-def _of_patch(patch: Any, template: Any, key: Key) -> Key | None:
+def _of_patch(patch: object, template: object, key: Key) -> Key | None:
     """The same place in the user's template, where elements of lists may stand elsewhere; None: the user says nothing there."""
     found: list[str | int] = []
     name = ""
@@ -218,11 +218,11 @@ def _of_patch(patch: Any, template: Any, key: Key) -> Key | None:
     return tuple(found)
 
 
-def _element(patch: Sequence[Any], element: Any, part: str | int, merge_key: str | None) -> int | None:
+def _element(patch: Sequence[object], element: object, part: str | int, merge_key: str | None) -> int | None:
     if merge_key is None:
         return part if isinstance(part, int) and part < len(patch) else None
     wanted = element.get(merge_key) if isinstance(element, Mapping) else None
-    keys: Iterable[Any] = (each.get(merge_key) if isinstance(each, Mapping) else None for each in patch)
+    keys: Iterable[object] = (each.get(merge_key) if isinstance(each, Mapping) else None for each in patch)
     return next((i for i, each in enumerate(keys) if each == wanted and each is not None), None)
 
 

@@ -99,7 +99,7 @@ def affinity(
     return result
 
 
-def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, Any]]:
+def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, object]]:
     """Spread constraints of the role's pods: engines on different nodes where that is possible."""
     if role != "inference" or spec.placement.spread_inference != "Preferred" or one_node(spec):
         return []
@@ -119,10 +119,10 @@ def one_node(spec: RLRunSpec) -> bool:
     return template is not None and "ReadWriteMany" not in template.access_modes
 
 
-def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, Any]:
+def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, object]:
     """Pods of the run's roles on nodes that agree in the label `key`."""
     if len(roles) == 1:
-        selector: dict[str, Any] = {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: roles[0]}}
+        selector: dict[str, object] = {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: roles[0]}}
     else:
         among = {"key": ROLE_LABEL, "operator": "In", "values": list(roles)}
         selector = {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}

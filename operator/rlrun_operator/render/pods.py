@@ -131,7 +131,7 @@ def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
     }
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 

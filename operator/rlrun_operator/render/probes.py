@@ -15,7 +15,7 @@ _START_PERIOD_SECONDS = 2
 _READY_PERIOD_SECONDS = 3
 
 
-def probes(role: Role) -> dict[str, Any]:
+def probes(role: Role) -> dict[str, object]:
     """The probes of a role's container.
 
     The trainer has no liveness probe: its container is never started again within an attempt, and a group that hangs is for
@@ -48,7 +48,7 @@ def _ready(path: str, port: int) -> dict[str, Any]:
     return _probe(path, port, period=_READY_PERIOD_SECONDS, timeout=3, failures=3)
 
 
-def _probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> dict[str, Any]:
+def _probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> dict[str, object]:
     """A GET that has to answer 2xx.
 
     Args:

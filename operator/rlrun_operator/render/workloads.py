@@ -98,7 +98,7 @@ def _pod(ctx: RunContext) -> Manifest:
     return head | template | head
 
 
-def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str, Any]) -> Manifest:
+def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str, object]) -> Manifest:
     return {"apiVersion": "apps/v1", "kind": kind, "metadata": _metadata(ctx, name, role), "spec": spec}
 
 
@@ -114,5 +114,5 @@ def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
     return metadata(ctx, name, role, ctx.attempt) | {"annotations": annotations}
 
 
-def _selector(ctx: RunContext, role: Role) -> dict[str, Any]:
+def _selector(ctx: RunContext, role: Role) -> dict[str, object]:
     return {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: role}}

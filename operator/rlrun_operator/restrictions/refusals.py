@@ -34,7 +34,7 @@ SHOWN = 60
 _NO_TEMPLATE = "is not allowed by this installation (policy.podTemplate: Restricted)"
 
 
-def refusals(installation: Installation, namespace: str, name: str, spec: Mapping[str, Any]) -> list[str]:
+def refusals(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> list[str]:
     """Every way in which a run breaks the policy; each names field, value and fix.
 
     Args:
@@ -58,14 +58,14 @@ def refused_claim(policy: RunPolicy, path: str, claim: str) -> list[str]:
     return list(_Place(policy, path, "").judge(Listed("claims"), claim))
 
 
-def _operators_own(installation: Installation, namespace: str, name: str, spec: Mapping[str, Any]) -> Iterator[str]:
+def _operators_own(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> Iterator[str]:
     """No policy allows the operator's own account, which may do in every served namespace what runs need."""
     if namespace != installation.namespace or not installation.account:
         return
     if Names(name).account == installation.account:
         yield f"metadata.name ({name}): the run's account would be the operator's own, {installation.account}; rename the run"
     for role in ROLES:
-        pod: Any = spec
+        pod: object = spec
         for key in (role, "podTemplate", "spec"):
             pod = pod.get(key) if isinstance(pod, Mapping) else None
         for key in ("serviceAccountName", "serviceAccount"):
@@ -84,7 +84,7 @@ class _Place:
     exact: bool = True
     """True if other rules than the lists count: not in a `podTemplate` that may be anything."""
 
-    def judge(self, rule: Rule, value: Any) -> Iterator[str]:
+    def judge(self, rule: Rule, value: object) -> Iterator[str]:
         """Faults of the value here, in words."""
         match rule:
             case Anything():
@@ -101,7 +101,7 @@ class _Place:
                 if self.exact and (fix := _fault(rule, value)):
                     yield self._no(value, fix)
 
-    def _fields(self, rule: Fields, value: Any) -> Iterator[str]:
+    def _fields(self, rule: Fields, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
             if self.exact:
                 yield self._no(value, "write a map of fields")
@@ -118,7 +118,7 @@ class _Place:
             elif rule.closed and self.exact:
                 yield there._no(inner, f"remove it; allowed here: {', '.join(sorted(rule.fields))}")
 
-    def _elements(self, rule: Each | Containers, value: Any) -> Iterator[str]:
+    def _elements(self, rule: Each | Containers, value: object) -> Iterator[str]:
         if not isinstance(value, list):
             if self.exact:
                 yield self._no(value, "write a list")
@@ -132,14 +132,14 @@ class _Place:
                 fix = "set securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
                 yield there._no(element.get("name"), fix)
 
-    def _listed(self, rule: Listed, value: Any) -> Iterator[str]:
+    def _listed(self, rule: Listed, value: object) -> Iterator[str]:
         if isinstance(value, str) and self.policy.allows(rule.list, value):
             return
         names = ", ".join(self.policy.patterns(rule.list)) or "none"
         fix = "name one of them, or ask the administrator of the operator for it"
         yield f"{self.path} ({_shown(value)}) is not allowed by this installation (policy.{rule.list}: {names}); {fix}"
 
-    def _keys(self, rule: Keys, value: Any) -> Iterator[str]:
+    def _keys(self, rule: Keys, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
             if self.exact:
                 yield self._no(value, "write a map of strings")
@@ -157,7 +157,7 @@ class _Place:
     def _in(self, path: str) -> _Place:
         return replace(self, path=path)
 
-    def _no(self, value: Any, fix: str) -> str:
+    def _no(self, value: object, fix: str) -> str:
         return f"{self.path} ({_shown(value)}) {_NO_TEMPLATE}; {fix}"
 
 
@@ -179,7 +179,7 @@ def _fault(rule: Rule, value: Any) -> str | None:
             return None
 
 
-def _states_limits(container: Mapping[str, Any]) -> bool:
+def _states_limits(container: Mapping[str, object]) -> bool:
     """True if a container of the user's says what Pod Security `restricted` wants each container to say."""
     security = container.get("securityContext")
     if not isinstance(security, Mapping):

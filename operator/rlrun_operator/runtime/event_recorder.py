@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import EVENT, RLRUN
@@ -64,7 +63,7 @@ class Poster:
             while len(self._posted) > REMEMBERED:
                 self._posted.popitem(last=False)
 
-    def _manifest(self, run: Manifest, event: EventRecord, name: str, now: str) -> dict[str, Any]:
+    def _manifest(self, run: Manifest, event: EventRecord, name: str, now: str) -> dict[str, object]:
         metadata = run["metadata"]
         message = event.message if len(event.message) <= MESSAGE_MAX else event.message[: MESSAGE_MAX - 1] + "…"
         return {

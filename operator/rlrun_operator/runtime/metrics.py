@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -107,7 +107,7 @@ class Metrics:
         for kind, count in counts.items():
             self._objects.labels(kind).set(count)
 
-    def status_written(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any], now: float) -> None:
+    def status_written(self, key: Key, old: Mapping[str, object], new: Mapping[str, object], now: float) -> None:
         """A run's status changed from `old` to `new`.
 
         Args:
@@ -179,7 +179,7 @@ class _Runs:
         yield from (info, phase, attempt, step, reward, last, lost, restarts, gpus)
 
 
-def _count(status: Mapping[str, Any], name: str) -> int:
+def _count(status: Mapping[str, object], name: str) -> int:
     """A number of a status that another client may have filled with anything."""
     value = status.get(name, 0)
     return value if isinstance(value, int) else 0

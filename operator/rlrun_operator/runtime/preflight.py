@@ -65,7 +65,7 @@ async def problems(client: Client, namespaces: Sequence[str], own_namespace: str
     return found
 
 
-def lacking(rules: Iterable[Mapping[str, Any]]) -> list[str]:
+def lacking(rules: Iterable[Mapping[str, object]]) -> list[str]:
     """Needed rights that the rules do not grant: `verb, verb resource.group`."""
     rules = [rule for rule in rules if not rule.get("resourceNames")]
     missing: dict[str, list[str]] = {}

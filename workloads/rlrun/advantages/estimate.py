@@ -95,7 +95,7 @@ def token_advantages(
     group_ids: npt.ArrayLike | None = None,
     turns: npt.ArrayLike | None = None,
     trained: npt.ArrayLike | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[npt.NDArray[np.float32]]:
     """One advantage per loss token: N arrays, rollout n's `[L_n]` fp32 in the order in which its tokens were sampled.
 
@@ -145,13 +145,13 @@ def _estimate(
     group_ids: npt.ArrayLike | None,
     lengths: npt.ArrayLike | None,
     turns: npt.ArrayLike | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
 ) -> _Estimated:
     function, complete = bind("advantage", name, ADVANTAGES, options)
     values = _vector("rewards", rewards)
     ids, num_groups = _groups(len(values), group_size, group_ids)
     weights, steps = _counts("lengths", lengths, values, least=0), _counts("turns", turns, values, least=1)
-    shared: dict[str, Any] = {}
+    shared: dict[str, object] = {}
     if not is_import_path(name):
         shared = {option: complete.pop(option) for option in SHARED_OPTIONS if option in complete}
         values = _shaped(values, weights, steps, shared)

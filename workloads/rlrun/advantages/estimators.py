@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -107,7 +106,7 @@ def reward(groups: RewardGroups) -> Floats:
     return groups.rewards
 
 
-def _per_token(groups: RewardGroups, **options: Any) -> Floats:
+def _per_token(groups: RewardGroups, **options: object) -> Floats:
     raise ValueError("advantage gae is estimated per token, from a critic's values: call rlrun.algorithms.gae")
 
 

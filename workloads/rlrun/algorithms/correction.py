@@ -22,7 +22,7 @@ class Corrected(NamedTuple):
 
 
 def correct_mismatch(
-    logprobs: Tensor, inference_logprobs: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int], **options: Any
+    logprobs: Tensor, inference_logprobs: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int], **options: object
 ) -> Corrected:
     """Weights that correct a loss for tokens which another program sampled than the one that trains on them.
 
@@ -76,7 +76,7 @@ def corrected(inputs: LossInputs, options: Mapping[str, Any]) -> Corrected:
     return Corrected(torch.where(inputs.mask, weights, 0), outside)
 
 
-def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Mapping[str, Any]) -> Tensor:
+def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Mapping[str, object]) -> Tensor:
     """`[T]`, what `mask` multiplies a token by that it keeps."""
     level, cap = options["weight"], options["cap"]
     if level == "none":
@@ -99,7 +99,7 @@ def _measure(log_ratio: Tensor, kind: str) -> Tensor:
     return bounded_exp(log_ratio) - 1.0 - log_ratio
 
 
-def _of_sequence(inputs: LossInputs, log_ratio: Tensor, measure: Tensor, options: Mapping[str, Any]) -> Tensor:
+def _of_sequence(inputs: LossInputs, log_ratio: Tensor, measure: Tensor, options: Mapping[str, object]) -> Tensor:
     """`[num_sequences]`; the mean and the sum of ratios are taken of their logarithms."""
     if options["reduce"] == "max":
         lowest = torch.where(inputs.mask, measure, -torch.inf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -28,8 +27,8 @@ def policy_loss(
     aggregation_length: float | None = None,
     regularizers: Regularizers = NO_REGULARIZERS,
     entropy: Tensor | None = None,
-    correction: Mapping[str, Any] | None = None,
-    **options: Any,
+    correction: Mapping[str, object] | None = None,
+    **options: object,
 ) -> LossOutput:
     """The sum of a per-token loss over the loss mask, divided by `denominator`.
 
@@ -82,7 +81,7 @@ def denominator_count(
     *,
     aggregation: str | None = None,
     aggregation_length: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> Tensor:
     """Share of this batch in the denominator of `policy_loss(name, ..., **options)`, a scalar, see `Objective.count`."""
     objective = Objective(name, options, aggregation=aggregation, aggregation_length=aggregation_length)

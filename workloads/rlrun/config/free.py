@@ -14,7 +14,7 @@ CHARACTERS_MAX = 131_072
 """Length of the value as JSON: the configuration travels in a ConfigMap, which holds a mebibyte."""
 
 
-def levels(value: Any) -> int:
+def levels(value: object) -> int:
     """Number of lists and mappings inside each other, `value` included; 0 for a scalar. Without recursion."""
     depth, layer = 0, [value]
     while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
@@ -35,7 +35,7 @@ def _not_too_deep(value: Any) -> Any:
     return value
 
 
-def _not_too_large(value: Any) -> Any:
+def _not_too_large(value: object) -> object:
     length = len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
     if length > CHARACTERS_MAX:
         raise ValueError(

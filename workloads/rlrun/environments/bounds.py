@@ -155,8 +155,8 @@ def _plain_items(items: Any, left: _Left, depth: int) -> list[Any]:
     return found
 
 
-def _plain_dict(value: dict[Any, Any], left: _Left, depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _plain_dict(value: dict[object, object], left: _Left, depth: int) -> dict[str, object]:
+    found: dict[str, object] = {}
     for key, item in dict.items(value):
         name = _key(key, left)
         try:

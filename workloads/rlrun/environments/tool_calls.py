@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from rlrun.environments.protocol import Message, Tool
 
@@ -20,9 +19,9 @@ _DESCRIPTION = """You can call these functions; each line is one function as JSO
 To call one, write <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>. Its result is the next message."""
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
     """A reply as its text without the calls, and the calls: (name, arguments)."""
-    calls: list[tuple[str, dict[str, Any]]] = []
+    calls: list[tuple[str, dict[str, object]]] = []
 
     def take(match: re.Match[str]) -> str:
         try:
@@ -40,7 +39,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     return _CALL.sub(take, text).strip() if "<tool_call>" in text else text, calls
 
 
-def describe(functions: Sequence[dict[str, Any]]) -> str:
+def describe(functions: Sequence[dict[str, object]]) -> str:
     """Descriptions of callable functions for a model.
 
     Args:
@@ -72,7 +71,7 @@ def _as_text(message: Message) -> Message:
     return {"role": message["role"], "content": "\n".join(filter(None, parts))}
 
 
-def arguments_of(function: dict[str, Any]) -> Any:
+def arguments_of(function: dict[str, object]) -> object:
     """The arguments of a call: OpenAI's messages have them as a text of JSON, chat templates want the value."""
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):

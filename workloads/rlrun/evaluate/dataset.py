@@ -118,7 +118,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write_parquet(path: Path, rows: Sequence[dict[str, object]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

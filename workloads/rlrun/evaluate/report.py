@@ -25,7 +25,7 @@ def results(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _result(plan: Plan, part: Part) -> dict[str, Any]:
+def _result(plan: Plan, part: Part) -> dict[str, object]:
     answers = part.answers()
     prefix = f"eval/{part.environment}/"
     metrics = evaluation_metrics(answers, solved_rewards(plan.orchestrator.environments))

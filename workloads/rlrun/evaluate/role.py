@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
@@ -96,7 +95,7 @@ def _starting(since: Since) -> Waiting:
     return since.waiting("orchestrator", "starting", "policies and environments are loaded")
 
 
-async def _until_stopped(running: RunningAttempt, work: Coroutine[Any, Any, None]) -> bool:
+async def _until_stopped(running: RunningAttempt, work: Coroutine[object, object, None]) -> bool:
     """Work to the end, or until a signal; true if it was the end."""
     task, stopped = asyncio.ensure_future(work), False
 

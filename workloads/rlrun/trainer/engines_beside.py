@@ -7,7 +7,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Any
 
 from loguru import logger
 
@@ -76,7 +75,7 @@ class EnginesBeside:
         return None
 
 
-def _ask(url: str, key: str) -> dict[str, Any]:
+def _ask(url: str, key: str) -> dict[str, object]:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=ANSWER_SECONDS) as answer:
         found = json.load(answer)

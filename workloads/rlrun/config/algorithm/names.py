@@ -123,7 +123,7 @@ def needs(kind: Kind, name: str, options: Mapping[str, Any]) -> dict[Need, str]:
     return found
 
 
-def default_aggregation(loss: str, options: Mapping[str, Any]) -> str:
+def default_aggregation(loss: str, options: Mapping[str, object]) -> str:
     """`token_mean`; for `masked_is` with `ratio="sequence"` `seq_mean_token_mean`."""
     by_sequence = loss == "masked_is" and options.get("ratio") == "sequence"
     return "seq_mean_token_mean" if by_sequence else "token_mean"
@@ -134,7 +134,7 @@ def default_proximal(loss: str) -> str:
     return "inference" if is_import_path(loss) else entry("loss", loss).proximal
 
 
-def correction_problem(correction: Mapping[str, Any], loss: str, *, has_proximal: bool) -> str | None:
+def correction_problem(correction: Mapping[str, object], loss: str, *, has_proximal: bool) -> str | None:
     """Conflict of a complete correction with a loss: weights on top of a loss that has the same ratio already."""
     clamps = correction["action"] == "clamp"
     if not (clamps or correction["weight"] != "none") or is_import_path(loss):

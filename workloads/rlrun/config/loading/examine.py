@@ -88,7 +88,7 @@ def _follows(fault: Fault, replaced: set[Key], root: Shape) -> bool:
     )
 
 
-def _replace(values: dict[str, Any], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
+def _replace(values: dict[str, object], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
     """Take what a fault is about out of `values`; true if anything is different now."""
     candidates = [key for key in fault.named if key not in replaced] if fault.rule else []
     for key in (*candidates, *(fault.named if fault.rule else ()), fault.key):
@@ -144,10 +144,10 @@ def _has_default(root: Shape, key: Key) -> bool:
     return not info.is_required() and info.get_default(call_default_factory=True) not in (None, [])
 
 
-def _stand_in(shape: Shape) -> Any:
+def _stand_in(shape: Shape) -> object:
     """A value of the shape that means nothing."""
     bounds = dict(shape.bounds)
-    makers: dict[str, Callable[[], Any]] = {
+    makers: dict[str, Callable[[], object]] = {
         "str": lambda: _STAND_IN,
         "bool": lambda: False,
         "int": lambda: max(1, int(bounds.get("ge", 1))),

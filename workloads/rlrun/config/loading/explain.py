@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return ""
     kinds = {str: "a string", list: "a list", dict: "a mapping", int: "a number", float: "a number"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -59,7 +58,7 @@ def _option(path: str, shape: Shape, info: FieldInfo) -> Iterator[str]:
     yield from textwrap.wrap(text.strip(), _WIDTH, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT)
 
 
-def default_of(info: FieldInfo) -> Any:
+def default_of(info: FieldInfo) -> object:
     """A field's default as plain data; None for a required field."""
     value = info.get_default(call_default_factory=True, validated_data={})
     if value is PydanticUndefined:

@@ -127,7 +127,7 @@ class _Builder:
             return [self.build(item, (*path, i), lines, inside) for i, item in enumerate(node.value)]
         return self._mapping(node, path, lines, inside)
 
-    def _scalar(self, node: yaml.ScalarNode, line: int) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, line: int) -> object:
         kind = node.tag.removeprefix(_TAG)
         try:
             match kind:
@@ -147,8 +147,8 @@ class _Builder:
         self.refuse(line, f"tag {node.tag} is not supported; remove it")
         return None
 
-    def _mapping(self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def _mapping(self, node: yaml.Node, path: Key, lines: dict[Key, int], inside: frozenset[int]) -> dict[str, object]:
+        result: dict[str, object] = {}
         first: dict[str, int] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:

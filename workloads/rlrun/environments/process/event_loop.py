@@ -55,7 +55,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
                 # Its task has the exception, and so has its waiter; this reports one that nothing waits for.
                 tell()
 
-    def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start_task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """A task that user code does not find among all tasks, to cancel it."""
         task = _Task(work, loop=self)
         _unregister(task)
@@ -84,7 +84,7 @@ class Stepped(Coroutine[Any, Any, T]):
     def __init__(self, work: Coroutine[Any, Any, T], before: Callable[[], None], after: Callable[[], None]) -> None:
         self._work, self._before, self._after = work, before, after
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[object, object, T]:
         return (yield from self._work.__await__())
 
     def send(self, value: Any) -> Any:

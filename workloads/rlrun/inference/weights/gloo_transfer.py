@@ -71,7 +71,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
         finalize_layerwise_reload(self.model, self.model_config)
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: dict[str, object]) -> None:
         """Receive weights without the base class's wait for a GPU."""
         self.receive_weights(self.parse_update_info(update_info))
 

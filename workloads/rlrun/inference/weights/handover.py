@@ -40,13 +40,17 @@ class Engine(Protocol):
 
     @property
     def errored(self) -> bool: ...
-    async def pause_generation(self, *, mode: Any = ..., clear_cache: bool = ...) -> None: ...
+    async def pause_generation(self, *, mode: object = ..., clear_cache: bool = ...) -> None: ...
     async def resume_generation(self) -> None: ...
     async def update_weight_version(self, new_version: str) -> None: ...
     async def reset_prefix_cache(self, reset_running_requests: bool = ...) -> bool: ...
     async def collective_rpc(
-        self, method: str, timeout: float | None = ..., args: tuple[Any, ...] = ..., kwargs: dict[str, Any] | None = ...
-    ) -> Any: ...
+        self,
+        method: str,
+        timeout: float | None = ...,
+        args: tuple[object, ...] = ...,
+        kwargs: dict[str, object] | None = ...,
+    ) -> object: ...
 
 
 class HandoverError(Exception):
@@ -221,7 +225,7 @@ class Handover:
         """Run one update at a time."""
         return await self._to_its_end(self._locked(resolve, version, force))
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    async def _to_its_end(self, work: Coroutine[object, object, ResultT]) -> ResultT:
         """Run `work` to its end, even if the caller goes away."""
         task = asyncio.create_task(work)
         self._running.add(task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -33,8 +33,12 @@ class Workers(Protocol):
     """The part of vLLM's engine client that a transfer needs."""
 
     async def collective_rpc(
-        self, method: str, timeout: float | None = ..., args: tuple[Any, ...] = ..., kwargs: dict[str, Any] | None = ...
-    ) -> Any: ...
+        self,
+        method: str,
+        timeout: float | None = ...,
+        args: tuple[object, ...] = ...,
+        kwargs: dict[str, object] | None = ...,
+    ) -> object: ...
 
 
 class Receiver:
@@ -115,7 +119,7 @@ class Receiver:
 
     async def _join(self, trainer_url: str, joining: Joining) -> None:
         address = urlsplit(trainer_url).hostname
-        rendezvous: dict[str, Any]
+        rendezvous: dict[str, object]
         if joining.backend == "nccl":
             rendezvous = {"nccl_unique_id_b64": joining.unique_id, "packed": False}
         else:

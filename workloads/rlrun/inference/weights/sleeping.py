@@ -13,7 +13,7 @@ that the order of things can be tried on any machine. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlrun.inference.guard import App, Receive, Scope, Send, answer
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
@@ -39,7 +39,7 @@ COMPUTING = frozenset(
 class SleepingEngine(Protocol):
     """The part of vLLM's engine client that sleeps."""
 
-    async def sleep(self, level: int = ..., mode: Any = ...) -> None: ...
+    async def sleep(self, level: int = ..., mode: object = ...) -> None: ...
     async def wake_up(self, tags: list[str] | None = ...) -> bool: ...
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from rlrun.inference.client.engine_client import EngineError
 from rlrun.orchestrator.aio.condition import Signal
@@ -99,7 +98,7 @@ class Monitor:
             self._signal.notify()
 
 
-def _problem(status: dict[str, Any], version: int | None) -> str | None:
+def _problem(status: dict[str, object], version: int | None) -> str | None:
     """Reason why a replica that should hold `version` cannot be used; what a status does not say is no problem."""
     if status.get("engine_alive") is False:
         return "its workers do not answer"

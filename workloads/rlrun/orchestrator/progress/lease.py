@@ -59,7 +59,7 @@ class ApiServer:
         self._authority = b""
         """Certificates that the session trusts."""
 
-    async def patch_lease(self, name: str, patch: Mapping[str, Any]) -> None:
+    async def patch_lease(self, name: str, patch: Mapping[str, object]) -> None:
         """Merge `patch` into the Lease `name`.
 
         Raises:
@@ -226,7 +226,7 @@ class ProgressLease:
         except TimeoutError:
             logger.warning(f"the progress Lease {self._name} could not be told of the end")
 
-    def _patch(self, progress: Progress) -> dict[str, Any]:
+    def _patch(self, progress: Progress) -> dict[str, object]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "metadata": {"annotations": progress_annotations(progress, self._attempt)},

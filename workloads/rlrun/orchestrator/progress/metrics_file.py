@@ -207,6 +207,6 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
     write_jsonl(path, lines)
 
 
-def write_jsonl(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def write_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     """Replace a JSONL file."""
     write_bytes(path, "".join(json.dumps(line, default=str) + "\n" for line in lines).encode())

@@ -167,7 +167,7 @@ def _partial(key: str, line: Mapping[str, Any]) -> str:
     return f" (partial: {done:.0f} of {done + late + failed:.0f} answers in time)" if late else ""
 
 
-def step_line(line: Mapping[str, Any]) -> str:
+def step_line(line: Mapping[str, object]) -> str:
     """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
     shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _told(key, line)]
     shown += [

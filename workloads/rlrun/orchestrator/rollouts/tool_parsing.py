@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlrun.environments.protocol import Tool
 from rlrun.environments.tool_calls import parse_tool_calls
@@ -23,7 +23,7 @@ class Said:
     content: str | None = None
     calls: tuple[tuple[str, str], ...] = ()
 
-    def messages_calls(self, before: int) -> list[dict[str, Any]]:
+    def messages_calls(self, before: int) -> list[dict[str, object]]:
         """The calls as OpenAI's messages have them; `before` of the conversation's calls have ids already."""
         return [
             {"id": f"call_{before + index}", "type": "function", "function": {"name": name, "arguments": arguments}}

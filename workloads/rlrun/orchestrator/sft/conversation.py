@@ -53,7 +53,7 @@ def conversation(row: Mapping[str, Any], config: DataConfig) -> Conversation:
     return Conversation(messages, weights, _tools(row.get(config.tools_field), config.tools_field))
 
 
-def _messages(value: Any, field: str, role: str) -> list[dict[str, Any]]:
+def _messages(value: object, field: str, role: str) -> list[dict[str, object]]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
@@ -61,7 +61,7 @@ def _messages(value: Any, field: str, role: str) -> list[dict[str, Any]]:
     return [_message(item, f"{field}[{index}]") for index, item in enumerate(value)]
 
 
-def _message(value: Any, where: str) -> dict[str, Any]:
+def _message(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {_shown(value)}; it must be a message with role and content")
     message = {key: item for key, item in value.items() if item is not None}
@@ -79,7 +79,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     return message
 
 
-def _joined(parts: list[Any], where: str) -> str:
+def _joined(parts: list[object], where: str) -> str:
     texts = []
     for index, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
@@ -88,7 +88,7 @@ def _joined(parts: list[Any], where: str) -> str:
     return "".join(texts)
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
     """Calls for a chat template, which wants the arguments as an object; OpenAI writes them as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{where} is {_shown(calls)}; it must be a list of calls")
@@ -107,7 +107,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return made
 
 
-def _tools(value: Any, field: str) -> list[dict[str, Any]] | None:
+def _tools(value: object, field: str) -> list[dict[str, object]] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)

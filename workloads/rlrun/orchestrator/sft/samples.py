@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -194,9 +193,9 @@ def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+def summary(samples: Sequence[Sample]) -> dict[str, object]:
     """Metrics of a batch: samples, tokens and learned tokens, and the samples of each source of a mixture."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "batch/samples": float(len(samples)),
         "batch/tokens": float(sum(len(sample) for sample in samples)),
         "batch/loss_tokens": float(sum(int(sample.loss_mask.sum()) for sample in samples)),

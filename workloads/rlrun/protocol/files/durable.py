@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.paths import TMP_SUFFIX
@@ -68,12 +67,12 @@ def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None)
     fsync_path(path.parent)
 
 
-def write_json(path: Path, document: Any, *, before_rename: str | None = None) -> None:
+def write_json(path: Path, document: object, *, before_rename: str | None = None) -> None:
     """Replace `path` with `document` as JSON, in one step; see `write_bytes`."""
     write_bytes(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode(), before_rename=before_rename)
 
 
-def create_json(path: Path, document: Any, *, before_link: str | None = None) -> None:
+def create_json(path: Path, document: object, *, before_link: str | None = None) -> None:
     """Write `document` to a path that must not exist yet; `before_link` is a fault point as in `write_bytes`.
 
     Raises:

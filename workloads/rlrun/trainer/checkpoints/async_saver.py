@@ -146,7 +146,7 @@ class Saver:
             if isinstance(result, Written):
                 act(result)
 
-    def _write(self, state: dict[str, Any], step: int, path: Path) -> Written | Refused:
+    def _write(self, state: dict[str, object], step: int, path: Path) -> Written | Refused:
         began = time.perf_counter()
         try:
             reach("checkpoint.shards.before_write")

@@ -38,7 +38,7 @@ class _CheckedFiles(FileSystem):  # type: ignore[misc]
         self.written: dict[Path, _CheckedStream] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[object]:
         if mode != "wb":
             raise ValueError(f"a checkpoint's files are written from their start, not opened with mode {mode!r}")
         with Path(path).open(mode) as file:

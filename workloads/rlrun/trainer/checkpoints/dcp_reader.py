@@ -85,7 +85,7 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
         super().__init__(folder)
         self.folder = folder
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         """The table of all that the checkpoint holds.
 
         Raises:
@@ -107,7 +107,7 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
 class CheckpointPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
     """Takes values that are no tensors without executing anything."""
 
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+    def load_bytes(self, read_item: ReadItem, value: object) -> None:
         """Read one value.
 
         Raises:
@@ -184,7 +184,7 @@ def _file_sizes(folder: Path) -> Mapping[str, int]:
     return {path.name: path.stat().st_size for path in files if path.is_file() and not path.is_symlink()}
 
 
-def _check_place(name: str, place: Any, sizes: Mapping[str, int]) -> None:
+def _check_place(name: str, place: object, sizes: Mapping[str, int]) -> None:
     file, offset, length = (getattr(place, field, None) for field in ("relative_path", "offset", "length"))
     if type(file) is not str or file not in sizes:
         raise ValueError(f"{name} is in {file!r}, which is none of its files")

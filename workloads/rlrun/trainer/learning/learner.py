@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -82,7 +81,7 @@ class Learner:
             return [[Signals()] * len(update.rows) for update in updates], {}
         samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
         rows = [micro_batch(members, self.group.device) for members in samples]
-        signals: list[dict[str, Any]] = [{} for _ in rows]
+        signals: list[dict[str, object]] = [{} for _ in rows]
         metrics: dict[str, float] = {}
         if self._needs_proximal_pass(len(updates)):
             agree()
@@ -189,6 +188,6 @@ def _combined(name: str, values: Sequence[float]) -> float:
 _COUNTS = ("tokens", "loss_tokens", "sequences", "skipped", "critic_skipped")
 
 
-def _add(signals: Sequence[dict[str, Any]], found: Estimates) -> None:
+def _add(signals: Sequence[dict[str, object]], found: Estimates) -> None:
     for signal, value, advantage, target in zip(signals, found.values, found.advantages, found.returns, strict=True):
         signal |= {"values": value, "advantages": advantage, "returns": target}

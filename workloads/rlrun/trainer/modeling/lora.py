@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +208,7 @@ def cut(name: str, whole: Tensor, rank: int) -> Tensor:
     return whole[:rank] if ".lora_A." in name else whole[:, :rank]
 
 
-def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[str, Any]:
+def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[str, object]:
     """PEFT's `adapter_config.json`.
 
     Args:

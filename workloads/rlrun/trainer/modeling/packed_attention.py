@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -135,7 +135,7 @@ def packed_attention(
     packed: Layout | None = None,
     kernel: AttentionKernel = "auto",
     sliding_window: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a row.
 
@@ -178,7 +178,7 @@ def packed_attention(
     return output[None], None
 
 
-def _refuse_unread(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]) -> None:
+def _refuse_unread(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, object]) -> None:
     """Raise `RoleError` for an option of the attention that changes its numbers and that nothing here reads."""
     unread = {name: value for name, value in options.items() if name not in _NEUTRAL and value is not None}
     unread = {name: value for name, value in unread.items() if not _changes_nothing(name, value)}
@@ -275,7 +275,7 @@ def _segments(
 
 
 @cache
-def _names_grouped_heads(function: Callable[..., Any]) -> bool:
+def _names_grouped_heads(function: Callable[..., object]) -> bool:
     """True if torch's function needs an argument for fewer key-value heads: up to 2.11 it has none, and takes them as they are."""
     return "enable_gqa" in inspect.signature(function).parameters
 

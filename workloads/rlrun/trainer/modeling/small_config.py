@@ -148,7 +148,7 @@ def _size(name: str, value: int, sizes: _Sizes) -> int:
     return value
 
 
-def _sizes(part: Any, seq_len: int) -> _Sizes | None:
+def _sizes(part: object, seq_len: int) -> _Sizes | None:
     hidden, heads = (
         _first(part, names)
         for names in (("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "num_heads", "n_heads"))

@@ -56,7 +56,7 @@ def _build(kind: type[Any], config: PreTrainedConfig, attention: str) -> Any:
     return kind._from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention)
 
 
-def _cut(config: PreTrainedConfig, whole: Any) -> PreTrainedConfig:
+def _cut(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
     """The configuration with as few of the first layers as have every kind of layer."""
     kinds = _kinds(whole)
     depth = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
@@ -85,7 +85,7 @@ def _describes(value: object, layers: int) -> bool:
     return not all(isinstance(entry, int) for entry in value) or len({*value}) < layers
 
 
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
+def _kind(layer: nn.Module) -> tuple[object, ...]:
     return tuple(
         (
             name,

@@ -111,7 +111,7 @@ def _by_kind(conversions: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     )
 
 
-def _part(model: nn.Module, renamed: str, names: list[str], converter: Any, tensors: Mapping[str, Tensor]) -> Part:
+def _part(model: nn.Module, renamed: str, names: list[str], converter: object, tensors: Mapping[str, Tensor]) -> Part:
     if converter is None:
         return Part(tuple(names), {renamed: tensors[names[0]].shape})
     empty = {name: torch.empty(tensors[name].shape, device="meta") for name in names}

@@ -90,7 +90,7 @@ class Group:
         """Maxima over all ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
-    def _reduce(self, values: Mapping[str, float], operation: Any) -> dict[str, float]:
+    def _reduce(self, values: Mapping[str, float], operation: object) -> dict[str, float]:
         reduced = torch.tensor([*values.values(), 0.0], dtype=torch.float64)
         dist.all_reduce(reduced, operation)
         return dict(zip(values, reduced.tolist(), strict=False))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import MutableMapping
-from typing import Any
 
 import torch.distributed as dist
 
@@ -25,7 +24,7 @@ def is_loopback(host: str) -> bool:
 
 
 def loopback_store(
-    host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *args: Any, **options: Any
+    host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *args: object, **options: object
 ) -> dist.TCPStore:
     """`torch.distributed.TCPStore` whose server, where this process has it, listens on loopback.
 

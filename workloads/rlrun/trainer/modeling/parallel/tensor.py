@@ -73,7 +73,7 @@ def divide_layers(model: Any, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
     group = mesh.get_group()
     decoder = model.get_decoder()
 
-    def embedded(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def embedded(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return scale_gradient(output, 1 / mesh.size())  # each rank has the whole gradient, and FSDP adds them up
 
     def left_layers(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
