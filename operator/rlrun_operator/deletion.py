@@ -7,9 +7,6 @@ seems to have ended before it was asked to. So the first request that was seen i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
@@ -27,14 +24,14 @@ def remembered(pod: Manifest, known: Manifest | None) -> Manifest:
     return pod if first is None else {**pod, "metadata": {**pod["metadata"], _FIRST: first}}
 
 
-def first_asked_at(metadata: Mapping[str, Any]) -> float | None:
+def first_asked_at(metadata: Manifest) -> float | None:
     """Time of the first request, in seconds since the epoch; None: there was none, or it is not known."""
     if (first := metadata.get(_FIRST)) is not None:
         return float(first)
     return asked_at(metadata) if (metadata.get("deletionGracePeriodSeconds") or 0) > SHORTEST_GRACE_SECONDS else None
 
 
-def asked_at(metadata: Mapping[str, Any]) -> float | None:
+def asked_at(metadata: Manifest) -> float | None:
     """Time of the last request with a shorter grace period, likewise; the timestamp is when the grace period ends."""
     ends = seconds_of(metadata.get("deletionTimestamp"))
     return None if ends is None else ends - (metadata.get("deletionGracePeriodSeconds") or 0)

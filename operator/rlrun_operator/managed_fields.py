@@ -13,13 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 from rlrun_operator.names import MANAGER
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
 _KEPT_OF_METADATA = ("f:labels", "f:ownerReferences")
 _UNCOMPARED = ("apiVersion", "kind", "metadata")
 
 
-def held(manifest: Mapping[str, Any]) -> str:
+def held(manifest: Manifest) -> str:
     """Fields that the operator's apply holds, as JSON; the same string for all objects of one shape. `null`: none.
 
     Args:
@@ -31,7 +31,7 @@ def held(manifest: Mapping[str, Any]) -> str:
     return "null"
 
 
-def _shape(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _shape(fields: Manifest) -> Json:
     """Fields without what differs between two runs: owners by their UID, and annotations."""
     metadata = fields.get("f:metadata") or {}
     kept = {name: metadata[name] for name in _KEPT_OF_METADATA if name in metadata}
@@ -49,7 +49,7 @@ def unheld(found: str, manifest: Manifest) -> list[str]:
     """
     fields = _parsed(found) or {}
     metadata = manifest["metadata"]
-    wanted: dict[str, Any] = {"labels": metadata["labels"]} if metadata.get("labels") else {}
+    wanted: Json = {"labels": metadata["labels"]} if metadata.get("labels") else {}
     if metadata.get("ownerReferences"):
         wanted["ownerReferences"] = True
     lost = _missing(fields.get("f:metadata") or {}, wanted, "metadata")
@@ -61,7 +61,7 @@ def _parsed(found: str) -> Any:
     return json.loads(found)
 
 
-def _missing(fields: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> list[str]:
+def _missing(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
     lost: list[str] = []
     for name, value in wanted.items():
         here = f"{path}.{name}" if path else name
@@ -75,7 +75,7 @@ def _missing(fields: Mapping[str, Any], wanted: Mapping[str, Any], path: str) ->
     return lost
 
 
-def _of_items(fields: Mapping[str, Any], wanted: list[Any], path: str) -> list[str]:
+def _of_items(fields: Manifest, wanted: list[Any], path: str) -> list[str]:
     """Items of a list that is a map by keys (`k:{...}`) or a set (`v:...`)."""
     keyed = {key: json.loads(key[2:]) for key in fields if key.startswith("k:")}
     values = [json.loads(key[2:]) for key in fields if key.startswith("v:")]

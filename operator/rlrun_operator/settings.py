@@ -9,20 +9,21 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from rlrun_operator.names import MANAGER, Role
 from rlrun_operator.restrictions import Installation, RunPolicy
+from rlrun_operator.state import Json
 
 HTTP_PORT = 8080
 LogFormat = Literal["plain", "json"]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-ANY_API_SERVER: tuple[dict[str, Any], ...] = ({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},)
+ANY_API_SERVER: tuple[Json, ...] = ({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},)
 """Ports where the API server's addresses are not known: a policy sees its own port, not that of its Service, and these two are in use
 almost everywhere."""
 _LEVELS = ("debug", "info", "warning", "error")
@@ -41,7 +42,7 @@ class SettingsError(Exception):
 class NetworkSettings:
     """Egress rules of NetworkPolicies that depend on the cluster, as in a manifest (`RLRUN_NETWORK`, a JSON map)."""
 
-    dns: tuple[dict[str, Any], ...] = (
+    dns: tuple[Json, ...] = (
         {
             "to": [
                 {
@@ -54,7 +55,7 @@ class NetworkSettings:
         },
     )
     """The way of all pods of a run to the cluster's DNS."""
-    api_server: tuple[dict[str, Any], ...] = ANY_API_SERVER
+    api_server: tuple[Json, ...] = ANY_API_SERVER
     """The way of an orchestrator to the API server."""
     given: bool = False
     """True if the chart's values hold `api_server`. Else the API server is asked for its addresses."""
@@ -213,8 +214,8 @@ class _Network(BaseModel):
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
-    dns: tuple[dict[str, Any], ...] = Field(NetworkSettings.dns, min_length=1)
-    api_server: tuple[dict[str, Any], ...] = ()
+    dns: tuple[Json, ...] = Field(NetworkSettings.dns, min_length=1)
+    api_server: tuple[Json, ...] = ()
 
 
 def _network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
 _OVER = ("Complete", "Failed", "Suspended")
 _TOLD = ("phase", "attempt", "launchedAttempt", "trainer", "inference", "reason")
@@ -30,7 +29,7 @@ def holds_slot(guest: Manifest) -> bool:
     return bool(status.get("attempt")) and status.get("phase") not in _OVER and not is_ending(guest)
 
 
-def told(run: Manifest) -> dict[str, Any]:
+def told(run: Manifest) -> Json:
     """Inputs for the runs that share a trainer with `run`: they are looked at again when these change."""
     status = run.get("status") or {}
     metadata = {key: run["metadata"].get(key) for key in ("uid", "generation", "deletionTimestamp")}

@@ -10,6 +10,8 @@ from rlrun_operator.names import Ref
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON, or a part of one."""
+Json = dict[str, Any]
+"""The same where it is made, or was read by its owner."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ AT_ONCE = Actions(wake_in=0.0)
 class Decision:
     """Actions, in this order: grow, ask, dry-run, create, apply, scale, delete, repair, status, events."""
 
-    status: Mapping[str, Any]
+    status: Manifest
     """The whole new status, camelCase, without nulls; written if it differs."""
     urgency: Urgency = "now"
     ask: Manifest | None = None

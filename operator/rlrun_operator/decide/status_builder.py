@@ -11,7 +11,7 @@ from rlrun_operator.decide import lifetime
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.snapshot import Case, read_status
 from rlrun_operator.names import attempt_number
-from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Manifest, Urgency
+from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import UNSET, StatusChange, combined
 from rlrun_operator.status.conditions import Say, find, foremost, is_true, phase, raw_conditions, write
@@ -120,13 +120,13 @@ def _kstatus(conditions: Sequence[Condition], training: bool) -> dict[str, Say]:
     }
 
 
-def document(new: RLRunStatus) -> dict[str, Any]:
+def document(new: RLRunStatus) -> Json:
     """The status as it is written: every text in it of bounded length, and such that a terminal shows it."""
-    result: dict[str, Any] = _plain(new.model_dump(mode="json", by_alias=True, exclude_none=True))
+    result: dict[str, object] = _plain(new.model_dump(mode="json", by_alias=True, exclude_none=True))
     return result
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, str):
         text = printable(value, lines=True)
         return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"

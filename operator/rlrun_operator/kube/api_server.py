@@ -11,12 +11,13 @@ from typing import Any
 
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import Resource
+from rlrun_operator.state import Json
 
 NAMESPACE, SERVICE = "default", "kubernetes"
 ENDPOINT_SLICE = Resource("EndpointSlice", "discovery.k8s.io", "v1", "endpointslices")
 _SERVICES = Resource("Service", "", "v1", "services")
 
-Rules = tuple[dict[str, Any], ...]
+Rules = tuple[Json, ...]
 
 
 async def api_server_rules(client: Client) -> Rules:
@@ -37,12 +38,12 @@ async def api_server_rules(client: Client) -> Rules:
     return rules
 
 
-def _behind(endpoint_slice: dict[str, Any]) -> Rules:
+def _behind(endpoint_slice: Json) -> Rules:
     addresses = [a for endpoint in endpoint_slice.get("endpoints") or () for a in endpoint.get("addresses") or ()]
     return _rule(addresses, [port["port"] for port in endpoint_slice.get("ports") or () if port.get("port")])
 
 
-def _in_front(service: dict[str, Any]) -> Rules:
+def _in_front(service: Json) -> Rules:
     return _rule(service.get("clusterIPs") or (), [port["port"] for port in service.get("ports") or ()])
 
 

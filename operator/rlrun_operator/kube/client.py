@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
 
 import aiohttp
 from pydantic_core import to_json
@@ -13,7 +12,7 @@ from pydantic_core import to_json
 from rlrun_operator.kube.json_reader import UnreadableError, parsed
 from rlrun_operator.kube.resources import BY_KIND, Resource
 from rlrun_operator.names import MANAGER
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
 REQUEST_SECONDS = 10.0
 """Deadline of one request."""
@@ -45,7 +44,6 @@ _WRONG_SHAPE = "failed to create typed patch object"
 _TWO_OWNERS = "Only one reference can have Controller set to true"
 """The object still belongs to a deleted run of the same name, and goes with it."""
 
-Json = dict[str, Any]
 Count = Callable[[str, str, str], None]
 """(verb, resource, code) of one request."""
 
@@ -54,7 +52,7 @@ class ApiError(Exception):
     """The API server refused a request."""
 
     def __init__(
-        self, status: int, reason: str, message: str, what: str, details: Mapping[str, Any] | None = None
+        self, status: int, reason: str, message: str, what: str, details: Mapping[str, object] | None = None
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -62,7 +60,7 @@ class ApiError(Exception):
         self.message = message
         self.what = what
         """The request, for the log: verb and path."""
-        self.details: Mapping[str, Any] = details or {}
+        self.details: Mapping[str, object] = details or {}
         """Details of the `Status`, with the causes."""
 
     def __str__(self) -> str:
@@ -226,7 +224,7 @@ class Client:
         resource: Resource,
         namespace: str,
         name: str,
-        patch: Mapping[str, Any],
+        patch: Mapping[str, object],
         *,
         subresource: str | None = None,
         seconds: float = REQUEST_SECONDS,
@@ -276,7 +274,7 @@ class Client:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         content: str = _JSON,
         accept: str = _JSON,
         write: bool = False,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import LEASE
 from rlrun_operator.names import MANAGER
+from rlrun_operator.state import Manifest
 
 LONGEST_SECONDS = 120.0
 """A holder that says that it renews less often than this is not waited for: any client that may write Leases may have said so."""
@@ -24,7 +24,7 @@ TRANSITIONS_MAX = 2**31 - 1
 class _Seen:
     """The Lease as this process saw it last."""
 
-    record: Mapping[str, Any]
+    record: Manifest
     changed_at: float
     """Time at which this process saw it change (steady clock)."""
 
@@ -123,7 +123,7 @@ class LeaseLock:
         else:
             self._seen.record = record
 
-    def _expired(self, spec: Mapping[str, Any]) -> bool:
+    def _expired(self, spec: Manifest) -> bool:
         duration = min(float(spec.get("leaseDurationSeconds") or self._duration), LONGEST_SECONDS)
         return self._seen is None or self._clock() - self._seen.changed_at > duration
 

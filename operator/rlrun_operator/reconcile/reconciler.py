@@ -104,7 +104,7 @@ class _Memory:
     """Time until which that is believed (steady clock)."""
     growths_refused: int = 0
     """Number of refusals in a row."""
-    sent: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    sent: tuple[Manifest, Manifest] | None = None
     """The status written last, and what the API server made of it (another version of the CRD drops and defaults fields)."""
 
 
@@ -409,7 +409,7 @@ def _waiting(decision: Decision, run: Manifest, *, rest_done: bool) -> Decision:
     return Decision(status=status, urgency=decision.urgency, events=decision.events if rest_done else ())
 
 
-def _where_it_was(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Any]:
+def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> list[Any]:
     """The new conditions, but for those that say where the run is in its life: the attempt that they speak of has not begun.
 
     They speak of no later generation than the status does: an edit that waits is not acted on.

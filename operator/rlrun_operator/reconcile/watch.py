@@ -150,13 +150,13 @@ def _settings() -> kopf.OperatorSettings:
 class _NoDiffs(kopf.DiffBaseStorage):
     """kopf would copy every object at every event to find out what changed; nothing here asks it."""
 
-    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+    def build(self, *, body: object, extra_fields: object = None) -> Any:
         return {}
 
-    def fetch(self, *, body: Any) -> Any:
+    def fetch(self, *, body: object) -> Any:
         return None
 
-    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+    def store(self, *, body: object, patch: object, essence: object) -> None:
         return None
 
 

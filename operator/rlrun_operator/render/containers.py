@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlrun.config.models.file_mark import VARIABLE as CONFIG_MARK
 from rlrun.protocol.messages import endpoints
 from rlrun.runtime import exit_codes
@@ -14,6 +12,7 @@ from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.objects import API_KEY, CONFIG_FILE
 from rlrun_operator.render.placement import block, gpus
 from rlrun_operator.render.probes import probes
+from rlrun_operator.state import Json
 
 CONFIG_FOLDER = "/etc/rlrun"
 CREDENTIALS_FOLDER = "/var/run/secrets/rlrun"
@@ -115,7 +114,7 @@ def _image(ctx: RunContext, role: Role) -> dict[str, str]:
     return image if policy is None else image | {"imagePullPolicy": policy}
 
 
-def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+def _environment(ctx: RunContext, role: Role) -> list[Json]:
     """Ours, then the block's, which replaces one of ours of the same name; the reserved ones cannot be in the block."""
     attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
     values = {
@@ -144,7 +143,7 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
         "RLRUN_POD_NAME": "metadata.name",
         "RLRUN_POD_IP": "status.podIP",
     }
-    ours: list[dict[str, Any]] = [
+    ours: list[Json] = [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": "RLRUN_API_KEY", "valueFrom": {"secretKeyRef": {"name": ctx.key_secret, "key": API_KEY}}},
@@ -153,8 +152,8 @@ def _environment(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     return list({variable["name"]: variable for variable in [*ours, *own]}.values())
 
 
-def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [
+def _mounts(ctx: RunContext, role: Role) -> list[Json]:
+    mounts: list[Json] = [
         *volume.mounts(ctx, role),
         {"name": CONFIG, "mountPath": CONFIG_FOLDER, "readOnly": True},
         {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},
@@ -166,7 +165,7 @@ def _mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     return mounts
 
 
-def _resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> dict[str, Any]:
+def _resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> Json:
     """The block's requests and limits, and the GPUs of `gpusPerReplica`, which win over one that the block names itself."""
     own, resource, count = block(ctx.spec, role).resources, ctx.spec.placement.gpu_resource, gpus(ctx.spec, role)
     result = {}

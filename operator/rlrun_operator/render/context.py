@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -21,6 +21,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import GROUP, INSTANCE_LABEL, KIND, VERSION, Names, Role, labels
 from rlrun_operator.settings import RenderSettings
+from rlrun_operator.state import Json
 
 B = TypeVar("B", bound=BaseModel)
 ALL_ADDRESSES = "0.0.0.0"
@@ -142,7 +143,7 @@ class RunContext:
     def config(self) -> RunConfig:
         """The resolved configuration of all roles, with the addresses that they have in the cluster."""
         resolved = resolve(self.spec, name=self.name, uid=self.uid, output_dir=self.folder)
-        trainer: dict[str, Any] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
+        trainer: dict[str, object] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
         if self.colocated:
             trainer["engine_urls"] = [f"http://127.0.0.1:{endpoints.ENGINE_PORT}"]
         orchestrator = {
@@ -230,7 +231,7 @@ def _unworded(schema: object) -> object:
 
 def metadata(
     ctx: RunContext, name: str, role: Role | None = None, attempt: int | None = None, *, owned: bool = True
-) -> dict[str, Any]:
+) -> Json:
     """Metadata of a child.
 
     Args:
@@ -240,7 +241,7 @@ def metadata(
         attempt: that it belongs to.
         owned: deleted together with the run.
     """
-    result: dict[str, Any] = {
+    result: Json = {
         "name": name,
         "namespace": ctx.namespace,
         "labels": labels(ctx.name, role, attempt),

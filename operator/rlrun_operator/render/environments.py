@@ -7,12 +7,12 @@ and is read-only there, and the pod's network; with other environments nothing t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.runtime.bootstrap import HOST_MODULE, START, folder_of, socket_of
 from rlrun_operator.render import security, volume
 from rlrun_operator.render.context import RunContext
+from rlrun_operator.state import Json
 
 FOLDER = "/run/rlrun-environments"
 CODE = "environment-code"
@@ -29,7 +29,7 @@ def own_images(ctx: RunContext) -> list[tuple[int, EnvironmentConfig]]:
     return [(index, e) for index, e in enumerate(ctx.spec.environments) if e.image is not None]
 
 
-def environment_volumes(ctx: RunContext) -> list[dict[str, Any]]:
+def environment_volumes(ctx: RunContext) -> list[Json]:
     """Volumes of the orchestrator's pod for them: the code, and for each environment its folder and its /tmp."""
     found = own_images(ctx)
     if not found:
@@ -64,7 +64,7 @@ def _scratch(index: int) -> str:
     return f"environment-{index}-tmp"
 
 
-def _code(ctx: RunContext) -> dict[str, Any]:
+def _code(ctx: RunContext) -> Json:
     own = ctx.spec.orchestrator
     container = {
         "name": CODE,

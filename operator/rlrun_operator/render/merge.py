@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlrun_operator.state import Json, Manifest
+
 _DIRECTIVE = "$patch"
 MERGE_KEYS = {
     "containers": "name",
@@ -31,7 +33,7 @@ _ONE_OF = frozenset({"volumes", "env"})
 """Lists whose elements hold one of several sources: a source that the patch names replaces another one instead of joining it."""
 
 
-def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Manifest, patch: Manifest) -> Json:
     """`patch` over `base`; neither is changed.
 
     Args:

@@ -8,7 +8,7 @@ from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.context import RunContext, metadata
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
 HUB_PORT = 443
 """Port of model hubs and their stores, whose addresses change."""
@@ -90,7 +90,7 @@ def _servers(ctx: RunContext) -> Manifest:
     return _policy(metadata(ctx, ctx.names.account), spec)
 
 
-def _both_ways(ctx: RunContext, ingress: list[Any], egress: list[Any]) -> dict[str, Any]:
+def _both_ways(ctx: RunContext, ingress: list[Any], egress: list[Any]) -> Json:
     """Types and rules of a policy, with what all pods of the run may reach."""
     hub = [_tcp(HUB_PORT)] if ctx.spec.model.name is not None else []
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
@@ -123,11 +123,11 @@ def _host_access(ctx: RunContext) -> list[Manifest]:
     return [_policy(metadata(ctx, ctx.names.host_access, "orchestrator"), spec)]
 
 
-def _pods(run: str, role: Role) -> dict[str, Any]:
+def _pods(run: str, role: Role) -> Json:
     return {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: role}}
 
 
-def _among(run: str) -> dict[str, Any]:
+def _among(run: str) -> Json:
     """A run's trainer and engines."""
     among = {"key": ROLE_LABEL, "operator": "In", "values": ["trainer", "inference"]}
     return {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
@@ -148,9 +148,9 @@ def _reads_hub(environment: EnvironmentConfig) -> bool:
     return environment.id == "dataset" and args.get("name") is not None
 
 
-def _policy(meta: dict[str, Any], spec: dict[str, Any]) -> Manifest:
+def _policy(meta: Json, spec: Json) -> Manifest:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
 
 
-def _tcp(*ports: int) -> dict[str, Any]:
+def _tcp(*ports: int) -> Json:
     return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}

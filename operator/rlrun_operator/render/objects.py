@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlrun_operator.render.context import RunContext, metadata
 from rlrun_operator.render.eviction import eviction_budget, has_engines_to_keep
 from rlrun_operator.render.network import network_policies, services
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
 CONFIG_FILE = "run.json"
 """Key of the ConfigMap, and the file's name in the pods."""
@@ -89,7 +89,7 @@ def _account(ctx: RunContext) -> list[Manifest]:
     """The orchestrator's identity; its only right is to renew the run's Lease."""
     name, group = ctx.names.account, "rbac.authorization.k8s.io"
 
-    def meta() -> dict[str, Any]:
+    def meta() -> Json:
         return metadata(ctx, name, "orchestrator")
 
     rule = {

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rlrun_operator.names import ROLE_LABEL, ROLES
 from rlrun_operator.render.merge import MERGE_KEYS
+from rlrun_operator.state import Manifest
 
 Key = tuple[str | int, ...]
 _PART = re.compile(r"\.?([^.\[\]]+)|\[(\w+)=\"([^\"]*)\"\]|\[([^\]]*)\]")
@@ -53,7 +54,7 @@ def causes(message: str, details: Mapping[str, object]) -> list[Cause]:
     return list(dict.fromkeys(found))
 
 
-def told(child: Mapping[str, Any], refused: Sequence[Cause], message: str, run: Mapping[str, Any]) -> list[str]:
+def told(child: Manifest, refused: Sequence[Cause], message: str, run: Manifest) -> list[str]:
     """Causes of a refusal, by the manifest's own fields.
 
     Args:
@@ -72,7 +73,7 @@ def told(child: Mapping[str, Any], refused: Sequence[Cause], message: str, run: 
     return list(dict.fromkeys(result))
 
 
-def origin(child: Mapping[str, Any], field: str, run: Mapping[str, Any]) -> str | None:
+def origin(child: Manifest, field: str, run: Manifest) -> str | None:
     """The manifest's field that a child's field comes from; None: it is not known."""
     key, kind = _key(field, child), child.get("kind")
     labels = (child.get("metadata") or {}).get("labels") or {}
@@ -119,7 +120,7 @@ def _inside(place: Any, part: str | int) -> Any:
     return None
 
 
-def _of_policy(child: Mapping[str, Any], key: Key, run: Mapping[str, Any]) -> str | None:
+def _of_policy(child: Manifest, key: Key, run: Manifest) -> str | None:
     """Rules of the user's stand behind those of the operator."""
     rules, own = (child.get("spec") or {}).get("egress"), (run.get("networkPolicy") or {}).get("extraEgress")
     if key[:2] != ("spec", "egress") or len(key) < 3 or not isinstance(rules, list) or not isinstance(own, list):
@@ -128,7 +129,7 @@ def _of_policy(child: Mapping[str, Any], key: Key, run: Mapping[str, Any]) -> st
     return _path("networkPolicy.extraEgress", (index, *key[3:])) if index >= 0 else None
 
 
-def _of_template(template: Mapping[str, Any], role: str, key: Key, run: Mapping[str, Any]) -> str | None:
+def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
     block = run.get(role)
     block = block if isinstance(block, Mapping) else {}
     if (patched := _of_patch(block.get("podTemplate"), template, key)) is not None:
@@ -149,7 +150,7 @@ def _of_template(template: Mapping[str, Any], role: str, key: Key, run: Mapping[
     return None
 
 
-def _of_spec(template: Mapping[str, Any], role: str, part: str, key: Key, block: Mapping[str, Any]) -> str | None:
+def _of_spec(template: Manifest, role: str, part: str, key: Key, block: Manifest) -> str | None:
     if part == "tolerations":
         own, every = block.get("tolerations") or (), template["spec"].get("tolerations") or ()
         index = int(key[2]) - (len(every) - len(own)) if len(key) > 2 and isinstance(key[2], int) else -1
@@ -161,7 +162,7 @@ def _of_spec(template: Mapping[str, Any], role: str, part: str, key: Key, block:
     return "placement" if part == "topologySpreadConstraints" else "checkpoint.gracePeriodSeconds"
 
 
-def _of_container(template: Mapping[str, Any], role: str, key: Key, run: Mapping[str, Any]) -> str | None:
+def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
     block = run.get(role)
     block = block if isinstance(block, Mapping) else {}
     container = _inside(template["spec"].get(key[1]), key[2]) if len(key) > 2 else None
@@ -180,7 +181,7 @@ def _of_container(template: Mapping[str, Any], role: str, key: Key, run: Mapping
     return _path(role, rest) if part in _OF_CONTAINER and _set(block, rest[:1]) else None
 
 
-def _of_variable(container: Mapping[str, Any], role: str, rest: Key, block: Mapping[str, Any]) -> str | None:
+def _of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> str | None:
     """Field of a variable of a container; None: the role's block does not set it."""
     variable = _inside(container.get("env"), rest[1])
     names = [each.get("name") for each in block.get("env") or () if isinstance(each, Mapping)]
@@ -188,7 +189,7 @@ def _of_variable(container: Mapping[str, Any], role: str, rest: Key, block: Mapp
     return _path(f"{role}.env", (names.index(wanted), *rest[2:])) if wanted in names else None
 
 
-def _set(block: Mapping[str, Any], key: Key) -> bool:
+def _set(block: Manifest, key: Key) -> bool:
     """True if the block says anything there."""
     place: Any = block
     for part in key:

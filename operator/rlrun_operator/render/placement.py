@@ -6,13 +6,13 @@ What placement asks for is added to what the role's block says; where both name 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlrun.api.placement import RolePlacement
 from rlrun.api.pods import PodFields
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_LABEL, Role
+from rlrun_operator.state import Json
 
 HOSTNAME = "kubernetes.io/hostname"
 PREFERRED_WEIGHT = 100
@@ -55,15 +55,13 @@ def node_selector(spec: RLRunSpec, role: Role) -> dict[str, str]:
     return {key: value for key, value in wanted.items() if value} | block(spec, role).node_selector
 
 
-def tolerations(spec: RLRunSpec, role: Role) -> list[dict[str, Any]]:
+def tolerations(spec: RLRunSpec, role: Role) -> list[Json]:
     """Taints that the role's pods bear: GPU nodes are commonly tainted with the name of their resource."""
     own = [{"key": spec.placement.gpu_resource, "operator": "Exists"}] if gpus(spec, role) else []
     return own + [t.model_dump(by_alias=True, exclude_none=True) for t in block(spec, role).tolerations]
 
 
-def affinity(
-    spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None, excluded: Sequence[str] = ()
-) -> dict[str, Any]:
+def affinity(spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None, excluded: Sequence[str] = ()) -> Json:
     """The role's affinity: the block's own, and what topology, spread and a volume for one node add to it.
 
     Args:
@@ -129,7 +127,7 @@ def _term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, object]:
     return {"topologyKey": key, "labelSelector": selector}
 
 
-def _keep_away(affinity: dict[str, Any], nodes: Sequence[str]) -> None:
+def _keep_away(affinity: Json, nodes: Sequence[str]) -> None:
     """By name and not by the hostname label, which may differ. One of the terms has to hold, so the exclusion goes into each."""
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     required = affinity.setdefault("nodeAffinity", {}).setdefault(_REQUIRED, {})
@@ -137,5 +135,5 @@ def _keep_away(affinity: dict[str, Any], nodes: Sequence[str]) -> None:
     required["nodeSelectorTerms"] = [term | {"matchFields": [*term.get("matchFields", ()), *away]} for term in terms]
 
 
-def _add(affinity: dict[str, Any], kind: str, strength: str, term: dict[str, Any]) -> None:
+def _add(affinity: Json, kind: str, strength: str, term: Json) -> None:
     affinity.setdefault(kind, {}).setdefault(strength, []).append(term)

@@ -11,6 +11,7 @@ from rlrun_operator.names import CONFIG_ANNOTATION, RUN_UID_ANNOTATION, Role, la
 from rlrun_operator.render import containers, environments, placement, security, volume
 from rlrun_operator.render.context import RunContext, config_format, mark
 from rlrun_operator.render.merge import merge
+from rlrun_operator.state import Json
 
 TOKEN_SECONDS = 3600
 """Life of the orchestrator's token; the kubelet writes a new one in time."""
@@ -20,7 +21,7 @@ MARGIN_SECONDS = 10
 """The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
 
 
-def pod_template(ctx: RunContext, role: Role) -> dict[str, Any]:
+def pod_template(ctx: RunContext, role: Role) -> Json:
     """Metadata (labels, annotations) and spec of a role's pods.
 
     The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
@@ -45,16 +46,16 @@ def _grace_seconds(ctx: RunContext, role: Role) -> int:
     return ENGINE_GRACE_SECONDS if role == "inference" else ctx.spec.checkpoint.grace_period_seconds + MARGIN_SECONDS
 
 
-def _merged(spec: dict[str, Any], wanted: Any) -> dict[str, Any]:
+def _merged(spec: dict[str, object], wanted: object) -> Json:
     """The spec as the user wants it. One that is no map becomes a field that does not exist: its name is in the API server's refusal."""
     if wanted is None:
         return spec
     return merge(spec, wanted) if isinstance(wanted, Mapping) else {**spec, "podTemplate.spec": wanted}
 
 
-def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, Any]:
+def _spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json:
     own = placement.block(ctx.spec, role)
-    spec: dict[str, Any] = {
+    spec: dict[str, object] = {
         "restartPolicy": "Never" if role == "orchestrator" else "Always",
         "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
         "automountServiceAccountToken": False,
@@ -63,7 +64,7 @@ def _spec(ctx: RunContext, role: Role, container: dict[str, Any]) -> dict[str, A
     }
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account
-    first: list[dict[str, Any]] = [containers.folder_container(ctx, role)]
+    first: list[dict[str, object]] = [containers.folder_container(ctx, role)]
     if role == _maker(ctx) and ctx.spec.model.tiny is not None:
         first.append(containers.model_container(ctx, role))
     if role == "orchestrator":
@@ -95,12 +96,12 @@ def _beside(ctx: RunContext) -> str | None:
     return ctx.host.name if ctx.host is not None and placement.one_node(ctx.host.spec) else None
 
 
-def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
-    memory: dict[str, Any] = {"medium": "Memory"}
+def _volumes(ctx: RunContext, role: Role) -> list[Json]:
+    memory: Json = {"medium": "Memory"}
     limit = placement.block(ctx.spec, role).shared_memory
     if limit is not None:
         memory["sizeLimit"] = limit
-    volumes: list[dict[str, Any]] = [
+    volumes: list[Json] = [
         {"name": volume.DATA, "persistentVolumeClaim": {"claimName": ctx.claim}},
         {"name": containers.CONFIG, "configMap": {"name": ctx.names.account}},
         {"name": containers.SHARED_MEMORY, "emptyDir": memory},
@@ -114,7 +115,7 @@ def _volumes(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
     return volumes
 
 
-def _metadata(ctx: RunContext, role: Role, patch: Any) -> dict[str, Any]:
+def _metadata(ctx: RunContext, role: Role, patch: object) -> Json:
     """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
     user = patch if isinstance(patch, Mapping) else {}
     ours = labels(ctx.name, role, None if role == "inference" else ctx.attempt)
@@ -135,7 +136,7 @@ def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _with_own_variables(found: Any, made: Sequence[dict[str, Any]]) -> Any:
+def _with_own_variables(found: Any, made: Sequence[Json]) -> Any:
     """The containers, those that we make with our values of the reserved variables."""
     if not isinstance(found, list):
         return found
@@ -148,7 +149,7 @@ def _with_own_variables(found: Any, made: Sequence[dict[str, Any]]) -> Any:
     ]
 
 
-def _reserved_as_made(found: Any, made: Sequence[dict[str, Any]]) -> Any:
+def _reserved_as_made(found: Any, made: Sequence[Json]) -> Any:
     """Variables of a container: reserved ones are as they were made, and all there. Only the run's key may be the user's."""
     if found is not None and not isinstance(found, list):
         return found  # the API server's dry-run names it
@@ -164,7 +165,7 @@ def _reserved_as_made(found: Any, made: Sequence[dict[str, Any]]) -> Any:
     return [*result, *ours.values()]
 
 
-def _with_role(found: Any, container: dict[str, Any]) -> Any:
+def _with_role(found: object, container: dict[str, object]) -> Any:
     """The containers, the role's among them."""
     if not isinstance(found, list):
         return found if found is not None else [container]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import Role
+from rlrun_operator.state import Json
 
 ENGINE_START_SECONDS = 7200
 """Longest start of an engine: it may have to fetch hundreds of gigabytes and compile."""
@@ -44,7 +43,7 @@ def probes(role: Role) -> dict[str, object]:
     }
 
 
-def _ready(path: str, port: int) -> dict[str, Any]:
+def _ready(path: str, port: int) -> Json:
     return _probe(path, port, period=_READY_PERIOD_SECONDS, timeout=3, failures=3)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from rlrun_operator.state import Json
 
 USER = 1000
 """User and group of a run's pods; owner of what they write on the volume."""
@@ -10,13 +10,13 @@ ENVIRONMENT_USERS = 1001
 """User of the container of `environments[0]`; the next one has the next. Their group is that of
 the pod, which may read what a run writes."""
 
-CONTAINER: dict[str, Any] = {
+CONTAINER: Json = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "runAsNonRoot": True,
     "capabilities": {"drop": ["ALL"]},
 }
-POD: dict[str, Any] = {
+POD: Json = {
     "runAsNonRoot": True,
     "runAsUser": USER,
     "runAsGroup": USER,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import join_file
 from rlrun_operator.names import Role
 from rlrun_operator.render.context import RunContext
+from rlrun_operator.state import Json
 
 DATA = "data"
 """Name of the volume in every pod."""
@@ -21,7 +21,7 @@ def hub_home(ctx: RunContext) -> str:
     return f"{ctx.storage.mount_path if ctx.storage.hub_cache == 'Volume' else ctx.folder}/{HUB_FOLDER}"
 
 
-def mounts(ctx: RunContext, role: Role) -> list[dict[str, Any]]:
+def mounts(ctx: RunContext, role: Role) -> list[Json]:
     """Mounts of a role's container."""
     if _writes_all(ctx, role):
         return [whole(ctx)]
@@ -33,13 +33,13 @@ def folders(ctx: RunContext) -> list[str]:
     return [f"{ctx.storage.mount_path}/{path}" for path in _written(ctx)]
 
 
-def whole(ctx: RunContext) -> dict[str, Any]:
+def whole(ctx: RunContext) -> Json:
     """Mount of all that the run may see of the volume, with the right to write."""
     mount = {"name": DATA, "mountPath": ctx.storage.mount_path}
     return mount if ctx.storage.sub_path is None else mount | {"subPath": ctx.storage.sub_path}
 
 
-def part(ctx: RunContext, path: str) -> dict[str, Any]:
+def part(ctx: RunContext, path: str) -> Json:
     """Mount of a file or folder of it, where `whole` has it, with the right to write."""
     above = f"{ctx.storage.sub_path}/" if ctx.storage.sub_path is not None else ""
     return {"name": DATA, "mountPath": f"{ctx.storage.mount_path}/{path}", "subPath": f"{above}{path}"}

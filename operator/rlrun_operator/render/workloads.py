@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlrun_operator.names import (
     ACCESS_ANNOTATION,
@@ -17,7 +17,7 @@ from rlrun_operator.names import (
 )
 from rlrun_operator.render.context import RunContext, mark, metadata
 from rlrun_operator.render.pods import pod_template
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
 NO_DEADLINE_SECONDS = 2**31 - 1
 """A Deployment's own deadline would only add writes: how long a start may take is judged elsewhere."""
@@ -54,7 +54,7 @@ def workloads(ctx: RunContext) -> Workloads:
 
 
 def _stateful_set(ctx: RunContext) -> Manifest:
-    spec: dict[str, Any] = {
+    spec: Json = {
         "serviceName": ctx.names.trainer,
         "replicas": ctx.spec.trainer.replicas,
         "podManagementPolicy": "Parallel",  # the pods of a group wait for each other
@@ -84,7 +84,7 @@ def _deployment(ctx: RunContext) -> Manifest:
     return made
 
 
-def _without_affinity(template: dict[str, Any]) -> dict[str, Any]:
+def _without_affinity(template: Json) -> Json:
     """Common part of two renderings within one attempt: nodes are excluded for a time."""
     return {**template, "spec": {name: value for name, value in template["spec"].items() if name != "affinity"}}
 
@@ -102,7 +102,7 @@ def _workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dict[str,
     return {"apiVersion": "apps/v1", "kind": kind, "metadata": _metadata(ctx, name, role), "spec": spec}
 
 
-def _metadata(ctx: RunContext, name: str, role: Role) -> dict[str, Any]:
+def _metadata(ctx: RunContext, name: str, role: Role) -> Json:
     """Metadata that show a later look whether the object is of this attempt and this specification."""
     annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
     if role == "orchestrator" and ctx.spec.network_policy.mode != "None":

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX
 from rlrun_operator.names import ROLES, Names
@@ -161,7 +160,7 @@ class _Place:
         return f"{self.path} ({_shown(value)}) {_NO_TEMPLATE}; {fix}"
 
 
-def _fault(rule: Rule, value: Any) -> str | None:
+def _fault(rule: Rule, value: object) -> str | None:
     """Correction of a value, in words; None: nothing is wrong."""
     match rule:
         case Only():
@@ -192,6 +191,6 @@ def _states_limits(container: Mapping[str, object]) -> bool:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -41,7 +41,7 @@ class Store:
         self._gone: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
 
-    def put(self, manifest: Mapping[str, Any], now: float, *, applied: bool = False) -> set[Key]:
+    def put(self, manifest: Manifest, now: float, *, applied: bool = False) -> set[Key]:
         """Take in one object.
 
         Args:
@@ -88,7 +88,7 @@ class Store:
         return keys
 
     @staticmethod
-    def _kept(manifest: Mapping[str, Any], known: Manifest | None, *, applied: bool) -> Manifest:
+    def _kept(manifest: Manifest, known: Manifest | None, *, applied: bool) -> Manifest:
         """The part of an object that is held, with what only the operator knows of it."""
         slim: Manifest = _interned(slimmed(manifest))
         if manifest["kind"] in PART_KINDS:
@@ -287,12 +287,12 @@ def claim_name(run: Manifest | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _newer(new: Mapping[str, Any], old: Manifest) -> bool:
+def _newer(new: Manifest, old: Manifest) -> bool:
     """True if `new` is a later state than `old` of what has their name."""
     return _version(new) > _version(old)
 
 
-def _version(manifest: Mapping[str, Any]) -> int:
+def _version(manifest: Manifest) -> int:
     """resourceVersion as a number: comparable for all objects of one API server."""
     value = str(manifest["metadata"].get("resourceVersion", ""))
     return int(value) if value.isdecimal() else sys.maxsize

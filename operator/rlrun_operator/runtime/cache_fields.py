@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rlrun.api.status import UNSERVED
 from rlrun_operator.kube.resources import PART_KINDS
 from rlrun_operator.managed_fields import held
 from rlrun_operator.names import GROUP, KIND, REPLICA_FAILURE
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import Json, Manifest
 
-Select = Callable[[Mapping[str, Any]], dict[str, Any]]
+Select = Callable[[Manifest], Manifest]
 
 _METADATA = (
     "name",
@@ -33,7 +32,7 @@ _POD_STATUS = ("phase", "conditions", "reason", "message", "podIP", "startTime")
 _OWN = f"{GROUP}/"
 
 
-def slimmed(manifest: Mapping[str, Any]) -> Manifest:
+def slimmed(manifest: Manifest) -> Manifest:
     """An object without what decisions never read; of a part its metadata, and what the operator holds of it.
 
     Of annotations decisions read their own.
@@ -42,7 +41,7 @@ def slimmed(manifest: Mapping[str, Any]) -> Manifest:
     annotations = metadata.get("annotations")
     if annotations:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name.startswith(_OWN)}
-    slim: dict[str, Any] = {"apiVersion": manifest.get("apiVersion"), "kind": manifest["kind"], "metadata": metadata}
+    slim: Json = {"apiVersion": manifest.get("apiVersion"), "kind": manifest["kind"], "metadata": metadata}
     if manifest["kind"] in PART_KINDS:
         slim["held"] = (
             sys.intern(manifest["held"]) if "held" in manifest else held(manifest)
@@ -56,7 +55,7 @@ def slimmed(manifest: Mapping[str, Any]) -> Manifest:
     return slim
 
 
-def _is_unserved(manifest: Mapping[str, Any]) -> bool:
+def _is_unserved(manifest: Manifest) -> bool:
     """True if an RLRun's status is that of the CRD, which no operator wrote: for decisions it has none."""
     status = manifest["status"]
     return manifest["kind"] == KIND and isinstance(status, Mapping) and status.get("phase") == UNSERVED["phase"]
@@ -75,15 +74,15 @@ def identified(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _all(part: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(part)
+def _all(part: Manifest) -> Manifest:
+    return part
 
 
 def _only(*names: str) -> Select:
     return lambda part: {name: part[name] for name in names if name in part}
 
 
-def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _pod_spec(spec: Manifest) -> Manifest:
     kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
     if "nodeName" not in spec:  # why a pod has no node is asked only while it has none
         kept |= {name: spec[name] for name in ("tolerations", "affinity") if name in spec}
@@ -93,7 +92,7 @@ def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
+def _pod_status(status: Manifest) -> Manifest:
     kept = {name: status[name] for name in _POD_STATUS if name in status}
     for group in ("containerStatuses", "initContainerStatuses"):
         if status.get(group):
@@ -101,10 +100,10 @@ def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _deployment_status(status: Mapping[str, Any]) -> dict[str, Any]:
+def _deployment_status(status: Manifest) -> Manifest:
     failing = [c for c in status.get("conditions") or () if c.get("type") == REPLICA_FAILURE]
     conditions = [{name: c[name] for name in ("type", "status") if name in c} for c in failing]
-    return _counts(status) | ({"conditions": conditions} if conditions else {})
+    return {**_counts(status), "conditions": conditions} if conditions else _counts(status)
 
 
 _counts = _only("observedGeneration", "replicas")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import PARTS, WATCHED
 from rlrun_operator.names import GROUP, PLURAL, VERSION
+from rlrun_operator.state import Manifest
 
 _WATCH = ("get", "list", "watch")
 NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -76,7 +76,7 @@ def lacking(rules: Iterable[Mapping[str, object]]) -> list[str]:
     return [f"{', '.join(dict.fromkeys(verbs))} {resource}" for resource, verbs in missing.items()]
 
 
-def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bool:
+def _grants(rule: Manifest, group: str, resource: str, verb: str) -> bool:
     def has(field: str, value: str) -> bool:
         return bool({"*", value} & set(rule.get(field) or ()))
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from rlrun.api.status import (
     CheckpointStatus,
@@ -20,6 +19,7 @@ from rlrun.api.status import (
     SharedWithStatus,
     StorageStatus,
 )
+from rlrun_operator.state import Json, Manifest
 
 
 class Unset(enum.Enum):
@@ -78,7 +78,7 @@ class StatusChange:
         """Both changes; where both set a field, `later` counts."""
         return combined(self, later)
 
-    def values(self) -> Mapping[str, Any]:
+    def values(self) -> Manifest:
         """Fields that are set, by name."""
         return {name: value for name, value in zip(_NAMES, _all_of(self), strict=True) if value is not UNSET}
 
@@ -89,7 +89,7 @@ class StatusChange:
 
 def combined(*changes: StatusChange) -> StatusChange:
     """All changes in one: the last one that sets a field counts."""
-    values: dict[str, Any] = {}
+    values: Json = {}
     for change in changes:
         values.update(change.values())
     return StatusChange(**values)

@@ -20,7 +20,7 @@ def advantages(
     group_ids: Tensor | Sequence[int] | None = None,
     lengths: Tensor | Sequence[float] | None = None,
     turns: Tensor | Sequence[int] | None = None,
-    **options: Any,
+    **options: object,
 ) -> Tensor:
     """One advantage per rollout, `[N]` fp32 without a gradient, where `rewards` are; see `rlrun.advantages.advantages`.
 

@@ -225,7 +225,7 @@ def plain_messages(messages: object) -> list[dict[str, Any]]:
     count = list.__len__(messages) if isinstance(messages, list) else tuple.__len__(messages)  # type: ignore[arg-type]
     if count > MAX_MESSAGES:
         raise BoundsError(f"messages has {count} entries (at most {MAX_MESSAGES}); bring fewer")
-    found: list[dict[str, Any]] = plain_json(messages, "messages")
+    found: list[dict[str, object]] = plain_json(messages, "messages")
     for index, message in enumerate(found):
         if type(message) is not dict or type(message.get("role")) is not str:
             raise BoundsError(f"messages[{index}] must be a dictionary with a role, not {_shown(message)}")
@@ -240,7 +240,7 @@ def plain_dict(value: object, where: str) -> dict[str, Any]:
     """
     if not issubclass(type(value), dict):
         raise BoundsError(f"{where} must be a dictionary, not {_shown(value)}")
-    found: dict[str, Any] = plain_json(value, where)
+    found: dict[str, object] = plain_json(value, where)
     return found
 
 

@@ -37,7 +37,7 @@ def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
         parts: of one policy.
         min_reward: least reward of a rollout; None: any.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     truncated = below = no_chat = 0
     for part in parts:
         for answer in part.answers():
@@ -67,11 +67,11 @@ def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
     return Selected([_as_text(row) for row in rows], truncated, below, no_chat)
 
 
-def _is_chat(messages: Sequence[Any]) -> bool:
+def _is_chat(messages: Sequence[object]) -> bool:
     return all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages)
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: object) -> Any:
     """The value with U+FFFD for each lone surrogate: neither files in UTF-8 nor tokenizers take those."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -100,7 +100,7 @@ def check_output(path: Path) -> None:
             ) from None
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
     """Write the file; it appears whole.
 
     Raises:
@@ -114,7 +114,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             _write_parquet(path, rows)
 
 
-def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _lines(rows: Sequence[dict[str, object]]) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -131,7 +130,7 @@ def camel(key: Key, model: type[BaseModel]) -> str:
     return path
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "null"
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -84,7 +84,7 @@ async def _start() -> ChatServer:
     return server
 
 
-async def _contained(playing: Awaitable[Any]) -> Any:
+async def _contained(playing: Awaitable[object]) -> Any:
     """Let a program that wants to end its process end only its own episode."""
     try:
         return await playing
@@ -92,7 +92,7 @@ async def _contained(playing: Awaitable[Any]) -> Any:
         raise RuntimeError(f"the program raised {type(error).__name__}({error})") from None
 
 
-async def _outcome(playing: asyncio.Future[Any], overflowed: bool) -> tuple[Any, str | None]:
+async def _outcome(playing: asyncio.Future[object], overflowed: bool) -> tuple[Any, str | None]:
     """The program's return value, and its error or None. A failure for lack of room has played to the end: it is scored."""
     try:
         return await playing, None

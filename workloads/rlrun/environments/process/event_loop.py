@@ -81,13 +81,15 @@ class Stepped(Coroutine[Any, Any, T]):
         after: called after each step, also after one that raised.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T], before: Callable[[], None], after: Callable[[], None]) -> None:
+    def __init__(
+        self, work: Coroutine[object, object, T], before: Callable[[], None], after: Callable[[], None]
+    ) -> None:
         self._work, self._before, self._after = work, before, after
 
     def __await__(self) -> Generator[object, object, T]:
         return (yield from self._work.__await__())
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         self._before()
         try:
             return self._work.send(value)

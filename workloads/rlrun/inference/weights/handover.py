@@ -122,7 +122,7 @@ class Handover:
         self._receiver = receiver
         self._sleeper = sleeper
         self._lock = asyncio.Lock()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[object]] = set()
         self.served: Served | None = None
         self.fault: str | None = None
         """Reason why the engine's weights are unknown; None when they are as `served` says."""

@@ -17,7 +17,7 @@ async def background_tasks() -> AsyncIterator[Background]:
     async with asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
 
-        def start(work: Coroutine[Any, Any, None]) -> None:
+        def start(work: Coroutine[object, object, None]) -> None:
             tasks.append(group.create_task(work))
 
         yield start

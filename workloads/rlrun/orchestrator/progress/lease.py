@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from loguru import logger
@@ -82,7 +81,7 @@ class ApiServer:
             await self.close()
             raise LeaseError(str(error) or type(error).__name__) from error
 
-    async def _request(self, name: str, patch: Mapping[str, Any], token: str, authority: bytes) -> None:
+    async def _request(self, name: str, patch: Mapping[str, object], token: str, authority: bytes) -> None:
         if self._session is not None and authority != self._authority:
             await self.close()
         if self._session is None:

@@ -84,7 +84,7 @@ class MetricsFile:
             self._parts.setdefault(base_step, {"batch", "trained"})
         self._flush()
 
-    def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, Any]) -> None:
+    def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, object]) -> None:
         """Add one part of a step's line; an evaluation that was given up adds an empty one."""
         self._lines.setdefault(step, {}).update(values)
         self._parts.setdefault(step, set()).add(part)

@@ -156,7 +156,7 @@ _SHOWN = (
 )
 
 
-def _told(key: str, line: Mapping[str, Any]) -> bool:
+def _told(key: str, line: Mapping[str, object]) -> bool:
     """True if the log line shows `key`: all but the loss of RL, which means nothing by itself."""
     return key != "loss" or "reward/mean" not in line
 

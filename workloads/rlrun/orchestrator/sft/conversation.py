@@ -23,7 +23,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
 
 
-def conversation(row: Mapping[str, Any], config: DataConfig) -> Conversation:
+def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
     """The conversation of a row: its chat, or prompt and completion, of which the completion alone is learned.
 
     Raises:
@@ -118,6 +118,6 @@ def _tools(value: object, field: str) -> list[dict[str, object]] | None:
     return value or None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,6 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -143,7 +142,7 @@ def read_attempt(path: Path) -> Attempt:
         raise RoleError(printable(f"{path} is damaged: {reason[0]}"), exit_codes.DATA) from None
 
 
-def attempt_of(document: dict[str, Any]) -> Attempt:
+def attempt_of(document: dict[str, object]) -> Attempt:
     """The attempt that `asdict` made a document of."""
     return _ADAPTER.validate_python(document)
 

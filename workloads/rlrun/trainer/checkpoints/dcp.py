@@ -62,7 +62,7 @@ POLICY = "policy"
 
 def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
     """Shards of this rank in a checkpoint; tensors share the memory of modules and optimizers."""
-    state: dict[str, Any] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
+    state: dict[str, object] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
         parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
         state[name] = {"model": parameters, "optimizer": moments}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.lm_head import find_head, logits_statistics
 from rlrun.trainer.modeling.packed_attention import Layout, layout
 from rlrun.trainer.modeling.parallel.rows import RowPart, join, row_part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 _IDLE_TOKENS = 2
 """Length of the row that a rank without work runs, so that it takes part in every collective."""
@@ -91,7 +95,7 @@ def token_statistics(model: nn.Module, row: MicroBatch, *, entropy_gradient: boo
     return TokenStatistics(join(model, part, chosen, tokens), join(model, part, entropy, tokens))
 
 
-def _prepare(model: Any) -> None:
+def _prepare(model: PreTrainedModel) -> None:
     """Give the model a second forward method that FSDP gathers parameters for as for the first."""
     model._head = find_head(model)
     if model._head is None:
@@ -108,7 +112,7 @@ class _Wanted:
         self.row, self.part = row, part
 
 
-def _row_statistics(model: Any, wanted: _Wanted) -> tuple[Tensor, Tensor]:
+def _row_statistics(model: PreTrainedModel, wanted: _Wanted) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of this rank's targets in the row, `[K]` fp32 each."""
     row, part = wanted.row, wanted.part
     inputs = {"input_ids": part.input_ids[None], "position_ids": part.position_ids[None], "packed": part.packed}

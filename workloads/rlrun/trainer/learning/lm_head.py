@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -66,7 +67,7 @@ def logits_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> 
 class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed for mypy
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -93,7 +94,7 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperatures, entropy = ctx.saved_tensors
         of_logprobs, of_entropy = gradients
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

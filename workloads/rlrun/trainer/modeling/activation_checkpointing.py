@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,8 @@ _ATTENTION = (
     "flash_attn::_flash_attn_varlen_forward",
     "flash_attn_3::_flash_attn_forward",
 )
+Forward = Callable[..., Tensor]
+"""`forward` of a decoder layer, whose inputs are the architecture's."""
 _KEPT: dict[ActivationCheckpointing, tuple[str, ...]] = {
     "selective": (*_PRODUCTS, *_ATTENTION),
     "attention": _ATTENTION,
@@ -39,28 +40,28 @@ _KEPT: dict[ActivationCheckpointing, tuple[str, ...]] = {
 """Operations whose results a mode keeps; those that this installation does not have are left out."""
 
 
-def keep_activations(layer: Any, mode: ActivationCheckpointing) -> None:
+def keep_activations(layer: nn.Module, mode: ActivationCheckpointing) -> None:
     """Make a decoder layer keep its activations so, in place."""
     if mode == "none":
         return
-    forward: Callable[..., Any] = layer.forward
+    forward: Forward = layer.forward
     if mode == "offload":
         layer.forward = partial(_on_host, forward, layer)
         return
-    options: dict[str, Any] = {"use_reentrant": False}
+    options: dict[str, object] = {"use_reentrant": False}
     if mode in _KEPT:
         policy = partial(_policy, operations(_KEPT[mode]))
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     layer.forward = partial(_again, forward, options)
 
 
-def _again(forward: Callable[..., Any], options: dict[str, Any], *inputs: Any, **keywords: Any) -> Any:
+def _again(forward: Forward, options: dict[str, object], *inputs: object, **keywords: object) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*inputs, **keywords)
     return checkpoint(forward, *inputs, **options, **keywords)
 
 
-def operations(names: Iterable[str]) -> frozenset[Any]:
+def operations(names: Iterable[str]) -> frozenset[object]:
     """The operations of these names (`namespace::name`) that are registered, with every overload of each."""
     with suppress(ImportError):
         import torch.nn.attention.varlen  # registers its operation when it is imported
@@ -74,11 +75,13 @@ def operations(names: Iterable[str]) -> frozenset[Any]:
     )
 
 
-def _policy(kept: frozenset[Any], context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
+def _policy(
+    kept: frozenset[object], context: object, operation: object, *inputs: object, **keywords: object
+) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _on_host(forward: Callable[..., Any], layer: nn.Module, *inputs: Any, **keywords: Any) -> Any:
+def _on_host(forward: Forward, layer: nn.Module, *inputs: object, **keywords: object) -> Tensor:
     # Parameters are saved for backward too, and FSDP frees and gathers them itself.
     weights = {_local(parameter).untyped_storage().data_ptr() for parameter in layer.parameters()}
 

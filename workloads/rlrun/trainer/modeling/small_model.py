@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,13 +16,19 @@ from transformers.utils import logging
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.small_config import deterministic, shrunk
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
 _GAIN = 1.5
 _LEAST_LAYERS = 2
 _NUMBER = ("idx", "index", "layer_id", "layer_number", "num_layers", "num_hidden_layers")
 """Parts of names of attributes that number a layer or count them, and so say nothing of its kind."""
 
 
-def small_model(kind: type[Any], config: PreTrainedConfig, *, attention: str, seq_len: int, seed: int) -> Any:
+def small_model(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, *, attention: str, seq_len: int, seed: int
+) -> PreTrainedModel:
     """A model of class `kind` in float32 on the CPU, in training mode. torch's own random state stays as it is.
 
     Args:
@@ -52,7 +58,7 @@ def small_model(kind: type[Any], config: PreTrainedConfig, *, attention: str, se
     return model.train()
 
 
-def _build(kind: type[Any], config: PreTrainedConfig, attention: str) -> Any:
+def _build(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str) -> PreTrainedModel:
     return kind._from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention)
 
 
@@ -71,7 +77,7 @@ def _cut(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
     return cut
 
 
-def _kinds(model: Any) -> list[tuple[Any, ...]]:
+def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
     """Kind of each decoder layer: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
     layers = decoder_layers(model)
     lists = [value for value in vars(model.config.get_text_config()).values() if _describes(value, len(layers))]

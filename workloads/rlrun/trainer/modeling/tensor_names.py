@@ -80,7 +80,7 @@ def parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
     renamings, converters = _by_kind(reverted)
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     groups: dict[str, list[str]] = {}
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     for name in tensors:
         renamed, pattern = rename_source_key(name, renamings, converters, reverse=True)
         groups.setdefault(renamed, []).append(name)
@@ -103,7 +103,7 @@ def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) ->
     return reverted
 
 
-def _by_kind(conversions: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+def _by_kind(conversions: Iterable[object]) -> tuple[list[Any], list[Any]]:
     conversions = list(conversions)
     return (
         [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)],

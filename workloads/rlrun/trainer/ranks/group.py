@@ -59,7 +59,7 @@ class Group:
         """Wait for all ranks."""
         self.sums({})
 
-    def broadcast(self, document: Any) -> Any:
+    def broadcast(self, document: object) -> Any:
         """Rank 0's JSON document, on every rank; what the others pass is ignored."""
         content = json.dumps(document).encode() if self.leads else b""
         size = torch.tensor([len(content)])

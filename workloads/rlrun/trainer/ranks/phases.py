@@ -10,7 +10,6 @@ import json
 import os
 import time
 from datetime import timedelta
-from typing import Any
 
 from loguru import logger
 from torch.distributed import TCPStore
@@ -51,7 +50,7 @@ class Phases:
         """Set the phase of this rank."""
         if self._store is None or self._rank == 0:
             return
-        word: dict[str, Any] = {"phase": phase, "step": step, "part": part, "since": time.time()}
+        word: dict[str, object] = {"phase": phase, "step": step, "part": part, "since": time.time()}
         try:
             self._store.set(_key(self._rank), json.dumps(word))
         except RuntimeError:  # the first machine is gone, and so is the group

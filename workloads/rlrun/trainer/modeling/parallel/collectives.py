@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 
 class _Copy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         return total, None
@@ -25,26 +25,26 @@ class _Copy(torch.autograd.Function):  # type: ignore[misc]
 
 class _Reduce(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         total = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, ctx.size = group, dist.get_world_size(group)
         whole = tensor.new_empty(ctx.size * tensor.shape[0], *tensor.shape[1:])
         dist.all_gather_single(whole, tensor.contiguous(), group=group)
         return whole
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient = gradients[0].contiguous()
         part = gradient.new_empty(gradient.shape[0] // ctx.size, *gradient.shape[1:])
         dist.reduce_scatter_single(part, gradient, group=ctx.group)
@@ -54,13 +54,13 @@ class _Gather(torch.autograd.Function):  # type: ignore[misc]
 class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+        ctx: FunctionCtx, tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
     ) -> Tensor:
         ctx.sent, ctx.received, ctx.group = list(sent), list(received), group
         return _all_to_all(tensor, ctx.sent, ctx.received, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         return _all_to_all(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
@@ -72,12 +72,12 @@ def _all_to_all(tensor: Tensor, sent: list[int], received: list[int], group: dis
 
 class _ScaleGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+    def forward(ctx: FunctionCtx, tensor: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] * ctx.factor, None
 
 

@@ -7,7 +7,7 @@ its part of the positions there (`rows`).
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,13 +19,17 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.collectives import copy_to, scale_gradient
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
 PARAMETERS = ("lora_A", "lora_B")
 """Parameters of a linear layer with an adapter (`rlrun.trainer.modeling.lora`)."""
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 """Model types whose layers are known here."""
 
 
-def check_family(model: Any, name: str, size: int) -> None:
+def check_family(model: PreTrainedModel, name: str, size: int) -> None:
     """Refuse what was never checked against one rank.
 
     Raises:
@@ -40,7 +44,7 @@ def check_family(model: Any, name: str, size: int) -> None:
         )
 
 
-def _check_divisible(model: Any, tp: int) -> None:
+def _check_divisible(model: PreTrainedModel, tp: int) -> None:
     config = model.config
     sizes = {"key-value heads": config.num_key_value_heads, "attention heads": config.num_attention_heads}
     if any(
@@ -55,7 +59,7 @@ def _check_divisible(model: Any, tp: int) -> None:
             )
 
 
-def divide_layers(model: Any, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
+def divide_layers(model: PreTrainedModel, layers: nn.ModuleList, mesh: DeviceMesh) -> None:
     """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
 
     Raises:
