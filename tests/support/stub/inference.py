@@ -45,7 +45,7 @@ from rlrun.inference.http.generate import (
 from rlrun.inference.http.routes import Control, router
 from rlrun.inference.settings import InferenceSettings, SettingsError
 from rlrun.inference.weights.handover import Handover
-from rlrun.inference.weights.lora_adapters import AdapterHandover
+from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
 from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
 from rlrun.protocol.files.failures import RoleError, write_error
@@ -247,18 +247,20 @@ def _handover(engine: StubEngine, settings: InferenceSettings, expected: Shapes)
         )
     return AdapterHandover(
         engine,
+        AdapterServer(
+            served_name=settings.served_model_name,
+            registry=engine.registry,
+            in_use=engine.in_use,
+            make_request=AdapterRequest,
+            max_rank=settings.max_lora_rank,
+            runs=settings.lora_runs,
+        ),
         sleeper=sleeper,
         base_model=settings.model_path,
         weights_dir=settings.weights_dir,
         expected=None,  # the layers of the stub's adapters are not in its model
         timeout=settings.update_timeout,
         on_broken=_stop_soon,
-        served_name=settings.served_model_name,
-        registry=engine.registry,
-        in_use=engine.in_use,
-        make_request=AdapterRequest,
-        max_rank=settings.max_lora_rank,
-        runs=settings.lora_runs,
     )
 
 

@@ -20,7 +20,7 @@ from rlrun.inference.http.routes import Control, router
 from rlrun.inference.settings import InferenceSettings, SettingsError
 from rlrun.inference.weights import lora_adapters as module
 from rlrun.inference.weights.handover import HandoverError, Served
-from rlrun.inference.weights.lora_adapters import AdapterHandover
+from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, check_adapter
 from rlrun.protocol.messages.api_key import guest_key, guest_proof, key_digest
 from rlrun.protocol.messages.endpoints import ENGINE_UPDATE_WEIGHTS
@@ -67,12 +67,14 @@ class Bench:
         self.in_use: set[str] = set()
         self.handover = AdapterHandover(
             self.engine,  # type: ignore[arg-type]
-            served_name="run",
-            registry=self.registry,
-            in_use=lambda: set(self.in_use),
-            make_request=lambda name, number, path: (name, number, path),
-            max_rank=4,
-            runs=runs,
+            AdapterServer(
+                served_name="run",
+                registry=self.registry,
+                in_use=lambda: set(self.in_use),
+                make_request=lambda name, number, path: (name, number, path),
+                max_rank=4,
+                runs=runs,
+            ),
             base_model="base",
             weights_dir=str(root),
             expected=EXPECTED,

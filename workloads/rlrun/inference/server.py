@@ -23,7 +23,7 @@ from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.lifeline import tie_children_to_this_process
 from rlrun.inference.settings import InferenceSettings
 from rlrun.inference.weights.handover import Handover
-from rlrun.inference.weights.lora_adapters import AdapterHandover
+from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
 from rlrun.inference.weights.receive import Receiver
 from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
@@ -196,12 +196,14 @@ def _handover(engine: Any, app: Any, settings: InferenceSettings, expected: Shap
 
     return AdapterHandover(
         engine,
-        served_name=settings.served_model_name,
-        registry=app.state.openai_serving_models.lora_requests,
-        in_use=in_use,
-        make_request=LoRARequest,
-        max_rank=settings.max_lora_rank,
-        runs=settings.lora_runs,
+        AdapterServer(
+            served_name=settings.served_model_name,
+            registry=app.state.openai_serving_models.lora_requests,
+            in_use=in_use,
+            make_request=LoRARequest,
+            max_rank=settings.max_lora_rank,
+            runs=settings.lora_runs,
+        ),
         **common,
     )
 

@@ -43,19 +43,32 @@ class _Loaded:
     run: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdapterServer:
+    """The server's side of adapters: what they are called, and how many the engine takes."""
+
+    served_name: str
+    """Name of the model; adapters of its run are named after it and their folder."""
+    registry: MutableMapping[str, Any]
+    """The names that vLLM's server accepts, each with its request object."""
+    in_use: Callable[[], set[str]]
+    """Names that requests in flight have."""
+    make_request: Callable[[str, int, str], Any]
+    """vLLM's request object from name, number and path."""
+    max_rank: int
+    """Highest rank that the engine takes."""
+    runs: int = 1
+    """Runs that have adapters here at the same time. With more than one, `weights_dir` is the folder of all runs' folders."""
+
+
 class AdapterHandover(Handover):
     """The one writer of the engine's adapters."""
 
     def __init__(
         self,
         engine: LoRAEngine,
+        server: AdapterServer,
         *,
-        served_name: str,
-        registry: MutableMapping[str, Any],
-        in_use: Callable[[], set[str]],
-        make_request: Callable[[str, int, str], Any],
-        max_rank: int,
-        runs: int = 1,
         base_model: str,
         weights_dir: str,
         expected: Shapes | None,
@@ -63,16 +76,7 @@ class AdapterHandover(Handover):
         on_broken: Callable[[], None],
         sleeper: Sleeper | None = None,
     ) -> None:
-        """As `Handover`, and:
-
-        Args:
-            served_name: of the model; adapters of its run are named after it and their folder.
-            registry: the names that vLLM's server accepts, each with its request object.
-            in_use: names that requests in flight have.
-            make_request: vLLM's request object from name, number and path.
-            max_rank: highest rank that the engine takes.
-            runs: how many runs have adapters here at the same time. With more than one, `weights_dir` is the folder of all runs' folders.
-        """
+        """As `Handover`, with the server that the adapters are for."""
         super().__init__(
             engine,
             base_model=base_model,
@@ -83,9 +87,7 @@ class AdapterHandover(Handover):
             sleeper=sleeper,
         )
         self._loras = engine
-        self._served_name, self._max_rank = served_name, max_rank
-        self._registry, self._in_use, self._make_request = registry, in_use, make_request
-        self._runs = runs
+        self._server = server
         self._loaded: dict[str, _Loaded] = {}
         """Every adapter that the engine may hold, by name, in the order of loading."""
         self._newest: dict[str, Served] = {}
@@ -99,11 +101,11 @@ class AdapterHandover(Handover):
         raise HandoverError(400, "this server's versions are adapters of the model it started with; hand one over")
 
     def _check(self, path: str) -> Path:
-        return check_adapter(path, self._weights_dir, self._expected, self._max_rank)
+        return check_adapter(path, self._weights_dir, self._expected, self._server.max_rank)
 
     def is_of(self, path: str, run: str) -> bool:
         """True if a published folder is in the guest's own folder."""
-        if self._runs == 1:
+        if self._server.runs == 1:
             return False
         try:
             return resolved(path, self._weights_dir).is_relative_to(resolved(run, self._weights_dir))
@@ -116,8 +118,8 @@ class AdapterHandover(Handover):
         return loaded is not None and loaded.run == run
 
     def _run_of(self, source: str) -> str:
-        if self._runs == 1:
-            return self._served_name
+        if self._server.runs == 1:
+            return self._server.served_name
         return Path(source).relative_to(Path(self._weights_dir).resolve()).parts[0]
 
     def _held(self, source: str) -> Served | None:
@@ -127,13 +129,13 @@ class AdapterHandover(Handover):
         began, run, folder = time.monotonic(), self._run_of(source.name), source.name
         await self._wake()
         await self._unload_unused(run)
-        if len(self._loaded) >= MAX_LOADED_LORAS * self._runs:
+        if len(self._loaded) >= MAX_LOADED_LORAS * self._server.runs:
             for left in [
                 other for other in self._newest if other != run
             ]:  # the one whose last hand-over is longest ago first
                 self._forget(left)
                 await self._unload_unused(left)
-                if len(self._loaded) < MAX_LOADED_LORAS * self._runs:
+                if len(self._loaded) < MAX_LOADED_LORAS * self._server.runs:
                     break
         mine = sum(loaded.run == run for loaded in self._loaded.values())
         if mine >= MAX_LOADED_LORAS:
@@ -142,17 +144,17 @@ class AdapterHandover(Handover):
             )
         self._count += 1
         name = f"{run}-{Path(folder).name}"
-        if name in self._registry:
+        if name in self._server.registry:
             name = f"{name}-{self._count}"
         self._loaded[name] = _Loaded(self._count, run)
-        request = self._make_request(name, self._count, folder)
+        request = self._server.make_request(name, self._count, folder)
         try:
             async with asyncio.timeout(self._timeout):
                 await self._loras.add_lora(request)
         except Exception as error:  # should the engine load it after all, the next hand-over unloads it
             reason = self._reason(error)
             raise HandoverError(500, f"update to version {version} failed while loading {folder}: {reason}") from None
-        self._registry[name] = request
+        self._server.registry[name] = request
         before = self._newest.pop(run, None)  # and in again, as the latest
         self._previous[run] = before.model if before is not None else None
         self.served = self._newest[run] = Served(version, folder, name)
@@ -178,10 +180,10 @@ class AdapterHandover(Handover):
     async def _unload_unused(self, run: str) -> None:
         """Unload of one run all but the newest, what requests in flight need, and the one before: a request may be on its way to it."""
         newest = self._newest.get(run)
-        kept = {self._previous.get(run), newest.model if newest is not None else None, *self._in_use()}
+        kept = {self._previous.get(run), newest.model if newest is not None else None, *self._server.in_use()}
         mine = [name for name, loaded in self._loaded.items() if loaded.run == run]
         for name in [name for name in mine if name not in kept]:
-            self._registry.pop(name, None)
+            self._server.registry.pop(name, None)
             try:
                 async with asyncio.timeout(self._timeout):
                     await self._loras.remove_lora(self._loaded[name].number)
