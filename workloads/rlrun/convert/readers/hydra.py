@@ -1,0 +1,114 @@
+"""Hydra's configuration: YAML with interpolations, and `key=value` overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.yaml_text import examine_yaml, parse_yaml
+from rlrun.convert.readers.setting import Setting, refuse
+
+OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w./@-]*(?:\[[^=]*\])?)=(.*)", re.DOTALL)
+_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+_LEVELS = 20
+_WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
+
+
+def override(word: str, source: str, line: int | None = None, unset: tuple[str, ...] = ()) -> Setting | None:
+    """The setting of one `key=value`, `+key=value` or `~key=value`; None: it is none."""
+    match = OVERRIDE.fullmatch(word)
+    if match is None:
+        return None
+    sign, key, text = match.groups()
+    return Setting(key, None if sign == "~" else scalar(text), source, line, unset)
+
+
+def scalar(text: str) -> Any:
+    """A value as Hydra reads it on a command line: a number, a word, a list, a mapping, else the text itself."""
+    bare = text.strip()
+    if bare.lower() in _WORDS:
+        return _WORDS[bare.lower()]
+    if re.fullmatch(r"[-+]?\d+", bare):
+        return int(bare)
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", bare):
+        return float(bare)
+    if bare[:1] in "[{'\"" and bare:
+        try:
+            documents = parse_yaml(re.sub(r",(?=\S)", ", ", bare), "value")
+            return documents[0].value if documents else None
+        except ConfigError:
+            return bare
+    return text
+
+
+def read_yaml(text: str, source: str) -> list[Setting]:
+    """The settings of a YAML file by dotted key, interpolations resolved within it. Items of lists of mappings are `key[0].name`.
+
+    Raises:
+        ConfigError: it is not YAML, or no mapping.
+    """
+    documents, problems = examine_yaml(text, source)
+    if problems:
+        raise ConfigError(problems)
+    if len(documents) != 1 or not isinstance(documents[0].value, dict):
+        raise refuse(source, f"holds {len(documents)} YAML documents, expected one mapping")
+    lines = documents[0].lines
+    flat = [(key, ".".join(_spelled(key)).replace(".[", "["), value) for key, value in _leaves(documents[0].value, ())]
+    return [Setting(name, value, source, lines.get(key)) for key, name, value in flat]
+
+
+def _spelled(key: tuple[str | int, ...]) -> Iterator[str]:
+    for part in key:
+        yield f"[{part}]" if isinstance(part, int) else part
+
+
+def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def resolve(settings: Iterable[Setting]) -> list[Setting]:
+    """Replace `${other.key}`, `${.sibling}` and `${oc.select:key,default}`; what leads nowhere is noted as unset."""
+    found = list(settings)
+    values = {setting.key: setting.value for setting in found}
+    return [_resolved(setting, values) for setting in found]
+
+
+def _resolved(setting: Setting, values: Mapping[str, Any]) -> Setting:
+    value, unset = setting.value, list(setting.unset)
+    for _ in range(_LEVELS):
+        if not isinstance(value, str) or (match := _INTERPOLATION.search(value)) is None:
+            break
+        there, inner = _look_up(match[1].strip(), setting.key, values)
+        if not there:
+            unset.append(match[0])
+            inner = ""
+        value = inner if match[0] == value else value[: match.start()] + str(inner) + value[match.end() :]
+    return Setting(setting.key, value, setting.source, setting.line, tuple(unset))
+
+
+def _look_up(inside: str, key: str, values: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Whether an interpolation leads somewhere, and to what."""
+    name, default, has_default = inside, None, False
+    resolver, colon, rest = inside.partition(":")
+    if colon:
+        if resolver not in ("oc.select", "oc.env"):
+            return False, None
+        name, comma, text = rest.partition(",")
+        has_default, default = bool(comma), scalar(text.strip())
+    if name.startswith("."):
+        parents = len(name) - len(name.lstrip("."))
+        name = ".".join([*key.split(".")[:-parents], name.lstrip(".")])
+    if name in values:
+        return True, values[name]
+    if any(other.startswith((f"{name}.", f"{name}[")) for other in values):
+        return True, f"the block {name}"
+    return has_default, default

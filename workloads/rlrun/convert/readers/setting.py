@@ -1,0 +1,33 @@
+"""One setting of another trainer's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config.loading.problems import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key with its value and origin."""
+
+    key: str
+    """Dotted, as the other trainer spells it, without Hydra's `+`."""
+    value: Any
+    """A JSON value, after variables and interpolations."""
+    source: str
+    line: int | None = None
+    unset: tuple[str, ...] = ()
+    """Variables and interpolations of the value that nothing sets."""
+
+
+def refuse(source: str, message: str, line: int | None = None, path: str = "") -> ConfigError:
+    """One problem as an error to raise."""
+    return ConfigError([Problem(source, path, message, line)])
+
+
+def latest(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """Settings by key; a later one replaces an earlier one of the same key."""
+    return {setting.key: setting for setting in settings}
