@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rlrun.convert.readers.setting import refuse
 from rlrun.convert.readers.shell_expand import Variables, expand, text_of
-from rlrun.convert.readers.shell_words import Token, Unclosed, split
+from rlrun.convert.readers.shell_words import Token, UnclosedError, split
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SETTING = re.compile(r"(\+\+|\+|~)?[A-Za-z_][\w./@-]*(\[[^=]*\])?=", re.DOTALL)
@@ -78,7 +78,7 @@ def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[
         script = _Script(source, split(text), dict(environment))
         script.variables.setdefault("PWD", "/workspace")
         _block(script, (), live=True)
-    except Unclosed as error:
+    except UnclosedError as error:
         raise refuse(source, str(error), error.line) from None
     if (left := script.peek()) is not None:
         raise refuse(source, f"{left.text!r} closes nothing that is open", left.line)

@@ -20,7 +20,7 @@ class Token:
     operator: bool = False
 
 
-class Unclosed(ValueError):
+class UnclosedError(ValueError):
     """A quote or bracket has no end."""
 
     def __init__(self, what: str, line: int) -> None:
@@ -32,7 +32,7 @@ def split(text: str) -> list[Token]:
     """Raw words and operators of a script, comments and redirections left out.
 
     Raises:
-        Unclosed: with the line where a quote or bracket begins.
+        UnclosedError: with the line where a quote or bracket begins.
     """
     tokens: list[Token] = []
     position, line = 0, 1
@@ -104,7 +104,7 @@ def quote_end(text: str, position: int, line: int = 0) -> int:
             return at + 1
         else:
             at += 1
-    raise Unclosed('a quote (")', line)
+    raise UnclosedError('a quote (")', line)
 
 
 def bracket_end(text: str, position: int, line: int = 0) -> int:
@@ -124,11 +124,11 @@ def bracket_end(text: str, position: int, line: int = 0) -> int:
             at += 1
             if not depth:
                 return at
-    raise Unclosed(opening, line)
+    raise UnclosedError(opening, line)
 
 
 def _closing(text: str, char: str, start: int, what: str, line: int) -> int:
     end = text.find(char, start)
     if end < 0:
-        raise Unclosed(what, line)
+        raise UnclosedError(what, line)
     return end + 1

@@ -1,0 +1,114 @@
+"""`rlrun convert FILE... [key=value ...] [-o run.yaml]`: an RLRun of what users of verl and AReaL have."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.cli.common import report
+from rlrun.config.loading.files import read_text
+from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.models.data import DataSetConfig
+from rlrun.convert.compose.shared import Context
+from rlrun.convert.convert import ARGUMENTS, Converted, convert, read_settings
+from rlrun.convert.readers.hydra import override
+from rlrun.convert.readers.setting import Setting
+from rlrun.convert.writer import summary
+from rlrun.environments.dataset_rows import Rows
+from rlrun.local.judge import Judged, judge_manifest
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+_CODES = (
+    f"Exit codes: {exit_codes.OK} the manifest is complete, {exit_codes.DATA} it is written and something is missing (one line each), "
+    f"{exit_codes.CONFIGURATION} it is a run that RLRun cannot do, {exit_codes.USAGE} a wrong command line."
+)
+
+
+def parser() -> Parser:
+    """The command line."""
+    p = Parser(prog="rlrun convert", description=f"Make an RLRun manifest of verl's or AReaL's files. {_CODES}")
+    p.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE|KEY=VALUE",
+        help="YAML or a shell script; a later one replaces keys of an earlier one",
+    )
+    p.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the manifest there (default: print it)")
+    p.add_argument("--rows", type=int, metavar="N", help="rows of the training data, to make steps of epochs")
+    p.add_argument("--force", action="store_true", help="replace an output file that is there")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv))
+    if options.rows is not None and options.rows < 1:
+        print(f"rlrun convert: --rows: got {options.rows}, expected a whole number from 1", file=sys.stderr)
+        return exit_codes.USAGE
+    if options.output is not None and options.output.exists() and not options.force:
+        print(f"rlrun convert: {options.output} is there; choose another -o, or add --force", file=sys.stderr)
+        return exit_codes.USAGE
+    try:
+        settings, sources = _settings(options.files)
+        context = Context(Path(sources[0]).stem if sources else "run", options.rows, _count)
+        converted = convert(settings, context, sources or [ARGUMENTS])
+    except ConfigError as error:
+        return report(error)
+    return _finish(converted, options.output)
+
+
+def _settings(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
+    """The settings of all files and overrides, in their order, and the files' names. Raises ConfigError: one cannot be read."""
+    settings: list[Setting] = []
+    sources: list[str] = []
+    for word in words:
+        found = None if Path(word).exists() else override(word, ARGUMENTS)
+        if found is not None:
+            settings.append(found)
+        elif word.startswith("-"):
+            raise ConfigError([Problem(ARGUMENTS, "", f"unknown option {word}; see rlrun convert --help")])
+        else:
+            settings += read_settings(read_text(Path(word)), word, dict(os.environ))
+            sources.append(word)
+    return settings, sources
+
+
+def _count(path: str) -> int | None:
+    """Rows of a file of this machine; None: it is not there, or no data."""
+    if not Path(path).is_file():
+        return None
+    try:
+        return len(Rows(DataSetConfig(path=str(Path(path).absolute())), "data"))
+    except (RoleError, ValueError, OSError):
+        return None
+
+
+def _finish(converted: Converted, output: Path | None) -> int:
+    where = str(output) if output is not None else "manifest"
+    for notice in converted.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    for fate in converted.fates:
+        if fate.kind == "unknown":
+            print(
+                f"note: {Problem(fate.setting.source, fate.setting.key, fate.note, fate.setting.line)}", file=sys.stderr
+            )
+    if converted.refused:
+        for fate in converted.refused:
+            told = f"got {str(fate.setting.value)[:80]!r}: {fate.note}"
+            print(Problem(fate.setting.source, fate.setting.key, told, fate.setting.line), file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    judged: Judged[object] = judge_manifest(converted.text, where, here=False)
+    if output is None:
+        print(converted.text, end="")
+    else:
+        output.write_text(converted.text, encoding="utf-8")
+        print(f"{output}: {converted.dialect}, {summary(converted.fates)}", file=sys.stderr)
+    for line in converted.missing:
+        print(f"{where}: missing: {line}", file=sys.stderr)
+    for problem in judged.problems:
+        print(problem, file=sys.stderr)
+    return exit_codes.DATA if converted.missing or judged.problems else exit_codes.OK

@@ -1,0 +1,93 @@
+"""AReaL's allocation grammar: `vllm:d4t2+fsdp:d8` is 4 engines of 2 GPUs beside a trainer of 8.
+
+A part is an optional backend and degrees: d copies, t tensor, p pipeline, c context, e expert. `+` puts parts beside each other, `|` on the
+same GPUs in turn. A trainer of Megatron may divide attention and experts differently: `megatron:(attn:d4t2|ffn:d2t2e2)`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ENGINES = ("sglang", "vllm")
+TRAINERS = ("fsdp", "megatron", "archon")
+FORM = "vllm:d4t2+fsdp:d8"
+_PART = re.compile(r"(?:([a-z]+)(?:\[\w+\])?[:.])?((?:[a-z]\d+)+|eval|cpu|\((?:attn|ffn):[^()]*\))")
+_DEGREE = re.compile(r"([a-z])(\d+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Engines or a trainer."""
+
+    backend: str
+    """Empty: not named."""
+    d: int = 1
+    t: int = 1
+    p: int = 1
+    c: int = 1
+    e: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole part; experts are divided among these."""
+        return self.d * self.t * self.p * self.c
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Engines and trainer of one run."""
+
+    engines: Part | None
+    trainer: Part | None
+    colocated: bool
+    """Both on the same GPUs, in turn."""
+
+
+def parse(text: str) -> Allocation:
+    """The parts of an allocation.
+
+    Raises:
+        ValueError: names the part, and what is expected.
+    """
+    bare = re.sub(r"\s", "", text)
+    parts, colocated = [], False
+    for index, piece in enumerate(re.split(r"([+|])(?![^()]*\))", bare)):
+        if index % 2:
+            colocated = colocated or piece == "|"
+        elif (part := _part(piece, text)) is not None:
+            parts.append(part)
+    engines = [part for part in parts if part.backend in ENGINES]
+    trainers = [part for part in parts if part.backend not in ENGINES]
+    if len(engines) > 1 or len(trainers) > 1:
+        raise ValueError(
+            f"{text!r} has {len(engines)} parts of engines and {len(trainers)} of trainers, expected one of each: {FORM}"
+        )
+    return Allocation(engines[0] if engines else None, trainers[0] if trainers else None, colocated)
+
+
+def _part(piece: str, text: str) -> Part | None:
+    match = _PART.fullmatch(piece)
+    if match is None:
+        raise ValueError(f"{piece!r} in {text!r} is no part of an allocation; write {FORM}")
+    backend, dims = match[1] or "", match[2]
+    if backend and backend not in (*ENGINES, *TRAINERS):
+        raise ValueError(f"{backend!r} in {text!r} is no backend; known: {', '.join((*ENGINES, *TRAINERS))}")
+    if dims in ("eval", "cpu"):
+        return None
+    if not dims.startswith("("):
+        return Part(backend, **_degrees(dims, text))
+    halves = dict(half.split(":", 1) for half in dims[1:-1].split("|"))
+    degrees = _degrees(halves.get("attn", ""), text)
+    return Part(backend, **(degrees | {"e": _degrees(halves.get("ffn", ""), text).get("e", 1)}))
+
+
+def _degrees(dims: str, text: str) -> dict[str, int]:
+    degrees: dict[str, int] = {}
+    for letter, number in _DEGREE.findall(dims):
+        if letter not in "dtpce" or letter in degrees or int(number) < 1:
+            raise ValueError(
+                f"{letter}{number} in {text!r}: degrees are d, t, p, c and e, each once and from 1; write {FORM}"
+            )
+        degrees[letter] = int(number)
+    return degrees

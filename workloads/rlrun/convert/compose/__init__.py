@@ -1,0 +1,1 @@
+"""Fields that several keys decide together, by trainer: batches, objective, GPUs, environments."""

@@ -1,0 +1,196 @@
+"""An RLRun of AReaL's settings: asynchronous GRPO, PPO and their kin."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from rlrun.convert.allocation import Allocation, Part, parse
+from rlrun.convert.compose.areal_objective import put_objective
+from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, put_model, put_steps, warmup
+from rlrun.convert.draft import Draft
+
+_BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
+_GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
+_PROMPT = 1024
+_CONCURRENCY_MAX = 65_536
+
+
+def compose(draft: Draft, context: Context) -> None:
+    """Set all fields that more than one key decides."""
+    put_model(draft, "actor.path")
+    _lengths(draft)
+    prompts, n = draft.whole(_BATCH) or 1, draft.whole(_N) or 1
+    draft.put("orchestrator.batchSize", prompts * n, _BATCH, _N, note="prompts x answers")
+    draft.put("trainer.updatesPerStep", draft.whole("actor.ppo_n_minibatches") or 1, "actor.ppo_n_minibatches")
+    per_epoch = _steps(draft, context)
+    _flow(draft, n)
+    put_objective(draft)
+    _gpus(draft)
+    _memory(draft)
+    _lora(draft)
+    _environment(draft, n)
+    _intervals(draft, per_epoch)
+
+
+def _lengths(draft: Draft) -> None:
+    answer = draft.whole(_NEW) or 16384
+    draft.put("sampling.maxTokens", answer, _NEW)
+    if draft.has("gconfig.max_tokens"):
+        draft.put("seqLen", max(draft.whole("gconfig.max_tokens") or 0, answer + 1), "gconfig.max_tokens")
+    else:
+        longest = "train_dataset.max_length"
+        prompt = draft.whole(longest)
+        note = "" if prompt else f"prompts of at most {_PROMPT} tokens: AReaL has no bound"
+        draft.put("seqLen", (prompt or _PROMPT) + answer, *([longest] if prompt else []), _NEW, note=note)
+    engine = draft.fields.get("inference.maxModelLen")
+    if engine is not None and engine.value < draft.fields["seqLen"].value:
+        draft.fields.pop("inference.maxModelLen")
+        draft.dropped["vllm.max_model_len"] = "less than seqLen, which the engine must hold"
+
+
+def _steps(draft: Draft, context: Context) -> int | None:
+    total = "total_train_steps"
+    files = [str(draft.get("train_dataset.path") or "")]
+    if draft.has(total):
+        draft.put("maxSteps", draft.whole(total), total)
+        per_epoch = None
+    else:
+        per_epoch = put_steps(draft, context, epochs="total_train_epochs", batch=_BATCH, files=files)
+    warmup(draft, "actor.optimizer.warmup_steps_proportion")
+    return per_epoch
+
+
+def _flow(draft: Draft, n: int) -> None:
+    lag = draft.whole("rollout.max_head_offpolicyness") or 0
+    draft.put("algorithm.maxAsyncLevel", lag, "rollout.max_head_offpolicyness")
+    draft.put("algorithm.maxOffPolicySteps", lag, "rollout.max_head_offpolicyness", note="older groups are dropped")
+    key = "rollout.max_concurrent_rollouts"
+    if (groups := draft.whole(key)) is not None:
+        draft.put("orchestrator.maxConcurrency", min(_CONCURRENCY_MAX, groups * n), key, _N, note="groups x answers")
+
+
+def _gpus(draft: Draft) -> None:
+    try:
+        allocation, causes = _allocation(draft)
+    except ValueError as error:
+        draft.refused[_MODE if draft.has(_MODE) else "actor.backend"] = str(error)
+        return
+    engines, trainer = allocation.engines, allocation.trainer
+    if trainer is None:
+        draft.missing.append("spec.trainer.gpusPerReplica: the GPUs: add allocation_mode=vllm:d4+fsdp:d4")
+        return
+    node = draft.whole(_GPUS) or 8
+    pods = max(1, -(-trainer.gpus // node))
+    if trainer.gpus % pods:
+        draft.missing.append(
+            f"{causes[0]}: {trainer.gpus} GPUs of the trainer do not fill {pods} nodes of {node}; change one of them"
+        )
+    draft.put("trainer.replicas", pods, *causes, _GPUS)
+    draft.put("trainer.gpusPerReplica", trainer.gpus // pods, *causes, _GPUS)
+    for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
+        if degree > 1:
+            draft.put(f"trainer.parallelism.{name}", degree, *causes)
+    if trainer.p > 1:
+        draft.notices.append(f"{causes[0]}: p{trainer.p}: no pipeline here; its GPUs are data-parallel (FSDP)")
+    if engines is not None:
+        _engines(draft, engines, causes, pods if allocation.colocated else None)
+
+
+def _allocation(draft: Draft) -> tuple[Allocation, list[str]]:
+    """The allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`. Raises ValueError: it is malformed."""
+    if draft.has(_MODE):
+        return parse(str(draft.get(_MODE))), [_MODE]
+    parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
+    if not all(":" in part for part in parts.values()) or not parts:
+        return Allocation(None, None, colocated=False), [_MODE]
+    return parse("+".join(parts.values())), list(parts)
+
+
+def _engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:
+    """Args: pods: of the trainer, where the engines share its GPUs."""
+    size = engines.t * engines.p
+    if engines.backend == "sglang":
+        draft.notices.append(f"{causes[0]}: sglang is read as vllm, the engine here")
+    if engines.p > 1:
+        draft.notices.append(f"{causes[0]}: p{engines.p} of the engines: no pipeline here; tensorParallel is {size}")
+    draft.put("inference.tensorParallel", size, *causes)
+    if pods is None:
+        draft.put("inference.gpusPerReplica", size, *causes)
+        draft.put("inference.replicas", engines.d, *causes)
+        return
+    gpus = draft.fields["trainer.gpusPerReplica"].value
+    draft.put("placement.colocate", True, *causes)
+    draft.put("inference.gpusPerReplica", gpus, *causes)
+    draft.put("inference.dataParallel", max(1, gpus // size), *causes)
+    draft.put("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep while a step is trained")
+    draft.fields.pop("weightSync.transport", None)
+
+
+def _memory(draft: Draft) -> None:
+    tokens = "actor.mb_spec.max_tokens_per_mb"
+    if (size := draft.whole(tokens)) is not None:
+        longest = draft.fields["seqLen"].value
+        note = "" if size >= longest else "one sample must fit"
+        draft.put("trainer.microBatchTokens", max(size, longest), tokens, note=note)
+    for key in ("vllm.gpu_memory_utilization", "sglang.mem_fraction_static"):
+        if draft.has(key):
+            draft.put("inference.gpuMemoryUtilization", draft.number(key), key)
+            break
+
+
+def _lora(draft: Draft) -> None:
+    if not draft.flag("actor.use_lora"):
+        return
+    draft.put("trainer.lora.rank", draft.whole("actor.lora_rank") or 32, "actor.use_lora", "actor.lora_rank")
+    draft.put("trainer.lora.alpha", draft.number("actor.lora_alpha") or 16.0, "actor.lora_alpha")
+    names = draft.get("actor.target_modules")
+    if isinstance(names, list) and names and names != ["all-linear"]:
+        draft.put("trainer.lora.targets", names, "actor.target_modules")
+    if draft.fields.pop("weightSync.transport", None) is not None:
+        draft.dropped["actor.weight_update_mode"] = "adapters go through the volume (weightSync.transport: Filesystem)"
+
+
+def _environment(draft: Draft, n: int) -> None:
+    key = "train_dataset.path"
+    path = at_home(str(draft.get(key) or ""))
+    if not path:
+        draft.missing.append(f"spec.environments: the data: add {key}=ORG/NAME or a folder")
+        path = "openai/gsm8k"
+    local = path.startswith(("/", "."))
+    known = PurePosixPath(path).name == "gsm8k"
+    args: dict[str, Any] = {"path" if local else "name": path}
+    environment: dict[str, Any] = {"id": "gsm8k" if known else "dataset", "groupSize": n, "args": args}
+    if not known:
+        environment["args"] = args | {"reward": "math"}
+        draft.notices.append(
+            f"{key}={path}: rewards are Python of AReaL's script; environment dataset wants the columns prompt and "
+            "reward_model.ground_truth, and compares as mathematics"
+        )
+    causes = [key, _N]
+    if draft.has("train_dataset.shuffle") and not draft.flag("train_dataset.shuffle"):
+        environment["curriculum"] = {"shuffle": False}
+        causes.append("train_dataset.shuffle")
+    draft.put("environments", [environment], *causes)
+
+
+def _intervals(draft: Draft, per_epoch: int | None) -> None:
+    for part, path in (("saver", "checkpoint.export.interval"), ("recover", "checkpoint.interval")):
+        _interval(draft, part, path, per_epoch)
+    if draft.has("valid_dataset.path") and _interval(draft, "evaluator", "evaluation.interval", per_epoch):
+        draft.put("evaluation.numTasks", ALL_TASKS, "valid_dataset.path", note="all held-out tasks")
+
+
+def _interval(draft: Draft, part: str, path: str, per_epoch: int | None) -> bool:
+    """An interval in steps, of `freq_steps` or of `freq_epochs`; whether there is one."""
+    steps, epochs, seconds = (f"{part}.freq_{unit}" for unit in ("steps", "epochs", "secs"))
+    draft.dropped[seconds] = "intervals are in steps"
+    if (number := draft.whole(steps)) is not None and number > 0:
+        draft.put(path, number, steps)
+    elif (number := draft.whole(epochs)) is not None and number > 0 and per_epoch is not None:
+        draft.put(path, number * per_epoch, epochs, note=f"{per_epoch} steps an epoch")
+    else:
+        if draft.has(epochs) and per_epoch is None:
+            draft.dropped[epochs] = "the steps of an epoch are not known; RLRun's default"
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""The objective of AReaL's settings: normalised rewards and advantages, decoupled loss, KL, filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.convert.draft import Draft
+
+_A = "actor."
+_DECOUPLED, _LEVEL, _SAPO = _A + "use_decoupled_loss", _A + "importance_sampling_level", _A + "use_sapo_loss"
+
+
+def put_objective(draft: Draft) -> None:
+    """Set `algorithm`, but for the bounds of staleness."""
+    critic = any(key.startswith("critic.") for key in draft.settings)
+    _loss(draft, critic)
+    if critic:
+        _critic(draft)
+    else:
+        _advantage(draft)
+    _scale(draft, critic)
+    draft.put("algorithm.aggregation", "token_mean", note="AReaL divides by all loss tokens of the batch")
+    _kl(draft)
+    _filters(draft)
+
+
+def _loss(draft: Draft, critic: bool) -> None:
+    low, high = _A + "eps_clip", _A + "eps_clip_higher"
+    bounds: dict[str, Any] = {"eps_low": draft.number(low), "eps_high": draft.number(high) or draft.number(low)}
+    clips = [low, *([high] if draft.has(high) else [])]
+    if draft.flag(_SAPO):
+        taus = [_A + "sapo_tau_pos", _A + "sapo_tau_neg"]
+        options = {"tau_positive": draft.number(taus[0]) or 1.0, "tau_negative": draft.number(taus[1]) or 1.05}
+        _put(draft, "sapo", options, "sapo", [_SAPO, *(tau for tau in taus if draft.has(tau))])
+    elif draft.get(_LEVEL) == "sequence":
+        _put(draft, "gspo", bounds, "gspo", [_LEVEL, *clips])
+        _proximal(draft)
+    elif draft.flag(_DECOUPLED):
+        _decoupled(draft, bounds, clips, critic)
+    else:
+        dual = _A + "c_clip"
+        bounds["dual_clip"] = draft.number(dual)
+        _put(draft, "ppo", bounds, "ppo" if critic else "grpo", [*clips, *([dual] if draft.has(dual) else [])])
+        _proximal(draft)
+
+
+def _decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], critic: bool) -> None:
+    dual, cap, mode = _A + "c_clip", _A + "behav_imp_weight_cap", _A + "behave_imp_weight_mode"
+    truncates = "truncate" in str(draft.get(mode) or "")
+    options = bounds | {
+        "dual_clip": draft.number(dual),
+        "cap": draft.number(cap),
+        "cap_mode": "clamp" if truncates else "mask",
+    }
+    causes = [_DECOUPLED, *clips, *(key for key in (dual, cap, mode) if draft.has(key))]
+    _put(draft, "decoupled_ppo", options, "ppo" if critic else "decoupled_ppo", causes)
+    _proximal(draft)
+
+
+def _put(draft: Draft, loss: str, options: dict[str, Any], preset: str, causes: list[str]) -> None:
+    draft.put("algorithm.preset", preset, *([causes[0]] if causes[0] in (_DECOUPLED, _LEVEL, _SAPO) else []))
+    draft.put("algorithm.loss", {"name": loss, "options": options}, *causes)
+
+
+def _proximal(draft: Draft) -> None:
+    method, recompute = _A + "prox_logp_method", _A + "recompute_logprob"
+    if draft.flag(_DECOUPLED) and "linear" in str(draft.get(method) or ""):
+        draft.put("algorithm.proximal", "log_linear", method)
+    elif draft.flag(_DECOUPLED) or draft.flag(recompute):
+        causes = [key for key in (_DECOUPLED, recompute, method) if draft.has(key) and draft.get(key)]
+        draft.put("algorithm.proximal", "recompute", *causes)
+    else:
+        draft.put("algorithm.proximal", "inference", *([recompute] if draft.has(recompute) else []))
+
+
+def _critic(draft: Draft) -> None:
+    options: dict[str, Any] = {"gamma": draft.number(_A + "discount"), "lam": draft.number(_A + "gae_lambda")}
+    more, causes = _normalised(draft)
+    value = {"name": "gae", "options": options | {"adv_mean": "none", "adv_std": "none"} | more}
+    draft.put("algorithm.advantage", value, _A + "discount", _A + "gae_lambda", *causes)
+    rate = "critic.optimizer.lr"
+    causes = [rate] if draft.has(rate) else ["critic.optimizer", "actor.optimizer.lr"]
+    draft.put("algorithm.critic.lr", draft.number(rate) or draft.number("actor.optimizer.lr") or 1e-5, *causes)
+    draft.put("algorithm.critic.valueClip", draft.number("critic.eps_clip"), "critic.eps_clip")
+    for key in ("mean_level", "std_level", "mean_leave1out"):
+        draft.dropped[f"actor.reward_norm.{key}"] = "a critic's advantages are not of normalised rewards here"
+
+
+def _normalised(draft: Draft) -> tuple[dict[str, Any], list[str]]:
+    """Options of `adv_norm` and their keys."""
+    options, causes = {}, []
+    for theirs, ours in (("mean_level", "adv_mean"), ("std_level", "adv_std")):
+        key = f"{_A}adv_norm.{theirs}"
+        if draft.get(key) in ("batch", "group"):
+            options[ours] = draft.get(key)
+            causes.append(key)
+    return options, causes
+
+
+def _advantage(draft: Draft) -> None:
+    norm = _A + "reward_norm."
+    mean, std, apart = norm + "mean_level", norm + "std_level", norm + "mean_leave1out"
+    more, causes = _normalised(draft)
+    if draft.flag(apart):
+        if draft.has(std):
+            draft.dropped[std] = "advantage rloo divides by no standard deviation"
+        draft.put(
+            "algorithm.advantage", {"name": "rloo", "options": more} if more else {"name": "rloo"}, mean, apart, *causes
+        )
+        return
+    options = {"mean": draft.get(mean) or "none", "std": draft.get(std) or "none"}
+    written = [key for key in (mean, std) if key in draft.settings]
+    draft.put("algorithm.advantage", {"name": "grpo", "options": options | more}, *written, *causes)
+
+
+def _scale(draft: Draft, critic: bool) -> None:
+    """Say so where nothing undoes what AReaL adds to rewards or multiplies them by."""
+    for key, level, neutral in (("reward_bias", "mean_level", 0.0), ("reward_scaling", "std_level", 1.0)):
+        number = draft.number(_A + key)
+        undone = any(draft.get(f"{_A}{part}.{level}") for part in ("adv_norm", *(() if critic else ("reward_norm",))))
+        if number is not None and number != neutral and (critic or not undone):
+            draft.dropped[_A + key] = "rewards are the environment's"
+            draft.notices.append(
+                f"{_A}{key}={number}: rewards are the environment's here{', and the values of the critic differ by it' if critic else ''}"
+            )
+
+
+def _kl(draft: Draft) -> None:
+    weight, kind = _A + "kl_ctl", _A + "kl_estimator"
+    if (coefficient := draft.number(weight) or 0.0) <= 0:
+        return
+    draft.put("algorithm.regularizers.kl", coefficient, weight, note="in the loss: the reward has no KL term here")
+    draft.put("algorithm.regularizers.klKind", draft.get(kind), kind)
+    draft.put("algorithm.reference.model", "initial", note="AReaL's reference is the run's start")
+    draft.notices.append(f"{weight}={coefficient}: the KL term is part of the loss here, not of the reward")
+
+
+def _filters(draft: Draft) -> None:
+    penalty, tokens, factor = (
+        _A + name for name in ("overlong_reward_penalty", "overlong_tokens", "overlong_penalty_factor")
+    )
+    if draft.flag(penalty):
+        answer = draft.fields["sampling.maxTokens"].value
+        share = min(1.0, (draft.whole(tokens) or answer // 5) / answer)
+        draft.put("algorithm.filters.overlongPenalty", draft.number(factor), penalty, factor)
+        draft.put("algorithm.filters.overlongBuffer", round(share, 6), tokens, note=f"share of {answer} tokens")
+    for theirs, ours in (("dynamic_sampling", "zeroVariance"), ("mask_no_eos_with_zero", "overlongMask")):
+        if draft.flag(_A + theirs):
+            draft.put(f"algorithm.filters.{ours}", True, _A + theirs)

@@ -1,0 +1,142 @@
+"""Parts that every trainer's files have: the model, the run's name, steps of epochs, environments of data sets."""
+
+from __future__ import annotations
+
+import math
+import os.path
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rlrun.convert.draft import Draft, Field
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_VISION = re.compile(r"(?i)(?<![a-z])(vl|vlm|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?v|vision)(?![a-z])")
+_NAME_MAX = 40
+KNOWN_ROWS = {"openai/gsm8k": 7473, "gsm8k": 7473}
+"""Rows of the training split of public data sets whose size is fixed, by name or folder."""
+ALL_TASKS = 1_000_000
+"""The largest `evaluation.numTasks`: every held-out task."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is known beside the settings."""
+
+    name: str
+    """The run's name where the settings have none."""
+    rows: int | None = None
+    """Rows of the training data, where the user gave them."""
+    count: Callable[[str], int | None] = field(default=lambda _path: None)
+    """Rows of a file on this machine; None: it is not there."""
+
+
+def at_home(path: str) -> str:
+    """A path with the home folder for its `~`."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def run_name(text: object, fallback: str) -> str:
+    """A name of an RLRun, as near to `text` as its rules allow."""
+    for candidate in (str(text or ""), fallback, "run"):
+        name = re.sub(r"[^a-z0-9]+", "-", candidate.lower()).strip("-")[:_NAME_MAX].strip("-")
+        if name and not name[0].isalpha():
+            name = f"run-{name}"[:_NAME_MAX].strip("-")
+        if name:
+            return name
+    return "run"
+
+
+def named(draft: Draft, key: str, context: Context) -> Field:
+    """`metadata.name`, of a key or else of the file."""
+    given = draft.has(key)
+    name = Field(run_name(draft.get(key) if given else "", context.name), (key,) if given else ())
+    draft.dropped[key] = "the name of the run is the file's"
+    return name
+
+
+def put_model(draft: Draft, key: str) -> None:
+    """`model.name` or `model.path`; a vision-language model is refused."""
+    path = draft.get(key)
+    if not isinstance(path, str) or not path:
+        draft.missing.append(f"spec.model: the model: add {key}=ORG/NAME or a folder")
+        draft.put("model.name", "Qwen/Qwen3-0.6B", note="a placeholder")
+        return
+    if _VISION.search(PurePosixPath(path).name):
+        draft.refused[key] = "a vision-language model: RLRun trains on texts alone"
+    folder = path.startswith(("/", ".", "~"))
+    draft.put("model.path" if folder or not _HUB_NAME.fullmatch(path) else "model.name", at_home(path), key)
+
+
+def put_steps(draft: Draft, context: Context, *, epochs: str, batch: str, files: Sequence[str]) -> int | None:
+    """`maxSteps` of epochs: rows times epochs through batches of prompts. Returns the steps of one epoch, None: unknown."""
+    rows = context.rows or _rows_of(files, context)
+    size, times = draft.whole(batch) or 1, draft.whole(epochs) or 1
+    if rows is None:
+        draft.put("maxSteps", 100, epochs, note="RLRun's default, until the number of rows is known")
+        draft.missing.append(f"spec.maxSteps: {epochs}={times} is so many steps as the data has batches: add --rows N")
+        return None
+    per_epoch = max(1, rows // size)
+    draft.put("maxSteps", per_epoch * times, epochs, batch, note=f"{times} x {per_epoch} batches of {rows} rows")
+    return per_epoch
+
+
+def _rows_of(files: Sequence[str], context: Context) -> int | None:
+    found = [
+        context.count(file) or KNOWN_ROWS.get(file) or KNOWN_ROWS.get(PurePosixPath(file).parent.name) for file in files
+    ]
+    numbers = [number for number in found if number]
+    return sum(numbers) if numbers and len(numbers) == len(found) else None
+
+
+def warmup(draft: Draft, ratio: str, *causes: str) -> None:
+    """`trainer.scheduler.warmupSteps` of a share of all steps."""
+    share = draft.number(ratio) or 0.0
+    steps = draft.fields["maxSteps"].value
+    if share > 0:
+        draft.put("trainer.scheduler.warmupSteps", math.ceil(share * steps), ratio, *causes, note=f"of {steps} steps")
+
+
+def file_list(value: Any) -> list[str]:
+    """Files of a value that is one path or a list of them."""
+    items = value if isinstance(value, list) else [value]
+    return [at_home(str(item)) for item in items if item]
+
+
+def environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
+    """Environments `dataset` of files: one per training file, with the held-out file of its folder. Also whether all held-out files
+    have a place."""
+    left = list(held_out)
+    made = []
+    for path in train:
+        mine = (
+            min(left, key=lambda other: -len(os.path.commonpath([path, other])), default=None)
+            if path.startswith("/")
+            else None
+        )
+        args: dict[str, Any] = {"path": path}
+        if mine is not None and mine.startswith("/") and (found := _together(path, mine)) is not None:
+            args = found
+            left.remove(mine)
+        made.append({"id": "dataset", "name": _label(path, made), "args": args})
+    return made, not left
+
+
+def _together(train: str, held_out: str) -> dict[str, Any] | None:
+    """The arguments for two files below one folder; None: only a root is above both, or their names do not tell them apart."""
+    folder = os.path.commonpath([train, held_out])
+    names = [PurePosixPath(os.path.relpath(path, folder)).parts for path in (train, held_out)]
+    if len(PurePosixPath(folder).parts) < 3 or folder in (train, held_out):
+        return None
+    pair = next(((a, b) for a, b in zip(*(reversed(parts) for parts in names), strict=False) if a != b), None)
+    return None if pair is None else {"path": folder, "train_split": pair[0], "eval_split": pair[1]}
+
+
+def _label(path: str, made: Sequence[dict[str, Any]]) -> str:
+    parts = PurePosixPath(path)
+    stem = parts.parent.name if parts.stem in ("train", "training") and parts.parent.name else parts.stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "dataset"
+    taken = {environment["name"] for environment in made}
+    return name if name not in taken else f"{name}-{len(made) + 1}"

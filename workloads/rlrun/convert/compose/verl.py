@@ -1,0 +1,216 @@
+"""An RLRun of verl's settings for `main_ppo`: GRPO, PPO, DAPO and their kin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rlrun.convert.compose.shared import ALL_TASKS, Context, environments, file_list, put_model, put_steps, warmup
+from rlrun.convert.compose.verl_objective import put_objective
+from rlrun.convert.draft import Draft
+
+_A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+_RESPONSE, _PROMPT, _BATCH = "data.max_response_length", "data.max_prompt_length", "data.train_batch_size"
+_NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+
+
+def compose(draft: Draft, context: Context) -> None:
+    """Set all fields that more than one key decides."""
+    put_model(draft, _M + "path")
+    _lengths(draft)
+    _batch(draft)
+    _steps(draft, context)
+    put_objective(draft)
+    _gpus(draft)
+    _micro_batches(draft)
+    _lora(draft)
+    _environments(draft)
+    _evaluation(draft)
+
+
+def _lengths(draft: Draft) -> None:
+    prompt, response = draft.whole(_PROMPT) or 512, draft.whole(_RESPONSE) or 512
+    draft.put("seqLen", prompt + response, _PROMPT, _RESPONSE)
+    draft.put("sampling.maxTokens", response, _RESPONSE)
+    longest = draft.whole(_R + "max_model_len")
+    if longest is not None and longest >= prompt + response:
+        draft.put("inference.maxModelLen", longest, _R + "max_model_len")
+    tokens = draft.whole(_R + "max_num_batched_tokens")
+    if tokens is not None:
+        draft.put("inference.extraArgs", [f"--max-num-batched-tokens={tokens}"], _R + "max_num_batched_tokens")
+
+
+def _batch(draft: Draft) -> None:
+    prompts, n = draft.whole(_BATCH) or 1024, draft.whole(_R + "n") or 1
+    draft.put("orchestrator.batchSize", prompts * n, _BATCH, _R + "n", note="prompts x answers")
+    mini = draft.whole(_A + "ppo_mini_batch_size") or prompts
+    draft.put("trainer.updatesPerStep", max(1, math.ceil(prompts / mini)), _BATCH, _A + "ppo_mini_batch_size")
+    epochs = draft.whole(_A + "ppo_epochs") or 1
+    if epochs != 1:
+        draft.notices.append(f"{_A}ppo_epochs={epochs}: each sample is trained once per step here")
+
+
+def _steps(draft: Draft, context: Context) -> None:
+    total = draft.whole("trainer.total_training_steps")
+    if total is not None and total > 0:
+        draft.put("maxSteps", total, "trainer.total_training_steps")
+    else:
+        files = file_list(draft.get("data.train_files"))
+        put_steps(draft, context, epochs="trainer.total_epochs", batch=_BATCH, files=files)
+    steps = draft.whole(_A + "optim.lr_warmup_steps")
+    if steps is not None and steps > 0:
+        draft.put("trainer.scheduler.warmupSteps", steps, _A + "optim.lr_warmup_steps")
+    else:
+        warmup(draft, _A + "optim.lr_warmup_steps_ratio")
+    betas = draft.get(_A + "optim.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        draft.put("trainer.optimizer.beta1", betas[0], _A + "optim.betas")
+        draft.put("trainer.optimizer.beta2", betas[1], _A + "optim.betas")
+
+
+def _gpus(draft: Draft) -> None:
+    """The same GPUs for trainer and engines, in turn: verl's hybrid engine."""
+    nodes, gpus = draft.whole(_NODES) or 1, draft.whole(_GPUS) or 8
+    for key in (_NODES, _GPUS):
+        setting = draft.settings.get(key)
+        if setting is not None and setting.unset:
+            draft.missing.append(f"{key}: {', '.join(setting.unset)} is set nowhere; add {key}=N")
+    draft.put("placement.colocate", True, note="verl's hybrid engine: trainer and engines have the GPUs in turn")
+    draft.put("trainer.replicas", nodes, _NODES)
+    draft.put("trainer.gpusPerReplica", gpus, _GPUS)
+    draft.put("inference.gpusPerReplica", gpus, _GPUS)
+    wanted = draft.whole(_R + "tensor_model_parallel_size") or 1
+    tp = wanted if gpus % wanted == 0 else math.gcd(gpus, wanted)
+    note = "" if tp == wanted else f"{wanted} does not divide the {gpus} GPUs of a pod"
+    draft.put("inference.tensorParallel", tp, _R + "tensor_model_parallel_size", note=note)
+    draft.put("inference.dataParallel", gpus // tp, _GPUS, _R + "tensor_model_parallel_size")
+    _parallelism(draft, nodes * gpus)
+
+
+def _parallelism(draft: Draft, ranks: int) -> None:
+    megatron = any(key.startswith(_A + "megatron.") for key in draft.settings)
+    degrees = {"cp": _A + "ulysses_sequence_parallel_size"}
+    if megatron:
+        degrees = {
+            "tp": _A + "megatron.tensor_model_parallel_size",
+            "cp": _A + "megatron.context_parallel_size",
+            "ep": _A + "megatron.expert_model_parallel_size",
+        }
+    shared = 1
+    for name, key in degrees.items():
+        degree = draft.whole(key) or 1
+        fits = ranks % (shared * degree) == 0 if name != "ep" else (ranks // _of(draft, "tp")) % degree == 0
+        if degree > 1 and fits:
+            draft.put(f"trainer.parallelism.{name}", degree, key)
+            shared *= degree if name != "ep" else 1
+        elif degree > 1:
+            draft.missing.append(f"{key}: {degree} does not divide the {ranks} ranks; change it or the number of GPUs")
+    size = draft.whole(_A + "fsdp_config.fsdp_size") or -1
+    left = ranks // shared
+    if not megatron and 0 < size < left and left % size == 0:
+        draft.put("trainer.parallelism.dpShard", size, _A + "fsdp_config.fsdp_size")
+        draft.put("trainer.parallelism.dpReplicate", left // size, _A + "fsdp_config.fsdp_size", _NODES, _GPUS)
+
+
+def _of(draft: Draft, name: str) -> int:
+    there = draft.fields.get(f"trainer.parallelism.{name}")
+    return there.value if there is not None else 1
+
+
+def _micro_batches(draft: Draft) -> None:
+    longest = draft.fields["seqLen"].value
+    cp = _of(draft, "cp")
+    dynamic, tokens = _A + "use_dynamic_bsz", _A + "ppo_max_token_len_per_gpu"
+    if draft.flag(dynamic):
+        size = (draft.whole(tokens) or longest) * cp
+        draft.put("trainer.microBatchTokens", max(size, longest), dynamic, tokens, note="of all ranks that share a row")
+        return
+    for key in (_A + "ppo_micro_batch_size_per_gpu", _A + "ppo_micro_batch_size"):
+        if (rows := draft.whole(key)) is not None and rows > 0:
+            ranks = draft.fields["trainer.replicas"].value * draft.fields["trainer.gpusPerReplica"].value
+            rows = rows if key.endswith("per_gpu") else max(1, rows // ranks)
+            draft.put(
+                "trainer.microBatchTokens",
+                rows * longest,
+                key,
+                note=f"{rows} rows of at most {longest} tokens per rank",
+            )
+            return
+
+
+def _lora(draft: Draft) -> None:
+    rank, alpha, targets = _M + "lora_rank", _M + "lora_alpha", _M + "target_modules"
+    if (size := draft.whole(rank)) is None or size <= 0:
+        return
+    draft.put("trainer.lora.rank", size, rank)
+    draft.put("trainer.lora.alpha", draft.number(alpha) or 16.0, alpha)
+    names = draft.get(targets)
+    if isinstance(names, str) and names not in ("all-linear", "all"):
+        names = [names]
+    if isinstance(names, list):
+        draft.put("trainer.lora.targets", names, targets)
+
+
+def _environments(draft: Draft) -> None:
+    train, held_out = file_list(draft.get("data.train_files")), file_list(draft.get("data.val_files"))
+    size = draft.whole(_R + "n") or 1
+    if not train:
+        draft.missing.append("spec.environments: the data: add data.train_files=FILE")
+        draft.put("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
+        return
+    made, all_placed = environments(train, held_out)
+    for environment in made:
+        environment["groupSize"] = size
+        environment["args"]["reward"] = "math"
+        if draft.has("data.shuffle") and not draft.flag("data.shuffle"):
+            environment["curriculum"] = {"shuffle": False}
+    causes = ["data.train_files", _R + "n"]
+    causes += ["data.val_files"] if held_out and all_placed else []
+    causes += ["data.shuffle"] if draft.has("data.shuffle") and not draft.flag("data.shuffle") else []
+    draft.put(
+        "environments",
+        made,
+        *causes,
+        note="verl's columns prompt and reward_model.ground_truth; verl's own scores by data_source: math",
+    )
+    if (column := draft.get("data.prompt_key")) != "prompt":
+        draft.missing.append(
+            f"spec.environments: data.prompt_key={column}: environment dataset reads the column prompt; rename it"
+        )
+    if (path := draft.get("custom_reward_function.path")) is not None:
+        draft.missing.append(
+            f"spec.environments: custom_reward_function.path={path}: make it an environment package.module:function (docs/environments.md)"
+        )
+
+
+def _evaluation(draft: Draft) -> None:
+    every = draft.whole("trainer.test_freq") or -1
+    if every <= 0:
+        return
+    draft.put("evaluation.interval", every, "trainer.test_freq")
+    tasks = draft.whole("trainer.val_max_samples") or -1
+    draft.put(
+        "evaluation.numTasks",
+        tasks if tasks > 0 else ALL_TASKS,
+        "trainer.val_max_samples",
+        note="" if tasks > 0 else "all",
+    )
+    v = _R + "val_kwargs."
+    draft.put("evaluation.samplesPerTask", draft.whole(v + "n") or 1, v + "n")
+    greedy = draft.has(v + "do_sample") and not draft.flag(v + "do_sample")
+    temperature = 0.0 if greedy else draft.number(v + "temperature") or 0.0
+    draft.put(
+        "evaluation.sampling.temperature",
+        temperature,
+        v + "temperature",
+        *([v + "do_sample"] if draft.has(v + "do_sample") else []),
+    )
+    if temperature > 0:
+        _whole_or_less(draft, v)
+
+
+def _whole_or_less(draft: Draft, v: str) -> None:
+    bounds: tuple[tuple[str, str, Any], ...] = (("top_p", "topP", draft.number), ("top_k", "topK", draft.whole))
+    for theirs, ours, read in bounds:
+        if draft.has(v + theirs):
+            draft.put(f"evaluation.sampling.{ours}", max(0, read(v + theirs)), v + theirs)

@@ -1,0 +1,166 @@
+"""From files and overrides to a manifest: which trainer they are of, their settings, the draft, the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from rlrun.convert.compose import areal, verl
+from rlrun.convert.compose.shared import Context, named
+from rlrun.convert.draft import Draft, Fate
+from rlrun.convert.readers.hydra import override, read_yaml, resolve
+from rlrun.convert.readers.setting import Setting, latest, refuse
+from rlrun.convert.readers.shell import read_script
+from rlrun.convert.tables import areal as areal_table
+from rlrun.convert.tables import verl as verl_table
+from rlrun.convert.tables.row import Row
+from rlrun.convert.writer import manifest
+
+ARGUMENTS = "command line"
+"""Source of overrides that were given beside files."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Another trainer's configuration."""
+
+    name: str
+    rows: Sequence[Row]
+    aliases: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    compose: Callable[[Draft, Context], None]
+    named_by: str
+    """Key of the run's name."""
+    marks: tuple[str, ...]
+    """Beginnings of keys that no other trainer has."""
+
+
+VERL = Dialect(
+    "verl",
+    verl_table.ROWS,
+    verl_table.ALIASES,
+    verl_table.DEFAULTS,
+    verl.compose,
+    "trainer.experiment_name",
+    ("actor_rollout_ref.", "data.train_files", "algorithm.adv_estimator"),
+)
+AREAL = Dialect(
+    "AReaL",
+    areal_table.ROWS,
+    areal_table.ALIASES,
+    areal_table.DEFAULTS,
+    areal.compose,
+    "experiment_name",
+    ("allocation_mode", "gconfig.", "train_dataset.", "actor.", "rollout.backend", "trial_name"),
+)
+DIALECTS = (VERL, AREAL)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The result of a conversion."""
+
+    text: str
+    """The manifest."""
+    dialect: str
+    fates: Sequence[Fate]
+    """One per key, in their order."""
+    missing: Sequence[str]
+    """What the user must add before the run can start."""
+    refused: Sequence[Fate]
+    """Keys that make it a run that RLRun cannot do; then the manifest is not to be used."""
+    notices: Sequence[str]
+
+
+def read_settings(text: str, source: str, environment: Mapping[str, str]) -> list[Setting]:
+    """The settings of one file, by its kind: TOML is PRIME-RL's and starts as it is.
+
+    Args:
+        text: the file.
+        source: its name; the suffix tells the kind.
+        environment: variables that a shell script finds.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no settings.
+    """
+    suffix = PurePath(source).suffix.lower()
+    if suffix == ".toml":
+        raise refuse(
+            source,
+            f"PRIME-RL's TOML needs no conversion: rl @ {source} starts it, and rl @ {source} --dry-run shows what it means",
+        )
+    if suffix in (".yaml", ".yml"):
+        return read_yaml(text, source)
+    commands = [command for command in read_script(text, source, environment) if command.words]
+    if not commands:
+        raise refuse(
+            source,
+            "holds no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
+        )
+    if commands[0].module.endswith("sft_trainer"):
+        raise refuse(
+            source, f"starts {commands[0].module}: supervised fine-tuning is not converted yet; see docs/sft.md"
+        )
+    settings = []
+    for word in commands[0].words:
+        found = override(word.text, source, word.line, word.unset)
+        if found is None and word.text.startswith("--"):
+            name, _, value = word.text.partition("=")
+            found = Setting(name, value, source, word.line)
+        settings += [found] if found is not None else []
+    return settings
+
+
+def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str]) -> Converted:
+    """The manifest of settings; of two with one key the later counts.
+
+    Raises:
+        ConfigError: they are of no trainer that is known.
+    """
+    found = resolve(latest(settings).values())
+    dialect = dialect_of(found, sources)
+    canonical = {_canonical(setting.key, dialect.aliases): setting for setting in found}
+    shadowed = [setting for setting in found if canonical[_canonical(setting.key, dialect.aliases)] is not setting]
+    draft = Draft(dialect.name, canonical, dialect.rows, dialect.defaults)
+    draft.take_rows()
+    dialect.compose(draft, context)
+    name = named(draft, dialect.named_by, context)
+    if name.causes:
+        draft.fields["metadata.name"] = name
+    fates = draft.fates()
+    fates += [Fate(setting, "dropped", (), "another spelling of this key is set too") for setting in shadowed]
+    draft.fields.pop("metadata.name", None)
+    refused = [fate for fate in fates if fate.kind == "refused"]
+    return Converted(
+        manifest(draft, name, fates, sources),
+        dialect.name,
+        fates,
+        list(dict.fromkeys(draft.missing)),
+        refused,
+        draft.notices,
+    )
+
+
+def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
+    """The trainer whose keys these are. Raises ConfigError: none is known."""
+    for dialect in DIALECTS:
+        if any(setting.key.startswith(dialect.marks) for setting in settings):
+            return dialect
+    raise refuse(
+        ", ".join(sources),
+        "has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); known: "
+        + ", ".join(dialect.name for dialect in DIALECTS),
+    )
+
+
+def _canonical(key: str, aliases: Mapping[str, str]) -> str:
+    for _ in range(3):
+        start = next(
+            (start for start in aliases if key == start or (start.endswith(".") and key.startswith(start))), None
+        )
+        if start is None:
+            return key
+        key = aliases[start] + key.removeprefix(start)
+    return key

@@ -1,0 +1,151 @@
+"""A manifest in the making: fields with the keys that decided them, and the fate of every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlrun.config.suggest import did_you_mean
+from rlrun.convert.conversions import CONVERSIONS
+from rlrun.convert.readers.setting import Setting
+from rlrun.convert.tables.row import Row, row_of
+
+Kind = Literal["taken", "mapped", "default", "dropped", "refused", "unknown"]
+KINDS: Sequence[Kind] = ("taken", "mapped", "default", "dropped", "refused", "unknown")
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of one key."""
+
+    setting: Setting
+    kind: Kind
+    to: tuple[str, ...]
+    """Fields that it decided."""
+    note: str = ""
+
+
+@dataclass
+class Field:
+    """One field of the manifest."""
+
+    value: Any
+    causes: tuple[str, ...]
+    """Keys that decided it, as the other trainer spells them; those that were not written count with their default there."""
+    note: str = ""
+
+
+@dataclass
+class Draft:
+    """Fields below `spec` by dotted camelCase path, from settings by key."""
+
+    trainer: str
+    """The other trainer's name."""
+    settings: Mapping[str, Setting]
+    """By canonical key."""
+    rows: Sequence[Row]
+    defaults: Mapping[str, Any]
+    """The other trainer's defaults by key, where they matter."""
+    fields: dict[str, Field] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    """What the user must add; one line each."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Reasons by key."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Reasons by key, of keys that decide nothing with this value."""
+    notices: list[str] = field(default_factory=list)
+
+    def has(self, key: str) -> bool:
+        """True if the key is written with a value."""
+        setting = self.settings.get(key)
+        return setting is not None and setting.value is not None and not setting.unset
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or the other trainer's default; None: neither."""
+        return self.settings[key].value if self.has(key) else self.defaults.get(key)
+
+    def number(self, key: str) -> float | None:
+        """As `get`, as a number; a value that is none is missing."""
+        return self._converted("number", key)
+
+    def whole(self, key: str) -> int | None:
+        """As `get`, as a whole number."""
+        return self._converted("whole", key)
+
+    def flag(self, key: str) -> bool:
+        """As `get`, as true or false; false where there is neither."""
+        return bool(self._converted("flag", key))
+
+    def put(self, path: str, value: Any, *causes: str, note: str = "") -> None:
+        """Set a field, decided by these keys."""
+        self.fields[path] = Field(value, causes, note)
+
+    def _converted(self, conversion: str, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            return None
+        try:
+            return CONVERSIONS[conversion](value)
+        except ValueError as error:
+            self.missing.append(f"{key}: {error}")
+            return self.defaults.get(key)
+
+    def take_rows(self) -> None:
+        """Set the fields of all rows of the kind `value`, of their defaults where nothing is written, and note what is refused."""
+        for key, default in self.defaults.items():
+            row = row_of(key, self.rows)
+            if row is not None and row.how == "value" and not self.has(key):
+                self._take(key, row, default)
+        for key, setting in self.settings.items():
+            row = row_of(key, self.rows)
+            if row is None or setting.unset or setting.value is None:
+                continue
+            if row.how == "refuse" and not row.is_fine(setting.value):
+                self.refused[key] = row.note
+            elif row.how == "value" and not row.is_fine(setting.value):
+                self._take(key, row, setting.value)
+
+    def _take(self, key: str, row: Row, value: Any) -> None:
+        try:
+            ours = row.values.get(value, value) if isinstance(value, str | int | float) else value
+            ours = CONVERSIONS[row.convert](ours) if row.convert else ours
+        except ValueError as error:
+            self.missing.append(f"{key}: {error}")
+            return
+        if ours is None:
+            self.dropped[key] = f"{value} means none there; {row.to} keeps its default"
+        else:
+            self.put(row.to, ours, key)
+
+    def fates(self) -> list[Fate]:
+        """The fate of every setting, in their order."""
+        decided: dict[str, list[str]] = {}
+        for path, there in self.fields.items():
+            for key in there.causes:
+                decided.setdefault(key, []).append(path)
+        return [self._fate(key, setting, tuple(decided.get(key, ()))) for key, setting in self.settings.items()]
+
+    def _fate(self, key: str, setting: Setting, to: tuple[str, ...]) -> Fate:
+        row = row_of(key, self.rows)
+        if key in self.refused:
+            return Fate(setting, "refused", (), self.refused[key])
+        if row is None:
+            hint = did_you_mean(key, [each.key for each in self.rows])
+            return Fate(setting, "unknown", (), f"not a key of {self.trainer} that this command knows{hint}; dropped")
+        if to and setting.unset:
+            return Fate(setting, "default", to, f"{', '.join(setting.unset)} is set nowhere; {self.trainer}'s default")
+        if to and setting.value is None:
+            return Fate(setting, "default", to, f"null: {self.trainer}'s default")
+        if to:
+            return Fate(setting, "taken" if self._is_same(to, setting) else "mapped", to, row.note)
+        if key in self.dropped:
+            return Fate(setting, "dropped", (), self.dropped[key])
+        if setting.value is None:
+            return Fate(setting, "default", (), "null: nothing is set")
+        if row.is_fine(setting.value):
+            return Fate(setting, "taken", (), row.note)
+        return Fate(setting, "dropped", (), row.note or "no field here")
+
+    def _is_same(self, to: tuple[str, ...], setting: Setting) -> bool:
+        return len(to) == 1 and self.fields[to[0]].value == setting.value

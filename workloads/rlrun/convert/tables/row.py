@@ -1,0 +1,73 @@
+"""One row of a table: a key, its field here, and the meaning or the reason."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+How = Literal["value", "joined", "drop", "refuse"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of a key."""
+
+    key: str
+    """Dotted; `*` stands for any text."""
+    to: str
+    """Fields of the manifest below `spec`, by commas; empty: none."""
+    how: How
+    """`value`: the value, converted, is the field's. `joined`: decides fields together with other keys. `drop`, `refuse`: no field."""
+    note: str = ""
+    """Meaning of the field, or the reason why there is none."""
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    """Their value to ours; others stay as they are."""
+    convert: str = ""
+    """Name of a conversion of `rlrun.convert.conversions`."""
+    fine: tuple[Any, ...] = ()
+    """Values with which `drop` and `refuse` change nothing: they say what RLRun does anyway."""
+
+    def fits(self, key: str) -> bool:
+        """True if this row is about `key`."""
+        return _pattern(self.key).fullmatch(key) is not None
+
+    def is_fine(self, value: Any) -> bool:
+        """True if the value says what RLRun does anyway."""
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.fine)
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    escaped = key.replace("[", "[[]")
+    return re.compile(fnmatch.translate(escaped))
+
+
+def value(
+    key: str, to: str, note: str = "", *, values: Mapping[Any, Any] | None = None, convert: str = "", fine: Any = ()
+) -> Row:
+    """A key whose value becomes one field's."""
+    return Row(key, to, "value", note, values or {}, convert, fine)
+
+
+def joined(key: str, to: str, note: str = "") -> Row:
+    """A key that decides fields together with others; `note` says why it decides nothing where it does not."""
+    return Row(key, to, "joined", note)
+
+
+def drop(key: str, note: str, *, fine: tuple[Any, ...] = ()) -> Row:
+    """A key without a field, with the reason."""
+    return Row(key, "", "drop", note, fine=fine)
+
+
+def refuse(key: str, note: str, *, fine: tuple[Any, ...] = (None, False)) -> Row:
+    """A key whose value, unless it is one of `fine`, makes the run another one than RLRun can do."""
+    return Row(key, "", "refuse", note, fine=fine)
+
+
+def row_of(key: str, rows: Iterable[Row]) -> Row | None:
+    """The first row about a key."""
+    return next((row for row in rows if row.fits(key)), None)

@@ -1,0 +1,306 @@
+"""verl's keys: actor, rollout, reference, trainer. `verl_data` has data, critic and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+from rlrun.convert.tables.verl_data import ROWS as DATA_ROWS
+
+ALIASES: Mapping[str, str] = {
+    "reward.custom_reward_function.": "custom_reward_function.",
+    "reward.reward_model.": "reward_model.",
+    "reward.reward_manager.name": "reward_model.reward_manager",
+    "reward.reward_manager": "reward_model.reward_manager",
+    "reward.reward_kwargs.": "reward_model.reward_kwargs.",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.": "reward_model.overlong_buffer.",
+    "custom_reward_function.overlong_buffer.": "reward_model.overlong_buffer.",
+    "actor_rollout_ref.actor.optim.warmup_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": (
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    ),
+    "actor_rollout_ref.actor.fsdp_config.strategy": "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.model.lora.rank": "actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.model.lora.alpha": "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.model.lora.target_modules": "actor_rollout_ref.model.target_modules",
+    "actor_rollout_ref.model.lora.exclude_modules": "actor_rollout_ref.model.exclude_modules",
+}
+"""Beginnings of keys of other releases, and what they are called here."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "actor_rollout_ref.actor.clip_ratio": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_c": 3.0,
+    "actor_rollout_ref.actor.entropy_coeff": 0.0,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+    "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.val_kwargs.n": 1,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
+    "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+    "critic.optim.lr": 1e-5,
+    "critic.cliprange_value": 0.5,
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.prompt_key": "prompt",
+    "reward_model.overlong_buffer.penalty_factor": 1.0,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.total_epochs": 30,
+    "trainer.test_freq": -1,
+    "trainer.val_max_samples": -1,
+}
+"""verl's defaults where a field follows from them, whether or not the key is written."""
+
+ADVANTAGES: Mapping[str, tuple[str, str]] = {
+    "gae": ("ppo", "gae"),
+    "grpo": ("grpo", "grpo"),
+    "grpo_vectorized": ("grpo", "grpo"),
+    "rloo": ("rloo", "rloo"),
+    "rloo_vectorized": ("rloo", "rloo"),
+    "opo": ("opo", "opo"),
+    "reinforce_plus_plus": ("reinforce_pp", "reinforce_pp"),
+    "reinforce_plus_plus_baseline": ("reinforce_pp_baseline", "reinforce_pp_baseline"),
+}
+"""verl's estimators: preset and advantage."""
+NO_ADVANTAGE: Mapping[str, str] = {
+    "remax": "its baseline is the reward of one greedy answer per prompt, which RLRun does not sample; nearest: rloo",
+    "grpo_passk": "only the best answer of a group learns, against the second best; nearest: grpo",
+    "gpg": "rewards are weighted by the share of groups that differ; nearest: grpo",
+    "gdpo": "several rewards are normalised one by one; nearest: grpo",
+}
+LOSSES: Mapping[str, tuple[str, str | None, str | None]] = {
+    "vanilla": ("ppo", None, "recompute"),
+    "gspo": ("gspo", "gspo", "recompute"),
+    "cispo": ("cispo", "cispo", None),
+    "sapo": ("sapo", "sapo", None),
+    "dppo_tv": ("dppo", "dppo", None),
+}
+"""verl's loss modes: loss, preset (none: the advantage's), proximal policy (none: the loss's)."""
+NO_LOSS: Mapping[str, str] = {
+    "geo_mean": "GMPO's geometric mean of clipped ratios; nearest: gspo",
+    "clip_cov": "tokens are chosen by the covariance of log-prob and advantage; nearest: vanilla",
+    "kl_cov": "tokens are chosen by the covariance of log-prob and advantage; nearest: vanilla",
+    "gpg": "log-probs weighted by advantages without a ratio; nearest: vanilla",
+    "dppo_kl": "a trust region on the KL divergence of each token; nearest: dppo_tv",
+}
+AGGREGATIONS: Mapping[str, str] = {
+    "token-mean": "token_mean",
+    "seq-mean-token-sum": "seq_mean_token_sum",
+    "seq-mean-token-mean": "seq_mean_token_mean",
+    "seq-mean-token-sum-norm": "constant_length",
+}
+KL_KINDS: Mapping[str, str] = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+_A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+_SPEED = "speed alone; RLRun chooses its own kernels"
+_MEMORY = "memory alone: placement.colocate moves parameters and optimizer states to host memory while engines run"
+_NO_REFERENCE = "only with a KL term, which this run has not"
+_TRACKER = "metrics are in metrics.jsonl of the run's folder"
+_PROFILE = "profiling is another command here: trainer --bench"
+_ENGINE = "vLLM's own default"
+
+_ACTOR: tuple[Row, ...] = (
+    drop("*_target_", "the class that verl makes; no setting"),
+    drop("*profiler*", _PROFILE, fine=(False, None)),
+    drop("*nccl_timeout", "progress.deadlineSeconds is the limit here"),
+    drop(_A + "strategy", "FSDP2 trains, with tensor, context and expert parallelism", fine=("fsdp2", "fsdp")),
+    drop("model_engine", "FSDP2 trains, with tensor, context and expert parallelism", fine=("fsdp2", "fsdp")),
+    value(_A + "optim.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
+    value(_A + "optim.weight_decay", "trainer.optimizer.weightDecay", "decoupled weight decay", convert="number"),
+    joined(_A + "optim.betas", "trainer.optimizer.beta1, trainer.optimizer.beta2"),
+    joined(_A + "optim.lr_warmup_steps", "trainer.scheduler.warmupSteps", "no warm-up"),
+    joined(
+        _A + "optim.lr_warmup_steps_ratio",
+        "trainer.scheduler.warmupSteps",
+        "no warm-up, or lr_warmup_steps goes before",
+    ),
+    value(
+        _A + "optim.lr_scheduler_type",
+        "trainer.scheduler.name",
+        "shape after the warm-up",
+        values={"constant": "constant", "cosine": "cosine"},
+    ),
+    value(_A + "optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
+    drop(_A + "optim.*", "the schedule runs over maxSteps, and the optimizer is trainer.optimizer.name"),
+    value(_A + "grad_clip", "trainer.optimizer.maxGradNorm", convert="number"),
+    joined(_A + "ppo_mini_batch_size", "trainer.updatesPerStep"),
+    joined(_A + "ppo_epochs", "trainer.updatesPerStep", "each sample is trained once per step"),
+    joined(_A + "ppo_micro_batch_size*", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
+    joined(_A + "use_dynamic_bsz", "trainer.microBatchTokens", "micro-batches are always packed by tokens"),
+    joined(_A + "ppo_max_token_len_per_gpu", "trainer.microBatchTokens", "only with use_dynamic_bsz"),
+    joined(_A + "clip_ratio", "algorithm.loss", "clip_ratio_low and clip_ratio_high go before"),
+    joined(_A + "clip_ratio_*", "algorithm.loss", "this loss has no such bound"),
+    joined(_A + "policy_loss.loss_mode", "algorithm.loss"),
+    drop(_A + "policy_loss.*", "of a loss that is not chosen"),
+    joined(_A + "tau_*", "algorithm.loss", "of loss sapo"),
+    joined(_A + "loss_agg_mode", "algorithm.aggregation"),
+    joined(_A + "use_token_level_loss", "algorithm.aggregation", "loss_agg_mode goes before"),
+    joined(_A + "loss_scale_factor", "algorithm.aggregationLength", "only with seq-mean-token-sum-norm"),
+    joined(_A + "entropy_coeff", "algorithm.regularizers.entropy", "no entropy bonus"),
+    joined(_A + "use_kl_loss", "algorithm.regularizers.kl", "no KL term"),
+    joined(_A + "kl_loss_coef", "algorithm.regularizers.kl", _NO_REFERENCE),
+    joined(_A + "kl_loss_type", "algorithm.regularizers.klKind", _NO_REFERENCE),
+    joined(_A + "tis_imp_ratio_cap", "algorithm.correction", "no truncated importance weights"),
+    joined(_A + "ulysses_sequence_parallel_size", "trainer.parallelism.cp", "one rank per row"),
+    joined(_A + "fsdp_config.fsdp_size", "trainer.parallelism.dpShard", "all ranks share one copy"),
+    value(
+        _A + "fsdp_config.offload_policy", "trainer.cpuOffload", "masters and optimizer in host memory", convert="flag"
+    ),
+    drop(_A + "fsdp_config.*offload", _MEMORY),
+    drop(_A + "fsdp_config.*", _SPEED),
+    joined(_A + "megatron.tensor_model_parallel_size", "trainer.parallelism.tp", "one rank per matrix"),
+    joined(_A + "megatron.context_parallel_size", "trainer.parallelism.cp", "one rank per row"),
+    joined(_A + "megatron.expert_model_parallel_size", "trainer.parallelism.ep", "one rank per expert"),
+    drop(
+        _A + "megatron.*pipeline_model_parallel_size", "no pipeline here: its ranks are data-parallel", fine=(None, 1)
+    ),
+    drop(_A + "megatron.*", "of Megatron, which does not train here"),
+    value(_A + "use_torch_compile", "trainer.compile", "compile every decoder layer", convert="flag"),
+    drop(_A + "checkpoint.async_save", "checkpoint.saveAsync is on by itself"),
+    drop(_A + "checkpoint.*", "a checkpoint always holds model, optimizer and progress; exports are checkpoint.export"),
+    drop(_A + "shuffle", "a step's batch is always divided at random"),
+    drop(_A + "use_remove_padding", "rows are always packed without padding", fine=(True,)),
+    drop(_A + "entropy_*", _SPEED),
+    drop(_A + "use_fused_kernels", _SPEED),
+    drop(_A + "data_loader_seed", "seed is the run's"),
+)
+
+_REFERENCE: tuple[Row, ...] = (
+    drop("actor_rollout_ref.ref.*micro_batch*", "the reference's passes use trainer.microBatchTokens"),
+    drop("actor_rollout_ref.ref.log_prob_*", "the reference's passes use trainer.microBatchTokens"),
+    refuse(
+        "actor_rollout_ref.ref.model*",
+        "another reference model than the run's start: algorithm.reference.model names it",
+    ),
+    drop("actor_rollout_ref.ref.*", "the reference is sharded and moved as the policy is"),
+    drop("actor_rollout_ref.hybrid_engine", "trainer and engines share GPUs by placement.colocate", fine=(True,)),
+)
+
+_ROLLOUT: tuple[Row, ...] = (
+    joined(_R + "n", "environments[].groupSize, orchestrator.batchSize"),
+    value(_R + "temperature", "sampling.temperature", convert="number"),
+    drop(_R + "top_p", "training samples from the whole distribution", fine=(1,)),
+    drop(_R + "top_k", "training samples from the whole distribution", fine=(-1, 0)),
+    drop(_R + "min_p", "training samples from the whole distribution", fine=(0,)),
+    drop(_R + "repetition_penalty", "training samples from the whole distribution", fine=(1,)),
+    drop(_R + "do_sample", "training always samples", fine=(True,)),
+    joined(_R + "response_length", "sampling.maxTokens", "data.max_response_length goes before"),
+    drop(_R + "prompt_length", "data.max_prompt_length goes before"),
+    drop(_R + "name", "vLLM is the engine; it reads the same models", fine=("vllm",)),
+    drop(_R + "mode", "engines are servers of their own", fine=("async",)),
+    joined(_R + "tensor_model_parallel_size", "inference.tensorParallel, inference.dataParallel"),
+    drop(_R + "data_parallel_size", "inference.dataParallel follows from the GPUs of a pod"),
+    drop(_R + "expert_parallel_size", _ENGINE, fine=(1,)),
+    drop(_R + "pipeline_model_parallel_size", "engines have no pipeline here", fine=(1,)),
+    value(_R + "gpu_memory_utilization", "inference.gpuMemoryUtilization", convert="number"),
+    value(_R + "max_num_seqs", "inference.maxNumSeqs", convert="whole"),
+    joined(_R + "max_model_len", "inference.maxModelLen", "seqLen is enough"),
+    joined(_R + "max_num_batched_tokens", "inference.extraArgs", _ENGINE),
+    value(_R + "dtype", "model.dtype", "of published weights and the engine"),
+    value(_R + "seed", "seed", convert="whole"),
+    joined(_R + "val_kwargs.temperature", "evaluation.sampling.temperature", "no evaluation"),
+    joined(_R + "val_kwargs.top_p", "evaluation.sampling.topP", "no evaluation, or greedy"),
+    joined(_R + "val_kwargs.top_k", "evaluation.sampling.topK", "no evaluation, or greedy"),
+    joined(_R + "val_kwargs.n", "evaluation.samplesPerTask", "no evaluation"),
+    joined(_R + "val_kwargs.do_sample", "evaluation.sampling.temperature", "no evaluation"),
+    drop(_R + "val_kwargs.*", "not a field of evaluation.sampling"),
+    drop(_R + "log_prob_*", "passes use trainer.microBatchTokens"),
+    refuse(
+        _R + "multi_turn.enable",
+        "tools and interactions are Python classes of verl; write an environment (docs/environments.md)",
+    ),
+    drop(_R + "multi_turn.*", "turns and tools are the environment's"),
+    drop(_R + "agent.*", "turns and tools are the environment's; orchestrator.maxConcurrency bounds what is in flight"),
+    drop(_R + "calculate_log_probs", "every token always has the engine's log-prob", fine=(True,)),
+    drop(_R + "enforce_eager", "set by RLRun itself"),
+    drop(_R + "free_cache_engine", "engines sleep while a step is trained (placement.colocate)", fine=(True,)),
+    drop(_R + "load_format", "engines load the published version"),
+    drop(_R + "quantization", _ENGINE, fine=(None,)),
+    drop(_R + "skip_*", "rollouts are never skipped", fine=(False,)),
+    drop(_R + "*", _ENGINE),
+)
+
+_MODEL: tuple[Row, ...] = (
+    joined(_M + "path", "model.name or model.path"),
+    value(_M + "trust_remote_code", "model.trustRemoteCode", convert="flag"),
+    value(_M + "enable_gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
+    drop(
+        _M + "enable_activation_offload",
+        "activationCheckpointing: offload fetches activations from host memory",
+        fine=(False,),
+    ),
+    joined(_M + "lora_rank", "trainer.lora.rank", "no LoRA"),
+    joined(_M + "lora_alpha", "trainer.lora.alpha", "no LoRA"),
+    joined(_M + "target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
+    drop(_M + "exclude_modules", "targets names what has an adapter", fine=(None,)),
+    drop(_M + "lora*", "no LoRA, or of PEFT alone"),
+    refuse(_M + "custom_chat_template", "the chat template is the model's; change it in the model's folder"),
+    refuse(_M + "external_lib", "a module that is imported for its effects; models are those of transformers"),
+    drop(_M + "override_config*", "the model's own config.json"),
+    drop(_M + "use_remove_padding", "rows are always packed without padding", fine=(True,)),
+    drop(_M + "use_rmpad", "rows are always packed without padding", fine=(True,)),
+    drop(_M + "use_*", _SPEED),
+    drop(_M + "*", _SPEED),
+)
+
+_TRAINER: tuple[Row, ...] = (
+    joined("trainer.total_training_steps", "maxSteps", "total_epochs decides"),
+    joined("trainer.total_epochs", "maxSteps", "total_training_steps goes before"),
+    joined("trainer.nnodes", "trainer.replicas"),
+    joined("trainer.n_gpus_per_node", "trainer.gpusPerReplica, inference.gpusPerReplica"),
+    value("trainer.save_freq", "checkpoint.interval", convert="positive"),
+    value("trainer.max_actor_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),
+    joined("trainer.test_freq", "evaluation.interval", "no evaluation between steps"),
+    joined("trainer.val_max_samples", "evaluation.numTasks", "all held-out tasks, or no evaluation"),
+    drop("trainer.val_before_train", "the first version is always evaluated, where there is evaluation"),
+    refuse("trainer.val_only", "a run that only evaluates is task: Eval; see docs/evaluation.md"),
+    value(
+        "trainer.resume_mode",
+        "checkpoint.resume.policy",
+        "starting point of an attempt",
+        values={"auto": "Latest", "disable": "Latest"},
+        fine=("disable",),
+    ),
+    drop(
+        "trainer.resume_from_path",
+        "checkpoint.resume.fromRun names a run of RLRun; verl's checkpoints are of another form",
+    ),
+    joined("trainer.experiment_name", "metadata.name"),
+    drop("trainer.project_name", _TRACKER),
+    drop("trainer.logger", _TRACKER),
+    drop("trainer.log_val_generations", "answers are in traces of the run's folder"),
+    drop("trainer.*_data_dir", "rollouts are in the run's folder; orchestrator.recordRollouts keeps batches"),
+    drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),
+    drop("trainer.critic_warmup", "critic and policy learn from the first step on", fine=(0,)),
+    drop("trainer.balance_batch", "batches are always balanced", fine=(True,)),
+    drop("trainer.device", "GPUs where gpusPerReplica is above 0", fine=("cuda",)),
+    drop("trainer.*", "of verl's controller"),
+    drop("ray_kwargs.*", "no Ray: the operator, or rlrun local, starts the roles"),
+    drop("ray_init.*", "no Ray: the operator, or rlrun local, starts the roles"),
+    drop("global_profiler*", _PROFILE),
+    drop("transfer_queue.*", "batches go from orchestrator to trainer directly"),
+    drop("defaults*", "Hydra's list of files; verl's defaults are assumed"),
+    drop("hydra.*", "of Hydra itself"),
+    drop("--*", "an option of Hydra; verl's defaults are assumed"),
+)
+
+ROWS: tuple[Row, ...] = (*_ACTOR, *_REFERENCE, *_ROLLOUT, *_MODEL, *DATA_ROWS, *_TRAINER)

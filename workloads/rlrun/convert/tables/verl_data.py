@@ -1,0 +1,107 @@
+"""verl's keys: data, algorithm, critic, rewards."""
+
+from __future__ import annotations
+
+from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+
+_C = "critic."
+_CRITIC = "the critic is trained as the policy is"
+_PARQUET = "of verl's loader; rows are read by number, tokenised as they are played"
+
+_DATA: tuple[Row, ...] = (
+    joined("data.train_files", "environments[].args"),
+    joined("data.val_files", "environments[].args", "one row in eight of the training data is held out"),
+    joined("data.train_batch_size", "orchestrator.batchSize, trainer.updatesPerStep"),
+    drop("data.gen_batch_size", "groups that are filtered out are replaced one by one (filters.zeroVariance)"),
+    drop("data.val_batch_size", "evaluation asks all its tasks at once"),
+    joined("data.max_prompt_length", "seqLen"),
+    joined("data.max_response_length", "sampling.maxTokens, seqLen"),
+    joined("data.prompt_key", "environments[].args", "environment dataset reads the column prompt"),
+    joined("data.shuffle", "environments[].curriculum", "each epoch has a new order"),
+    value("data.seed", "seed", convert="whole"),
+    drop(
+        "data.filter_overlong_prompts*",
+        "a sample of more than seqLen tokens is cut at its end; leave longer prompts out of the data",
+    ),
+    drop("data.truncation", "a sample of more than seqLen tokens is cut at its end"),
+    drop("data.image_key", "prompts are texts", fine=("images",)),
+    drop("data.video_key", "prompts are texts", fine=("videos",)),
+    drop("data.reward_fn_key", "one reward per environment: args.reward", fine=("data_source",)),
+    drop("data.apply_chat_template_kwargs*", "the chat template has no arguments here", fine=({},)),
+    refuse("data.custom_cls.path", "a Python class of verl; write an environment (docs/environments.md)"),
+    drop("data.custom_cls.*", "of a class that is not given"),
+    refuse("data.sampler.class_path", "a Python class of verl; environments[].curriculum chooses tasks"),
+    drop("data.sampler.*", "of a class that is not given"),
+    refuse("data.datagen.path", "a Python class of verl; write an environment (docs/environments.md)"),
+    drop("data.*", _PARQUET),
+)
+
+_ALGORITHM: tuple[Row, ...] = (
+    joined("algorithm.adv_estimator", "algorithm.preset, algorithm.advantage"),
+    joined("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage", "only with grpo"),
+    joined("algorithm.gamma", "algorithm.advantage", "only with gae and reinforce_plus_plus"),
+    joined("algorithm.lam", "algorithm.advantage", "only with gae"),
+    joined("algorithm.use_kl_in_reward", "algorithm.regularizers.kl", "no KL in the reward"),
+    joined("algorithm.kl_ctrl.kl_coef", "algorithm.regularizers.kl", "only with use_kl_in_reward"),
+    drop("algorithm.kl_ctrl.*", "the weight of the KL term is fixed", fine=("fixed",)),
+    drop("algorithm.kl_penalty", "only with use_kl_in_reward; klKind is k1 then", fine=("kl",)),
+    joined(
+        "algorithm.filter_groups.enable", "algorithm.filters.zeroVariance", "groups of equal rewards are trained on"
+    ),
+    drop("algorithm.filter_groups.metric", "groups are compared by their rewards"),
+    drop(
+        "algorithm.filter_groups.*",
+        "sampling goes on until the batch is full, and fails after 64 batches of filtered rollouts",
+    ),
+    joined("algorithm.rollout_correction.rollout_is", "algorithm.correction", "no importance weights"),
+    joined("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction", "no importance weights"),
+    joined(
+        "algorithm.rollout_correction.bypass_mode",
+        "algorithm.proximal",
+        "log-probs are recomputed at the start of a step",
+    ),
+    refuse("algorithm.rollout_correction.rollout_rs", "rejection by sequence: algorithm.correction with action mask"),
+    drop("algorithm.rollout_correction.*", "of a correction that is not chosen"),
+    joined("algorithm.rollout_is*", "algorithm.correction", "no importance weights"),
+    refuse("algorithm.use_pf_ppo", "PF-PPO draws samples again by their rewards"),
+    drop("algorithm.pf_ppo.*", "only with use_pf_ppo"),
+)
+
+_CRITIC_ROWS: tuple[Row, ...] = (
+    joined(_C + "optim.lr", "algorithm.critic.lr", "no critic: the advantage is not gae"),
+    drop(_C + "optim.*", "the critic's optimizer and schedule are the policy's, but for its rate"),
+    joined(_C + "cliprange_value", "algorithm.critic.valueClip", "no critic: the advantage is not gae"),
+    joined(_C + "model.path", "algorithm.critic", "the critic's body begins as the policy's"),
+    drop(_C + "*", _CRITIC),
+)
+
+_REWARDS: tuple[Row, ...] = (
+    refuse(
+        "reward_model.enable",
+        "a reward model that is served: there is none yet; args.reward: judge asks a model over its API",
+    ),
+    joined("reward_model.overlong_buffer.enable", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
+    joined("reward_model.overlong_buffer.len", "algorithm.filters.overlongBuffer", "no penalty of long answers"),
+    joined(
+        "reward_model.overlong_buffer.penalty_factor", "algorithm.filters.overlongPenalty", "no penalty of long answers"
+    ),
+    drop("reward_model.overlong_buffer.*", "of verl's log"),
+    drop("reward_model.reward_kwargs.max_resp_len", "sampling.maxTokens"),
+    refuse(
+        "reward_model.reward_loop_class_name", "a Python class of verl; write an environment (docs/environments.md)"
+    ),
+    refuse(
+        "reward_model.sandbox_fusion.url",
+        "a server that runs programs: args.reward: code runs them in a sandbox of its own",
+    ),
+    drop("reward_model.sandbox_fusion.*", "args.reward: code has a sandbox of its own"),
+    drop(
+        "reward_model.reward_manager", "environment dataset scores each answer by args.reward", fine=("naive", "dapo")
+    ),
+    drop("reward_model.*", "of a reward model that is not enabled"),
+    joined("custom_reward_function.path", "environments[].args", "no function of one's own"),
+    drop("custom_reward_function.*", "of a function that is not given"),
+    drop("reward.*", "of a reward that is not enabled"),
+)
+
+ROWS: tuple[Row, ...] = (*_DATA, *_ALGORITHM, *_CRITIC_ROWS, *_REWARDS)

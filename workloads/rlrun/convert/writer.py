@@ -1,0 +1,137 @@
+"""A manifest as YAML whose comments say where each field comes from, and what became of every other key."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlrun.api.resource import API_VERSION, KIND
+from rlrun.convert.draft import KINDS, Draft, Fate, Field
+from rlrun.runtime.printable import printable
+
+_PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*")
+_RESERVED = re.compile(r"(?i)true|false|null|yes|no|on|off|y|n|[-+.]?[\d.].*|\.inf|\.nan")
+_ORDER = (
+    *(
+        "metadata",
+        "task",
+        "model",
+        "maxSteps",
+        "seqLen",
+        "seed",
+        "environments",
+        "data",
+        "sampling",
+        "algorithm",
+        "evaluation",
+    ),
+    *("orchestrator", "trainer", "inference", "placement", "weightSync", "checkpoint", "failurePolicy"),
+)
+_WIDTH = 120
+
+
+def manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence[str]) -> str:
+    """The text of the manifest.
+
+    Args:
+        draft: the fields.
+        name: of the run.
+        fates: of every key.
+        sources: files that it was made of.
+    """
+    written = {fate.setting.key for fate in fates}
+    lines = [
+        f"# Made by `rlrun convert` of {', '.join(sources)} ({draft.trainer}).",
+        f"# {summary(fates)}",
+        f"apiVersion: {API_VERSION}",
+        f"kind: {KIND}",
+        _commented(f"metadata: {{name: {name.value}}}", _reason(name, draft, written)),
+        "spec:",
+    ]
+    ordered = sorted(draft.fields.items(), key=lambda item: _ORDER.index(item[0].partition(".")[0]))
+    lines += _tree(_nested(dict(ordered)), draft, written, 1)
+    lines += _rest(fates, draft)
+    return printable("\n".join(lines) + "\n", lines=True)
+
+
+def summary(fates: Sequence[Fate]) -> str:
+    """One line with the number of keys of each kind."""
+    counts = Counter(fate.kind for fate in fates)
+    return f"{len(fates)} keys: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+
+
+def _nested(fields: Mapping[str, Field]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, there in fields.items():
+        *parents, last = path.split(".")
+        at = tree
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = there
+    return tree
+
+
+def _tree(tree: Mapping[str, Any], draft: Draft, written: set[str], depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for name, inner in tree.items():
+        if not isinstance(inner, Field):
+            yield f"{indent}{name}:"
+            yield from _tree(inner, draft, written, depth + 1)
+        elif isinstance(inner.value, list) and inner.value and isinstance(inner.value[0], dict):
+            yield _commented(f"{indent}{name}:", _reason(inner, draft, written))
+            yield from (f"{indent}- {_flow(item)}" for item in inner.value)
+        else:
+            yield _commented(f"{indent}{name}: {_flow(inner.value)}", _reason(inner, draft, written))
+
+
+def _reason(there: Field, draft: Draft, written: set[str]) -> str:
+    parts = []
+    for cause in there.causes:
+        key = draft.settings[cause].key if cause in draft.settings else cause
+        parts.append(
+            f"{key}={_shown(draft.settings[cause].value)}" if key in written else f"{cause}: {draft.trainer}'s default"
+        )
+    return "; ".join([", ".join(parts), there.note]).strip("; ")
+
+
+def _commented(line: str, comment: str) -> str:
+    comment = comment.replace("\n", " ")
+    return f"{line}  # {comment}" if comment else line
+
+
+def _rest(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
+    left = [fate for fate in fates if not fate.to]
+    if left:
+        yield "# Keys without a field of their own in this manifest:"
+    for fate in left:
+        yield f"#   {fate.setting.key}={_shown(fate.setting.value)}: {fate.kind}: {fate.note}"
+    for line in draft.missing:
+        yield f"# Missing: {line}"
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = printable(text)
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+
+
+def _flow(value: Any) -> str:
+    """A value in YAML's flow style, as the project's reader understands it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, float):
+        text = repr(value)
+        return text if "." in text or "e" not in text else text.replace("e", ".0e")
+    if (
+        isinstance(value, str)
+        and _PLAIN.fullmatch(value)
+        and not _RESERVED.fullmatch(value)
+        and not value.endswith(":")
+    ):
+        return value
+    return json.dumps(value, ensure_ascii=False)
