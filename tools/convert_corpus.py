@@ -12,7 +12,7 @@ from rlrun.convert.readers.hydra import scalar
 from rlrun.convert.readers.setting import Setting
 
 CORPUS = Path(__file__).parents[1] / "tests" / "unit" / "convert" / "corpus"
-_BRACES = re.compile(r"\{([\w.,]+)\}(?=[._])")
+_BRACES = re.compile(r"\{([\w.,]+)\}")
 
 
 def corpus(name: str) -> Mapping[str, list[Setting]]:
@@ -27,7 +27,7 @@ def corpus(name: str) -> Mapping[str, list[Setting]]:
         if line.startswith("== "):
             title, _, other = line[3:].partition(" < ")
             current = files[title] = dict(files[other]) if other else {}
-        elif line.startswith("-"):
+        elif line.startswith("!"):
             del current[line[1:]]
         elif line and not line.startswith("#"):
             pattern, equals, value = line.partition("=")

@@ -18,7 +18,7 @@ from rlrun.convert.readers.hydra import override
 from rlrun.convert.readers.setting import Setting
 from rlrun.convert.writer import summary
 from rlrun.environments.dataset_rows import Rows
-from rlrun.local.judge import Judged, judge_manifest
+from rlrun.local.judge import judge_manifest
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -91,17 +91,12 @@ def _finish(converted: Converted, output: Path | None) -> int:
     where = str(output) if output is not None else "manifest"
     for notice in converted.notices:
         print(f"note: {notice}", file=sys.stderr)
-    for fate in converted.fates:
-        if fate.kind == "unknown":
-            print(
-                f"note: {Problem(fate.setting.source, fate.setting.key, fate.note, fate.setting.line)}", file=sys.stderr
-            )
     if converted.refused:
         for fate in converted.refused:
             told = f"got {str(fate.setting.value)[:80]!r}: {fate.note}"
             print(Problem(fate.setting.source, fate.setting.key, told, fate.setting.line), file=sys.stderr)
         return exit_codes.CONFIGURATION
-    judged: Judged[object] = judge_manifest(converted.text, where, here=False)
+    judged = judge_manifest(converted.text, where, here=False)
     if output is None:
         print(converted.text, end="")
     else:

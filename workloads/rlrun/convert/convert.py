@@ -139,7 +139,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
         fates,
         list(dict.fromkeys(draft.missing)),
         refused,
-        draft.notices,
+        [*draft.notices, *draft.warnings()],
     )
 
 

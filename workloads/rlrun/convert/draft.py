@@ -67,11 +67,13 @@ class Draft:
 
     def number(self, key: str) -> float | None:
         """As `get`, as a number; a value that is none is missing."""
-        return self._converted("number", key)
+        found = self._converted("number", key)
+        return None if found is None else float(found)
 
     def whole(self, key: str) -> int | None:
         """As `get`, as a whole number."""
-        return self._converted("whole", key)
+        found = self._converted("whole", key)
+        return None if found is None else int(found)
 
     def flag(self, key: str) -> bool:
         """As `get`, as true or false; false where there is neither."""
@@ -108,7 +110,11 @@ class Draft:
 
     def _take(self, key: str, row: Row, value: Any) -> None:
         try:
-            ours = row.values.get(value, value) if isinstance(value, str | int | float) else value
+            if row.values and value not in row.values:
+                self.dropped[key] = f"{row.to} has no such value; known: {', '.join(row.values)}"
+                self.notices.append(f"{key}={value}: {self.dropped[key]}")
+                return
+            ours = row.values.get(value, value) if row.values else value
             ours = CONVERSIONS[row.convert](ours) if row.convert else ours
         except ValueError as error:
             self.missing.append(f"{key}: {error}")
@@ -146,6 +152,16 @@ class Draft:
         if row.is_fine(setting.value):
             return Fate(setting, "taken", (), row.note)
         return Fate(setting, "dropped", (), row.note or "no field here")
+
+    def warnings(self) -> list[str]:
+        """Notes on keys that are dropped though their value is another one than what RLRun does, and on values that nothing sets."""
+        found = []
+        for key, fate in zip(self.settings, self.fates(), strict=True):
+            row = row_of(key, self.rows)
+            deviates = fate.kind == "dropped" and row is not None and bool(row.fine)
+            if fate.kind == "unknown" or deviates or (fate.kind == "default" and fate.setting.unset):
+                found.append(f"{fate.setting.key}={fate.setting.value}: {fate.note}")
+        return found
 
     def _is_same(self, to: tuple[str, ...], setting: Setting) -> bool:
         return len(to) == 1 and self.fields[to[0]].value == setting.value

@@ -9,6 +9,7 @@ from rlrun.convert.allocation import Allocation, Part, parse
 from rlrun.convert.compose.areal_objective import put_objective
 from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, put_model, put_steps, warmup
 from rlrun.convert.draft import Draft
+from rlrun.convert.tables.areal import MEGATRON_MODULES
 
 _BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
 _GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
@@ -146,7 +147,8 @@ def _lora(draft: Draft) -> None:
     draft.put("trainer.lora.alpha", draft.number("actor.lora_alpha") or 16.0, "actor.lora_alpha")
     names = draft.get("actor.target_modules")
     if isinstance(names, list) and names and names != ["all-linear"]:
-        draft.put("trainer.lora.targets", names, "actor.target_modules")
+        targets = [target for name in names for target in MEGATRON_MODULES.get(name, (name,))]
+        draft.put("trainer.lora.targets", targets, "actor.target_modules")
     if draft.fields.pop("weightSync.transport", None) is not None:
         draft.dropped["actor.weight_update_mode"] = "adapters go through the volume (weightSync.transport: Filesystem)"
 

@@ -109,7 +109,7 @@ def environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[di
     """Environments `dataset` of files: one per training file, with the held-out file of its folder. Also whether all held-out files
     have a place."""
     left = list(held_out)
-    made = []
+    made: list[dict[str, Any]] = []
     for path in train:
         mine = (
             min(left, key=lambda other: -len(os.path.commonpath([path, other])), default=None)

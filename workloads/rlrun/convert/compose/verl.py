@@ -75,6 +75,8 @@ def _gpus(draft: Draft) -> None:
         setting = draft.settings.get(key)
         if setting is not None and setting.unset:
             draft.missing.append(f"{key}: {', '.join(setting.unset)} is set nowhere; add {key}=N")
+    if (engine := draft.get(_R + "name")) not in (None, "vllm", "???"):
+        draft.notices.append(f"{_R}name={engine}: read as vllm, the engine here")
     draft.put("placement.colocate", True, note="verl's hybrid engine: trainer and engines have the GPUs in turn")
     draft.put("trainer.replicas", nodes, _NODES)
     draft.put("trainer.gpusPerReplica", gpus, _GPUS)
@@ -99,10 +101,11 @@ def _parallelism(draft: Draft, ranks: int) -> None:
     shared = 1
     for name, key in degrees.items():
         degree = draft.whole(key) or 1
-        fits = ranks % (shared * degree) == 0 if name != "ep" else (ranks // _of(draft, "tp")) % degree == 0
-        if degree > 1 and fits:
+        if name == "ep":
+            _experts(draft, degree, ranks // shared * _of(draft, "cp"), key)
+        elif degree > 1 and ranks % (shared * degree) == 0:
             draft.put(f"trainer.parallelism.{name}", degree, key)
-            shared *= degree if name != "ep" else 1
+            shared *= degree
         elif degree > 1:
             draft.missing.append(f"{key}: {degree} does not divide the {ranks} ranks; change it or the number of GPUs")
     size = draft.whole(_A + "fsdp_config.fsdp_size") or -1
@@ -110,6 +113,14 @@ def _parallelism(draft: Draft, ranks: int) -> None:
     if not megatron and 0 < size < left and left % size == 0:
         draft.put("trainer.parallelism.dpShard", size, _A + "fsdp_config.fsdp_size")
         draft.put("trainer.parallelism.dpReplicate", left // size, _A + "fsdp_config.fsdp_size", _NODES, _GPUS)
+
+
+def _experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
+    """Args: ranks: data-parallel and context ranks, among which experts are divided."""
+    degree = math.gcd(wanted, ranks)
+    if degree > 1:
+        note = "" if degree == wanted else f"{wanted} does not divide the {ranks} ranks beside tensor parallelism"
+        draft.put("trainer.parallelism.ep", degree, key, note=note)
 
 
 def _of(draft: Draft, name: str) -> int:

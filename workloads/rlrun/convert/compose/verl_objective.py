@@ -74,7 +74,9 @@ def _loss(draft: Draft, mode: str) -> None:
     low, high = _clip(draft, "low"), _clip(draft, "high")
     causes = [*low[1], *high[1], *([_MODE] if draft.has(_MODE) else [])]
     if name == "sapo":
-        options = {f"tau_{ours}": draft.number(_A + f"tau_{theirs}") or default for ours, theirs, default in _TAU}
+        options: dict[str, Any] = {
+            f"tau_{ours}": draft.number(_A + f"tau_{theirs}") or default for ours, theirs, default in _TAU
+        }
         causes = [_MODE, *(_A + f"tau_{theirs}" for _, theirs, _ in _TAU if draft.has(_A + f"tau_{theirs}"))]
     elif name == "dppo":
         options = {"mask_low": low[0], "mask_high": high[0]}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")")
 _REDIRECT = re.compile(r"\d*(>>|>|<)(&\d|\s*\S+)|&>\s*\S+")
+_HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _CLOSES = {"(": ")", "{": "}"}
 
@@ -36,6 +37,7 @@ def split(text: str) -> list[Token]:
     """
     tokens: list[Token] = []
     position, line = 0, 1
+    until: list[str] = []
     while position < len(text):
         char = text[position]
         if text.startswith("\\\n", position):
@@ -43,10 +45,16 @@ def split(text: str) -> list[Token]:
         elif char == "\n":
             tokens.append(Token(";", line, operator=True))
             position, line = position + 1, line + 1
+            while until:
+                end = _here_document_end(text, position, until.pop(0))
+                position, line = end, line + text.count("\n", position, end)
         elif char.isspace():
             position += 1
         elif char == "#":
             position = _line_end(text, position)
+        elif (here := _HERE_DOCUMENT.match(text, position)) is not None:
+            until.append(here[1])
+            position = here.end()
         elif (redirect := _REDIRECT.match(text, position)) is not None:
             position = redirect.end()
         elif (operator := next((each for each in _OPERATORS if text.startswith(each, position)), None)) is not None:
@@ -58,6 +66,12 @@ def split(text: str) -> list[Token]:
             line += text.count("\n", position, end)
             position = end
     return tokens
+
+
+def _here_document_end(text: str, position: int, mark: str) -> int:
+    """Position behind the line that is `mark` alone."""
+    found = re.compile(rf"^\t*{mark}$\n?", re.MULTILINE).search(text, position)
+    return found.end() if found is not None else len(text)
 
 
 def _line_end(text: str, position: int) -> int:

@@ -33,6 +33,15 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """AReaL's defaults where a field follows from them, whether or not the key is written."""
 
+DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
+MEGATRON_MODULES: Mapping[str, tuple[str, ...]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Megatron's names of layers, and those of transformers."""
+
 _NAMES = "each run has one name: metadata.name"
 _ENGINE = "vLLM's own default"
 _SGLANG = "of SGLang; vLLM is the engine here"
@@ -47,18 +56,24 @@ _ACTOR: tuple[Row, ...] = (
     drop("*.trial_name", _NAMES),
     drop("*.fileroot", _FOLDER),
     joined("actor.path", "model.name or model.path"),
-    value("actor.dtype", "model.dtype", "of published weights and the engine"),
+    value("actor.dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
     value("actor.gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
     joined("actor.mb_spec.max_tokens_per_mb", "trainer.microBatchTokens"),
     drop("actor.mb_spec.*", "micro-batches are packed by tokens"),
-    value("actor.optimizer.type", "trainer.optimizer.name", values={"adam": "adamw", "adam_bf16": "adamw"}),
+    value(
+        "actor.optimizer.type", "trainer.optimizer.name", values={"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd"}
+    ),
     value("actor.optimizer.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
     value("actor.optimizer.weight_decay", "trainer.optimizer.weightDecay", convert="number"),
     value("actor.optimizer.beta1", "trainer.optimizer.beta1", convert="number"),
     value("actor.optimizer.beta2", "trainer.optimizer.beta2", convert="number"),
     value("actor.optimizer.eps", "trainer.optimizer.eps", convert="number"),
     value("actor.optimizer.gradient_clipping", "trainer.optimizer.maxGradNorm", convert="number"),
-    value("actor.optimizer.lr_scheduler_type", "trainer.scheduler.name"),
+    value(
+        "actor.optimizer.lr_scheduler_type",
+        "trainer.scheduler.name",
+        values={"constant": "constant", "cosine": "cosine", "linear": "linear"},
+    ),
     value("actor.optimizer.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
     joined("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
     value("actor.optimizer.offload", "trainer.cpuOffload", convert="flag"),
@@ -90,9 +105,10 @@ _ACTOR: tuple[Row, ...] = (
     drop("actor.reward_norm.*", "standard deviations are unbiased, + 1e-6", fine=(True,)),
     joined("actor.adv_norm", "algorithm.advantage", "advantages are not normalised"),
     joined("actor.adv_norm.*_level", "algorithm.advantage"),
+    drop("actor.adv_norm.group_size", "the group is environments[].groupSize"),
     drop("actor.adv_norm.*", "standard deviations are unbiased, + 1e-6", fine=(True,)),
-    drop("actor.reward_scaling", _SCALE, fine=(1,)),
-    drop("actor.reward_bias", "the mean of rewards or advantages is subtracted, which undoes it", fine=(0,)),
+    drop("actor.reward_scaling", _SCALE),
+    drop("actor.reward_bias", "the mean of rewards or advantages is subtracted, which undoes it"),
     drop("actor.reward_clip", "rewards are not clipped"),
     joined("actor.overlong_reward_penalty", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
     joined("actor.overlong_tokens", "algorithm.filters.overlongBuffer", "no penalty of long answers"),
@@ -136,6 +152,7 @@ _OTHERS: tuple[Row, ...] = (
     ),
     joined("critic.eps_clip", "algorithm.critic.valueClip"),
     drop("critic.*", "the critic is trained as the policy is"),
+    drop("ref", _REFERENCE),
     drop("ref.*", _REFERENCE),
     drop("teacher.*", "a teacher is algorithm.reference.model with preset distill"),
     joined("gconfig.n_samples", "environments[].groupSize, orchestrator.batchSize"),
@@ -187,7 +204,7 @@ _OTHERS: tuple[Row, ...] = (
     drop("trial_name", "each start of a run is an attempt"),
     drop("tokenizer_path", "the tokenizer is the model's"),
     drop("async_training", "rollout.max_head_offpolicyness decides", fine=(True,)),
-    drop("enable_offload", "placement.colocate moves what sleeps", fine=(False,)),
+    drop("enable_offload", "placement.colocate moves what sleeps"),
     drop("dynamic_bs", "a batch is always filled: groups that are dropped are replaced"),
     value("vllm.max_model_len", "inference.maxModelLen", convert="whole"),
     joined("vllm.gpu_memory_utilization", "inference.gpuMemoryUtilization"),
@@ -199,7 +216,7 @@ _OTHERS: tuple[Row, ...] = (
     joined("saver.freq_*", "checkpoint.export.interval", "no exports on the way"),
     joined("recover.freq_*", "checkpoint.interval", "checkpoints every 20 steps"),
     value("recover.retries", "failurePolicy.maxRestarts", convert="whole"),
-    drop("recover.mode", "a run always resumes from its newest checkpoint", fine=("auto", "on")),
+    drop("recover.mode", "a run always resumes from its newest checkpoint"),
     joined("evaluator.freq_*", "evaluation.interval", "no evaluation between steps"),
     drop("stats_logger.*", _TRACKER),
     drop("perf_tracer.*", "times of phases are in metrics.jsonl"),

@@ -108,6 +108,7 @@ AGGREGATIONS: Mapping[str, str] = {
     "seq-mean-token-mean": "seq_mean_token_mean",
     "seq-mean-token-sum-norm": "constant_length",
 }
+DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
 KL_KINDS: Mapping[str, str] = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
@@ -120,10 +121,10 @@ _ENGINE = "vLLM's own default"
 
 _ACTOR: tuple[Row, ...] = (
     drop("*_target_", "the class that verl makes; no setting"),
-    drop("*profiler*", _PROFILE, fine=(False, None)),
+    drop("*profiler*", _PROFILE),
     drop("*nccl_timeout", "progress.deadlineSeconds is the limit here"),
-    drop(_A + "strategy", "FSDP2 trains, with tensor, context and expert parallelism", fine=("fsdp2", "fsdp")),
-    drop("model_engine", "FSDP2 trains, with tensor, context and expert parallelism", fine=("fsdp2", "fsdp")),
+    drop(_A + "strategy", "FSDP2 trains, with tensor, context and expert parallelism"),
+    drop("model_engine", "FSDP2 trains, with tensor, context and expert parallelism"),
     value(_A + "optim.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
     value(_A + "optim.weight_decay", "trainer.optimizer.weightDecay", "decoupled weight decay", convert="number"),
     joined(_A + "optim.betas", "trainer.optimizer.beta1, trainer.optimizer.beta2"),
@@ -137,7 +138,7 @@ _ACTOR: tuple[Row, ...] = (
         _A + "optim.lr_scheduler_type",
         "trainer.scheduler.name",
         "shape after the warm-up",
-        values={"constant": "constant", "cosine": "cosine"},
+        values={"constant": "constant", "cosine": "cosine", "linear": "linear"},
     ),
     value(_A + "optim.min_lr_ratio", "trainer.scheduler.minLrRatio", convert="number"),
     drop(_A + "optim.*", "the schedule runs over maxSteps, and the optimizer is trainer.optimizer.name"),
@@ -178,7 +179,7 @@ _ACTOR: tuple[Row, ...] = (
     drop(_A + "checkpoint.async_save", "checkpoint.saveAsync is on by itself"),
     drop(_A + "checkpoint.*", "a checkpoint always holds model, optimizer and progress; exports are checkpoint.export"),
     drop(_A + "shuffle", "a step's batch is always divided at random"),
-    drop(_A + "use_remove_padding", "rows are always packed without padding", fine=(True,)),
+    drop(_A + "use_remove_padding", "rows are always packed without padding"),
     drop(_A + "entropy_*", _SPEED),
     drop(_A + "use_fused_kernels", _SPEED),
     drop(_A + "data_loader_seed", "seed is the run's"),
@@ -192,7 +193,7 @@ _REFERENCE: tuple[Row, ...] = (
         "another reference model than the run's start: algorithm.reference.model names it",
     ),
     drop("actor_rollout_ref.ref.*", "the reference is sharded and moved as the policy is"),
-    drop("actor_rollout_ref.hybrid_engine", "trainer and engines share GPUs by placement.colocate", fine=(True,)),
+    drop("actor_rollout_ref.hybrid_engine", "trainer and engines share GPUs by placement.colocate"),
 )
 
 _ROLLOUT: tuple[Row, ...] = (
@@ -205,8 +206,8 @@ _ROLLOUT: tuple[Row, ...] = (
     drop(_R + "do_sample", "training always samples", fine=(True,)),
     joined(_R + "response_length", "sampling.maxTokens", "data.max_response_length goes before"),
     drop(_R + "prompt_length", "data.max_prompt_length goes before"),
-    drop(_R + "name", "vLLM is the engine; it reads the same models", fine=("vllm",)),
-    drop(_R + "mode", "engines are servers of their own", fine=("async",)),
+    drop(_R + "name", "vLLM is the engine; it reads the same models"),
+    drop(_R + "mode", "engines are servers of their own"),
     joined(_R + "tensor_model_parallel_size", "inference.tensorParallel, inference.dataParallel"),
     drop(_R + "data_parallel_size", "inference.dataParallel follows from the GPUs of a pod"),
     drop(_R + "expert_parallel_size", _ENGINE, fine=(1,)),
@@ -215,7 +216,7 @@ _ROLLOUT: tuple[Row, ...] = (
     value(_R + "max_num_seqs", "inference.maxNumSeqs", convert="whole"),
     joined(_R + "max_model_len", "inference.maxModelLen", "seqLen is enough"),
     joined(_R + "max_num_batched_tokens", "inference.extraArgs", _ENGINE),
-    value(_R + "dtype", "model.dtype", "of published weights and the engine"),
+    value(_R + "dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
     value(_R + "seed", "seed", convert="whole"),
     joined(_R + "val_kwargs.temperature", "evaluation.sampling.temperature", "no evaluation"),
     joined(_R + "val_kwargs.top_p", "evaluation.sampling.topP", "no evaluation, or greedy"),
@@ -230,9 +231,9 @@ _ROLLOUT: tuple[Row, ...] = (
     ),
     drop(_R + "multi_turn.*", "turns and tools are the environment's"),
     drop(_R + "agent.*", "turns and tools are the environment's; orchestrator.maxConcurrency bounds what is in flight"),
-    drop(_R + "calculate_log_probs", "every token always has the engine's log-prob", fine=(True,)),
+    drop(_R + "calculate_log_probs", "every token always has the engine's log-prob"),
     drop(_R + "enforce_eager", "set by RLRun itself"),
-    drop(_R + "free_cache_engine", "engines sleep while a step is trained (placement.colocate)", fine=(True,)),
+    drop(_R + "free_cache_engine", "engines sleep while a step is trained (placement.colocate)"),
     drop(_R + "load_format", "engines load the published version"),
     drop(_R + "quantization", _ENGINE, fine=(None,)),
     drop(_R + "skip_*", "rollouts are never skipped", fine=(False,)),
@@ -256,8 +257,8 @@ _MODEL: tuple[Row, ...] = (
     refuse(_M + "custom_chat_template", "the chat template is the model's; change it in the model's folder"),
     refuse(_M + "external_lib", "a module that is imported for its effects; models are those of transformers"),
     drop(_M + "override_config*", "the model's own config.json"),
-    drop(_M + "use_remove_padding", "rows are always packed without padding", fine=(True,)),
-    drop(_M + "use_rmpad", "rows are always packed without padding", fine=(True,)),
+    drop(_M + "use_remove_padding", "rows are always packed without padding"),
+    drop(_M + "use_rmpad", "rows are always packed without padding"),
     drop(_M + "use_*", _SPEED),
     drop(_M + "*", _SPEED),
 )
@@ -291,7 +292,7 @@ _TRAINER: tuple[Row, ...] = (
     drop("trainer.*_data_dir", "rollouts are in the run's folder; orchestrator.recordRollouts keeps batches"),
     drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),
     drop("trainer.critic_warmup", "critic and policy learn from the first step on", fine=(0,)),
-    drop("trainer.balance_batch", "batches are always balanced", fine=(True,)),
+    drop("trainer.balance_batch", "batches are always balanced"),
     drop("trainer.device", "GPUs where gpusPerReplica is above 0", fine=("cuda",)),
     drop("trainer.*", "of verl's controller"),
     drop("ray_kwargs.*", "no Ray: the operator, or rlrun local, starts the roles"),

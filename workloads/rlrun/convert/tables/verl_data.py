@@ -43,7 +43,8 @@ _ALGORITHM: tuple[Row, ...] = (
     joined("algorithm.lam", "algorithm.advantage", "only with gae"),
     joined("algorithm.use_kl_in_reward", "algorithm.regularizers.kl", "no KL in the reward"),
     joined("algorithm.kl_ctrl.kl_coef", "algorithm.regularizers.kl", "only with use_kl_in_reward"),
-    drop("algorithm.kl_ctrl.*", "the weight of the KL term is fixed", fine=("fixed",)),
+    drop("algorithm.kl_ctrl.type", "the weight of the KL term is fixed", fine=("fixed",)),
+    drop("algorithm.kl_ctrl.*", "the weight of the KL term is fixed"),
     drop("algorithm.kl_penalty", "only with use_kl_in_reward; klKind is k1 then", fine=("kl",)),
     joined(
         "algorithm.filter_groups.enable", "algorithm.filters.zeroVariance", "groups of equal rewards are trained on"
