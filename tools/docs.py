@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import evaluation, export, main, render, validate, version
+from rlrun.cli import convert, evaluation, export, main, render, validate, version
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -30,6 +30,7 @@ from rlrun.config.algorithm.names import (
 )
 from rlrun.runtime import exit_codes
 from tools.crd import crd_files
+from tools.docs_convert import convert_page
 from tools.docs_resource import NOTE, cells, page, resource_page, status_page
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +123,7 @@ def pages() -> dict[str, str]:
         "status.md": status_page(),
         "presets.md": presets_page(),
         "cli.md": cli_page(),
+        "convert.md": convert_page(),
     }
 
 
@@ -227,6 +229,7 @@ def cli_page() -> str:
     commands = {
         "validate": validate.parser(),
         "render": render.parser(),
+        "convert": convert.parser(),
         "export": export.parser(),
         "version": version.parser(),
         "eval": evaluation.eval_parser(),

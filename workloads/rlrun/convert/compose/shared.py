@@ -15,6 +15,8 @@ from rlrun.convert.draft import Draft, Field
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _VISION = re.compile(r"(?i)(?<![a-z])(vl|vlm|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?v|vision)(?![a-z])")
 _NAME_MAX = 40
+_DEPTH = 3
+"""Parts of an absolute folder that may be searched for two files: `/root/data`, not `/root`."""
 KNOWN_ROWS = {"openai/gsm8k": 7473, "gsm8k": 7473}
 """Rows of the training split of public data sets whose size is fixed, by name or folder."""
 ALL_TASKS = 1_000_000
@@ -106,18 +108,18 @@ def file_list(value: Any) -> list[str]:
 
 
 def environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
-    """Environments `dataset` of files: one per training file, with the held-out file of its folder. Also whether all held-out files
-    have a place."""
+    """Environments `dataset` of files: one per training file, with the held-out file nearest to it.
+
+    Returns:
+        The environments, and whether all held-out files have a place.
+    """
     left = list(held_out)
     made: list[dict[str, Any]] = []
     for path in train:
-        mine = (
-            min(left, key=lambda other: -len(os.path.commonpath([path, other])), default=None)
-            if path.startswith("/")
-            else None
-        )
+        alike = [other for other in left if other.startswith("/") == path.startswith("/")]
+        mine = max(alike, key=lambda other: len(os.path.commonpath([path, other])), default=None)
         args: dict[str, Any] = {"path": path}
-        if mine is not None and mine.startswith("/") and (found := _together(path, mine)) is not None:
+        if mine is not None and (found := _together(path, mine)) is not None:
             args = found
             left.remove(mine)
         made.append({"id": "dataset", "name": _label(path, made), "args": args})
@@ -127,9 +129,10 @@ def environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[di
 def _together(train: str, held_out: str) -> dict[str, Any] | None:
     """The arguments for two files below one folder; None: only a root is above both, or their names do not tell them apart."""
     folder = os.path.commonpath([train, held_out])
-    names = [PurePosixPath(os.path.relpath(path, folder)).parts for path in (train, held_out)]
-    if len(PurePosixPath(folder).parts) < 3 or folder in (train, held_out):
+    depth = len(PurePosixPath(folder).parts) if folder else 0
+    if depth < (_DEPTH if folder.startswith("/") else 1) or folder in (train, held_out):
         return None
+    names = [PurePosixPath(os.path.relpath(path, folder)).parts for path in (train, held_out)]
     pair = next(((a, b) for a, b in zip(*(reversed(parts) for parts in names), strict=False) if a != b), None)
     return None if pair is None else {"path": folder, "train_split": pair[0], "eval_split": pair[1]}
 

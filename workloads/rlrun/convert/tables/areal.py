@@ -193,7 +193,6 @@ _OTHERS: tuple[Row, ...] = (
     joined("allocation_mode", "trainer, inference, placement.colocate"),
     joined("cluster.n_gpus_per_node", "trainer.replicas, trainer.gpusPerReplica"),
     drop("cluster.n_nodes", "pods are as many as the allocation needs"),
-    drop("cluster.fileroot", _FOLDER),
     drop("cluster.name_resolve.*", "roles find each other by Kubernetes, or on one machine"),
     drop("cluster.*", "of AReaL's launcher"),
     joined("total_train_epochs", "maxSteps", "total_train_steps goes before"),

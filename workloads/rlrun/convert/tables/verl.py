@@ -297,7 +297,6 @@ _TRAINER: tuple[Row, ...] = (
     drop("trainer.*", "of verl's controller"),
     drop("ray_kwargs.*", "no Ray: the operator, or rlrun local, starts the roles"),
     drop("ray_init.*", "no Ray: the operator, or rlrun local, starts the roles"),
-    drop("global_profiler*", _PROFILE),
     drop("transfer_queue.*", "batches go from orchestrator to trainer directly"),
     drop("defaults*", "Hydra's list of files; verl's defaults are assumed"),
     drop("hydra.*", "of Hydra itself"),

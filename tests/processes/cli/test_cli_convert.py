@@ -1,0 +1,78 @@
+"""`rlrun convert` from end to end: the example of its page, and each exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import main
+
+PAGE = (Path(__file__).parents[3] / "docs" / "convert.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run_grpo.sh"
+    path.write_text(block("bash"))
+    return path
+
+
+def write_rows(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for split, number in (("train", 128), ("test", 16)):
+        rows = (
+            {"prompt": [{"role": "user", "content": f"{split} {i}"}], "reward_model": {"ground_truth": str(i)}}
+            for i in range(number)
+        )
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_example_of_the_page(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "data" / "gsm8k")
+    assert main(["convert", str(script), "-o", "run.yaml"]) == 0, capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "rollout.top_p=0.95" in told
+    text = (tmp_path / "run.yaml").read_text()
+    for line in block("yaml").splitlines():
+        assert line in text
+    assert main(["validate", "run.yaml"]) == 0
+    assert main(["convert", str(script), "-o", "run.yaml"]) == 64, "a file that is there is not replaced unasked"
+    assert main(["convert", str(script), "trainer.total_training_steps=9", "-o", "run.yaml", "--force"]) == 0
+    assert "maxSteps: 9" in (tmp_path / "run.yaml").read_text()
+
+
+def test_what_is_missing_is_told_and_the_manifest_is_written(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(script), "-o", "run.yaml"]) == 65
+    told = capsys.readouterr().err
+    assert "there is no file or folder data/gsm8k" in told
+    assert (tmp_path / "run.yaml").is_file()
+    assert main(["convert", str(script), "data.train_files=elsewhere/a.parquet"]) == 65
+    out, told = capsys.readouterr()
+    assert "missing: spec.maxSteps" in told
+    assert out.startswith("# Made by `rlrun convert`")
+
+
+def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(script), "algorithm.adv_estimator=remax", "-o", "run.yaml"]) == 78
+    assert "nearest: rloo" in capsys.readouterr().err
+    (tmp_path / "run.toml").write_text("max_steps = 3\n")
+    assert main(["convert", "run.toml", "-o", "run.yaml"]) == 78
+    assert "rl @ run.toml" in capsys.readouterr().err
+    assert main(["convert", "nowhere.sh", "-o", "run.yaml"]) == 78
+    assert main(["convert"]) == 64
+    assert main(["convert", str(script), "--rows", "0"]) == 64
+    assert not (tmp_path / "run.yaml").exists()

@@ -1,0 +1,192 @@
+"""AReaL's settings become the fields that mean the same, with its allocations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun.convert.allocation import Allocation, Part, parse
+from rlrun.convert.compose.shared import Context
+from rlrun.convert.convert import Converted, convert, read_settings
+from rlrun.convert.readers.setting import Setting
+
+BASE: dict[str, Any] = {
+    "allocation_mode": "vllm:d4+fsdp:d4",
+    "actor.path": "Qwen/Qwen3-0.6B",
+    "actor.kl_ctl": 0.0,
+    "train_dataset.path": "openai/gsm8k",
+    "train_dataset.batch_size": 64,
+    "gconfig.n_samples": 4,
+    "gconfig.max_new_tokens": 1024,
+    "total_train_steps": 7,
+}
+
+
+def result(changes: dict[str, Any]) -> Converted:
+    found = [Setting(key, value, "test") for key, value in (BASE | changes).items()]
+    return convert(found, Context("run"), ["test"])
+
+
+def spec(changes: dict[str, Any]) -> RLRunSpec:
+    return parse_manifest(result(changes).text, "test")[0].spec
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vllm:d4t2+fsdp:d8", Allocation(Part("vllm", d=4, t=2), Part("fsdp", d=8), colocated=False)),
+        ("sglang.d4p1t1+d4p1t1", Allocation(Part("sglang", d=4), Part("", d=4), colocated=False)),
+        ("sglang[rollout]:d8|fsdp[actor]:d8", Allocation(Part("sglang", d=8), Part("fsdp", d=8), colocated=True)),
+        (
+            "sglang:d4t4+megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)",
+            Allocation(Part("sglang", d=4, t=4), Part("megatron", d=4, p=2, t=2, c=2, e=2), colocated=False),
+        ),
+        ("fsdp:d8", Allocation(None, Part("fsdp", d=8), colocated=False)),
+        ("vllm:d4 + eval", Allocation(Part("vllm", d=4), None, colocated=False)),
+    ],
+)
+def test_allocations(text: str, expected: Allocation) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("vllm:x4+fsdp:d8", "x4"),
+        ("vllm:d4d4+fsdp:d8", "each once"),
+        ("trt:d4+fsdp:d8", "no backend"),
+        ("vllm:d0+fsdp:d8", "from 1"),
+        ("vllm:d4+sglang:d4", "expected one of each"),
+        ("four engines", "is no part"),
+    ],
+)
+def test_a_wrong_allocation_names_its_part_and_the_form(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse(text)
+    refused = result({"allocation_mode": text}).refused
+    assert [fate.setting.key for fate in refused] == ["allocation_mode"]
+
+
+def test_an_allocation_becomes_engines_and_a_trainer() -> None:
+    found = spec({"allocation_mode": "vllm:d4t2+fsdp:d4t2c2", "cluster.n_gpus_per_node": 8})
+    assert (found.inference.replicas, found.inference.gpus_per_replica, found.inference.tensor_parallel) == (4, 2, 2)
+    assert (found.trainer.replicas, found.trainer.gpus_per_replica) == (2, 8)
+    assert (found.trainer.parallelism.tp, found.trainer.parallelism.cp) == (2, 2)
+
+
+def test_a_shared_allocation_is_synchronous() -> None:
+    found = spec({"allocation_mode": "vllm:d8|fsdp:d8", "rollout.max_head_offpolicyness": 3})
+    assert found.placement.colocate
+    assert found.algorithm.max_async_level == 0
+    assert (found.inference.gpus_per_replica, found.inference.data_parallel) == (8, 8)
+
+
+def test_sglang_is_read_as_vllm_with_a_notice() -> None:
+    found = result({"allocation_mode": "sglang:d4+fsdp:d4"})
+    assert any("sglang is read as vllm" in notice for notice in found.notices)
+
+
+def test_backends_of_two_keys_are_an_allocation() -> None:
+    without = {key: value for key, value in BASE.items() if key != "allocation_mode"}
+    parts = {"rollout.backend": "vllm:d2t2", "actor.backend": "megatron:(attn:d2p2t1|ffn:d2p2e2)"}
+    found = convert([Setting(k, v, "t") for k, v in (without | parts).items()], Context("run"), ["t"])
+    run = parse_manifest(found.text, "t")[0].spec
+    assert (run.inference.replicas, run.trainer.gpus_per_replica, run.trainer.parallelism.ep) == (2, 4, 2)
+    assert any("no pipeline here" in notice for notice in found.notices)
+
+
+def test_the_decoupled_loss() -> None:
+    algorithm = spec(
+        {
+            "actor.use_decoupled_loss": True,
+            "actor.eps_clip": 0.4,
+            "actor.behav_imp_weight_cap": 5.0,
+            "actor.reward_norm.mean_level": "group",
+            "actor.reward_norm.std_level": "group",
+            "actor.adv_norm.mean_level": "batch",
+            "actor.adv_norm.std_level": "batch",
+            "rollout.max_head_offpolicyness": 4,
+        }
+    ).algorithm
+    assert (algorithm.preset, algorithm.effective_proximal, algorithm.max_async_level) == (
+        "decoupled_ppo",
+        "recompute",
+        4,
+    )
+    assert algorithm.effective_loss.options == {
+        "eps_low": 0.4,
+        "eps_high": 0.4,
+        "dual_clip": None,
+        "cap": 5.0,
+        "cap_mode": "mask",
+    }
+    assert algorithm.effective_advantage.options == {
+        "mean": "group",
+        "std": "group",
+        "adv_mean": "batch",
+        "adv_std": "batch",
+    }
+
+
+def test_a_critic() -> None:
+    algorithm = spec(
+        {"critic.path": "x", "critic.eps_clip": 0.5, "actor.optimizer.lr": 1e-5, "actor.gae_lambda": 0.9}
+    ).algorithm
+    assert algorithm.critic is not None
+    assert (algorithm.critic.lr, algorithm.critic.value_clip) == (1e-5, 0.5)
+    assert algorithm.effective_advantage.options["lam"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss", "proximal"),
+    [
+        ({"actor.importance_sampling_level": "sequence", "actor.recompute_logprob": True}, "gspo", "recompute"),
+        ({"actor.use_sapo_loss": True}, "sapo", "inference"),
+        ({"actor.recompute_logprob": True}, "ppo", "recompute"),
+        ({}, "ppo", "inference"),
+        ({"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}, "decoupled_ppo", "log_linear"),
+    ],
+)
+def test_losses(changes: dict[str, Any], loss: str, proximal: str) -> None:
+    algorithm = spec(changes).algorithm
+    assert (algorithm.effective_loss.name, algorithm.effective_proximal) == (loss, proximal)
+
+
+def test_intervals_of_epochs_are_steps() -> None:
+    epochs = {
+        "total_train_epochs": 2,
+        "saver.freq_epochs": 1,
+        "evaluator.freq_steps": 5,
+        "valid_dataset.path": "openai/gsm8k",
+    }
+    found = convert(
+        [Setting(k, v, "t") for k, v in ({k: v for k, v in BASE.items() if k != "total_train_steps"} | epochs).items()],
+        Context("run", 640),
+        ["t"],
+    )
+    run = parse_manifest(found.text, "t")[0].spec
+    assert (run.max_steps, run.checkpoint.export.interval) == (20, 10)
+    assert run.evaluation is not None
+    assert run.evaluation.interval == 5
+
+
+def test_adapters_of_megatron_have_names_of_transformers() -> None:
+    found = spec({"actor.use_lora": True, "actor.lora_rank": 8, "actor.target_modules": ["linear_qkv", "lm_head"]})
+    assert found.trainer.lora is not None
+    assert found.trainer.lora.targets == ["q_proj", "k_proj", "v_proj", "lm_head"]
+
+
+def test_rewards_of_a_script_are_noticed() -> None:
+    found = result({"train_dataset.path": "org/data"})
+    assert any("rewards are Python of AReaL's script" in notice for notice in found.notices)
+
+
+def test_yaml_with_interpolations_is_read() -> None:
+    text = "actor: {path: Qwen/Qwen3-0.6B, kl_ctl: 0.0}\ngconfig: {n_samples: 2}\ntokenizer_path: ${actor.path}\n"
+    text += "allocation_mode: vllm:d1+fsdp:d1\ntotal_train_steps: 3\ntrain_dataset: {path: openai/gsm8k, type: rl}\n"
+    found = convert(read_settings(text, "a.yaml", {}), Context("a"), ["a.yaml"])
+    assert {fate.setting.key: fate.setting.value for fate in found.fates}["tokenizer_path"] == "Qwen/Qwen3-0.6B"
+    assert parse_manifest(found.text, "a")[0].metadata.name == "a"

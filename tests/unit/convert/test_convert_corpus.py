@@ -1,0 +1,59 @@
+"""Every key of other trainers' example files is accounted for, and what comes out is a manifest."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun.api.manifest import examine_manifest
+from rlrun.convert.convert import AREAL, VERL, Converted
+from rlrun.convert.draft import KINDS
+from rlrun.convert.readers.setting import Setting
+from rlrun.convert.tables.row import row_of
+from tools.convert_corpus import CORPUS, converted
+
+Case = tuple[str, list[Setting], Converted]
+CASES = [case for name in ("verl", "areal") for case in converted(name)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+def test_every_key_has_a_fate_that_the_manifest_tells(case: Case) -> None:
+    title, settings, result = case
+    assert sorted(fate.setting.key for fate in result.fates) == sorted(setting.key for setting in settings)
+    for fate in result.fates:
+        assert fate.kind in KINDS
+        assert f"{fate.setting.key}=" in result.text, f"{title}: no comment tells of {fate.setting.key}"
+        assert fate.to or fate.note, f"{title}: {fate.setting.key} is {fate.kind} without a reason"
+        assert fate.kind != "unknown", f"{title}: {fate.setting.key} has no row"
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+def test_what_comes_out_is_a_manifest(case: Case) -> None:
+    title, _, result = case
+    examined, _ = examine_manifest(result.text, title)
+    assert [str(problem) for problem in examined.problems] == []
+    assert examined.result is not None or result.refused
+
+
+def test_most_files_are_converted_and_the_others_say_why() -> None:
+    refused = {case[0]: [fate.setting.key for fate in case[2].refused] for case in CASES if case[2].refused}
+    assert set(refused) == {
+        "examples/ppo_trainer/run_qwen2-7b_rm.sh",
+        "examples/gmpo_trainer/run_qwen3_8b_fsdp.sh",
+        "examples/grpo_trainer/run_qwen2_5_vl_7b_fsdp.sh",
+        "examples/ascend_extras/remax_trainer/run_qwen3_8b_fsdp.sh",
+        "examples/math/multi-turn/config.yaml",
+        "examples/math/gsm8k_distill.yaml",
+        "examples/math/gsm8k_sft.yaml",
+    }
+
+
+def test_every_row_can_be_reached() -> None:
+    """A row behind a wider one would never be looked up."""
+    for dialect in (VERL, AREAL):
+        for row in dialect.rows:
+            example = row.key.replace("*", "x")
+            assert row_of(example, dialect.rows) is row, f"{dialect.name}: {row.key} is hidden by an earlier row"
+
+
+def test_the_corpus_is_small() -> None:
+    assert sum(path.stat().st_size for path in CORPUS.iterdir()) < 60_000

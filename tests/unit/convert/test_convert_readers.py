@@ -1,0 +1,108 @@
+"""Scripts and overrides are read as a shell and Hydra read them, and nothing is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.config.loading.problems import ConfigError
+from rlrun.convert.readers.hydra import read_yaml, resolve, scalar
+from rlrun.convert.readers.shell import read_script
+
+START = "\npython3 -m verl.trainer.main_ppo "
+
+
+def words(script: str, **environment: str) -> list[str]:
+    commands = read_script(script, "run.sh", environment)
+    return [word.text for word in commands[0].words] if commands else []
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("a=1\nb=${a}2" + START + "x.a=$b", ["x.a=12"]),
+        ("n=${N:-2}\nm=${n:-9}" + START + "x.a=$n x.b=$m", ["x.a=2", "x.b=2"]),
+        ("a=$((1024 * 2))" + START + "x.a=$((a + 1)) x.b=$((a * (1 + 2)))", ["x.a=2049", "x.b=6144"]),
+        ("f=\"['$HOME/a', '$HOME/b']\"" + START + 'x.f="$f"', ["x.f=['/root/a', '/root/b']"]),
+        (START + "x.l=['a','b'] y.l='[\"a\"]'", ["x.l=[a,b]", 'y.l=["a"]']),
+        ("A=(\n  x.a=1 # why\n  x.b='2 3'\n)\nA+=(x.c=3)" + START + '"${A[@]}"', ["x.a=1", "x.b=2 3", "x.c=3"]),
+        ("E=()" + START + '"${E[@]}" x.a=1 "$@" $1', ["x.a=1"]),
+        ('C="\n  x.a=1 \\\n  x.b=2"\nD="${C//x./y.}"' + START + "$C $D", ["x.a=1", "x.b=2", "y.a=1", "y.b=2"]),
+        (
+            "b=fsdp\nif [[ $b == megatron ]]; then\n v=1\nelif [ $b = fsdp ]; then v=2\nelse v=3\nfi"
+            + START
+            + "x.v=$v",
+            ["x.v=2"],
+        ),
+        ('if [ "${V:-1}" != 0 ]; then L=(uv run python3); else L=(python3); fi\n"${L[@]}" -m m x.a=1', ["x.a=1"]),
+        ("case $HOME in\n /ro*|b) v=1 ;;\n *) v=2; exit 1 ;;\nesac" + START + "x.v=$v", ["x.v=1"]),
+        ('[ -z "$N" ] && v=none || v=some' + START + "x.v=$v", ["x.v=none"]),
+        ('cat > f.py << EOF\nx = "unclosed\nEOF\n' + START + "x.a=1 2>&1 | tee log", ["x.a=1"]),
+        ("for i in 1 2; do v=$i; done" + START + "x.v=$v", ["x.v=2"]),
+        ("f() {\n  echo $1\n}" + START + "x.a=1 \\\n    x.b=2\n", ["x.a=1", "x.b=2"]),
+        ("ray job submit --working-dir . -- python3 -m recipe.dapo.main_dapo x.a=1", ["x.a=1"]),
+        ("p=${0##*/}\nm=Qwen/Qwen3-8B" + START + "x.n=${m##*/} x.o=${m%%/*}", ["x.n=Qwen3-8B", "x.o=Qwen"]),
+    ],
+)
+def test_scripts(script: str, expected: list[str]) -> None:
+    assert words(script, HOME="/root") == expected
+
+
+def test_nothing_is_run_and_what_it_would_say_is_unset() -> None:
+    command = read_script("d=$(date +%s)" + START + "x.name=run-$d x.e=$NONE x.g=$(nvidia-smi)", "run.sh", {})[0]
+    assert [(word.text, word.unset) for word in command.words] == [
+        ("x.name=run-", ("d",)),
+        ("x.e=", ("NONE",)),
+        ("x.g=", ("$(nvidia-smi)",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "problem"),
+    [
+        ("a=1\nb='x", 2, "not closed"),
+        ("if [ 1 = 1 ]; then\necho", None, "ends in the middle"),
+        ("x.a=1\nfi\n)", 3, "closes nothing"),
+        ("A=(x\n", 1, "not closed"),
+    ],
+)
+def test_a_script_that_cannot_be_read_says_where(script: str, line: int | None, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as raised:
+        read_script(script, "run.sh", {})
+    assert raised.value.problems[0].line == line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("True", True),
+        ("null", None),
+        ("1e-6", 1e-6),
+        ("0.", 0.0),
+        ("-1", -1),
+        ("[a,'b c',1]", ["a", "b c", 1]),
+        ("'quoted'", "quoted"),
+        ("{}", {}),
+        ("~/models/x", "~/models/x"),
+        ("???", "???"),
+    ],
+)
+def test_overrides_have_hydras_values(text: str, expected: Any) -> None:
+    assert scalar(text) == expected
+
+
+def test_interpolations() -> None:
+    text = (
+        "a: {b: 1, c: '${.b}', d: '${x.y}'}\ne: ${oc.select:a.b,7}\nf: ${oc.select:z,7}\ng: p/${a.b}\nh: ${nowhere}\n"
+    )
+    found = {setting.key: setting for setting in resolve(read_yaml(text, "a.yaml"))}
+    assert [found[key].value for key in ("a.c", "e", "f", "g")] == [1, 1, 7, "p/1"]
+    assert found["a.d"].unset == ("${x.y}",)
+    assert found["h"].unset == ("${nowhere}",)
+    assert found["f"].line == 3
+
+
+def test_items_of_lists_of_mappings_have_keys() -> None:
+    found = read_yaml("a:\n- {b: 1}\n- {c: [1, 2]}\n", "a.yaml")
+    assert [(setting.key, setting.value) for setting in found] == [("a[0].b", 1), ("a[1].c", [1, 2])]

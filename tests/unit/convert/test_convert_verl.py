@@ -1,0 +1,184 @@
+"""verl's settings become the fields that mean the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.api.manifest import parse_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.loading.problems import ConfigError
+from rlrun.convert.compose.shared import Context
+from rlrun.convert.convert import Converted, convert, read_settings
+from rlrun.convert.readers.hydra import override
+from rlrun.convert.readers.setting import Setting
+
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+BASE = {
+    "data.train_files": "/root/data/gsm8k/train.parquet",
+    "data.val_files": "/root/data/gsm8k/test.parquet",
+    "actor_rollout_ref.model.path": "Qwen/Qwen3-8B",
+    "algorithm.adv_estimator": "grpo",
+    "trainer.total_training_steps": 7,
+}
+
+
+def settings(**changes: Any) -> list[Setting]:
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    return [Setting(key, value, "test") for key, value in (BASE | named).items() if value is not ...]
+
+
+def result(changes: dict[str, Any], rows: int | None = None) -> Converted:
+    return convert(settings(**changes), Context("run", rows), ["test"])
+
+
+def spec(changes: dict[str, Any], rows: int | None = None) -> RLRunSpec:
+    return parse_manifest(result(changes, rows).text, "test")[0].spec
+
+
+def test_a_step_has_prompts_times_answers_in_minibatches() -> None:
+    found = spec({"data.train_batch_size": 1024, R + "n": 5, A + "ppo_mini_batch_size": 256})
+    assert (found.orchestrator.batch_size, found.trainer.updates_per_step, found.environments[0].group_size) == (
+        5120,
+        4,
+        5,
+    )
+    assert (found.max_steps, found.algorithm.max_async_level) == (7, 0)
+
+
+def test_epochs_become_steps_where_the_rows_are_known() -> None:
+    epochs = {"trainer.total_training_steps": ..., "trainer.total_epochs": 15, "data.train_batch_size": 100}
+    assert spec(epochs, rows=1050).max_steps == 150
+    unknown = result(epochs | {"data.train_files": "/root/data/x/train.parquet"})
+    assert [line.partition(":")[0] for line in unknown.missing] == ["spec.maxSteps"]
+    assert "--rows N" in unknown.missing[0]
+
+
+def test_trainer_and_engines_have_the_same_gpus() -> None:
+    found = spec({"trainer.nnodes": 2, "trainer.n_gpus_per_node": 8, R + "tensor_model_parallel_size": 4})
+    assert found.placement.colocate
+    assert (found.trainer.replicas, found.trainer.gpus_per_replica) == (2, 8)
+    assert (found.inference.tensor_parallel, found.inference.data_parallel) == (4, 2)
+
+
+def test_verls_own_defaults_are_written_where_ours_differ() -> None:
+    found = spec({})
+    assert found.trainer.optimizer.weight_decay == 0.01
+    assert found.inference.gpu_memory_utilization == 0.5
+    assert found.algorithm.effective_loss.options["dual_clip"] == 3.0
+    assert found.algorithm.effective_aggregation == "token_mean"
+    assert found.trainer.activation_checkpointing == "full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "advantage", "loss"),
+    [
+        ({"algorithm.adv_estimator": "gae", "algorithm.lam": 0.95}, ("gae", {"gamma": 1.0, "lam": 0.95}), "ppo"),
+        ({"algorithm.norm_adv_by_std_in_grpo": False}, ("grpo", {"std": "none"}), "ppo"),
+        ({"algorithm.adv_estimator": "rloo"}, ("rloo", {}), "ppo"),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, ("reinforce_pp", {"gamma": 1.0}), "ppo"),
+        ({A + "policy_loss.loss_mode": "gspo"}, ("grpo", {"std": "group"}), "gspo"),
+        ({A + "policy_loss.loss_mode": "cispo", A + "clip_ratio_low": 10}, ("grpo", {"std": "group"}), "cispo"),
+        ({A + "policy_loss.loss_mode": "sapo"}, ("grpo", {"std": "group"}), "sapo"),
+        ({A + "policy_loss.loss_mode": "dppo_tv"}, ("grpo", {"std": "group"}), "dppo"),
+    ],
+)
+def test_objectives(changes: dict[str, Any], advantage: tuple[str, dict[str, Any]], loss: str) -> None:
+    algorithm = spec(changes).algorithm
+    assert (algorithm.effective_advantage.name, algorithm.effective_advantage.options) == advantage
+    assert algorithm.effective_loss.name == loss
+
+
+def test_kl_terms() -> None:
+    in_loss = spec({A + "use_kl_loss": True, A + "kl_loss_coef": 0.01, A + "kl_loss_type": "mse"}).algorithm
+    assert (in_loss.regularizers.kl, in_loss.regularizers.kl_kind) == (0.01, "k2")
+    in_reward = result({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.002})
+    assert "kl: 0.002" in in_reward.text
+    assert any("not of the reward" in notice for notice in in_reward.notices)
+    assert spec({A + "kl_loss_coef": 0.01}).algorithm.reference is None
+
+
+def test_dapo() -> None:
+    overlong = "reward_model.reward_kwargs.overlong_buffer_cfg."
+    found = spec(
+        {
+            "algorithm.filter_groups.enable": True,
+            A + "clip_ratio_high": 0.28,
+            "data.max_response_length": 2000,
+            overlong + "enable": True,
+            overlong + "len": 500,
+            overlong + "penalty_factor": 0.5,
+        }
+    ).algorithm
+    filters = found.effective_filters
+    assert (found.preset, filters.zero_variance, filters.overlong_penalty, filters.overlong_buffer) == (
+        "dapo",
+        True,
+        0.5,
+        0.25,
+    )
+    assert found.effective_loss.options["eps_high"] == 0.28
+
+
+def test_files_of_one_folder_are_one_environment() -> None:
+    environment = spec({}).environments[0]
+    assert environment.args | {} == {
+        "path": "/root/data/gsm8k",
+        "train_split": "train.parquet",
+        "eval_split": "test.parquet",
+        "reward": "math",
+    }
+    several = spec(
+        {
+            "data.train_files": ["/root/data/gsm8k/train.parquet", "/root/data/math/train.parquet"],
+            "data.val_files": ["/root/data/math/test.parquet", "/root/data/gsm8k/test.parquet"],
+        }
+    ).environments
+    assert [(each.name, each.args["path"]) for each in several] == [
+        ("gsm8k", "/root/data/gsm8k"),
+        ("math", "/root/data/math"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("algorithm.adv_estimator", "remax", "nearest: rloo"),
+        (A + "policy_loss.loss_mode", "geo_mean", "nearest: gspo"),
+        ("reward_model.enable", True, "judge asks a model"),
+        (R + "multi_turn.enable", True, "write an environment"),
+        ("actor_rollout_ref.model.path", "Qwen/Qwen2.5-VL-7B-Instruct", "vision-language"),
+    ],
+)
+def test_what_rlrun_cannot_do_is_refused_with_the_nearest(key: str, value: Any, reason: str) -> None:
+    refused = result({key: value}).refused
+    assert [fate.setting.key for fate in refused] == [key]
+    assert reason in refused[0].note
+
+
+def test_what_deviates_is_noticed_and_what_nobody_knows_too() -> None:
+    found = result({R + "top_p": 0.9, "trainer.foo": 3, "datta.train_files": "x", R + "name": "sglang"})
+    assert any(R + "top_p=0.9" in notice for notice in found.notices)
+    assert any("did you mean data.train_files" in notice for notice in found.notices)
+    assert any("read as vllm" in notice for notice in found.notices)
+    assert "datta.train_files=x: unknown" in found.text
+
+
+def test_a_variable_that_nothing_sets_is_missing() -> None:
+    word = override("trainer.n_gpus_per_node=", "run.sh", 3, ("WORKER_GPU",))
+    assert word is not None
+    found = convert([*settings(), word], Context("run"), ["run.sh"])
+    assert any("WORKER_GPU is set nowhere" in line for line in found.missing)
+
+
+def test_prime_rls_toml_needs_no_conversion() -> None:
+    with pytest.raises(ConfigError, match=r"rl @ run.toml starts it"):
+        read_settings("max_steps = 3", "run.toml", {})
+
+
+def test_files_of_nobody_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no key of verl"):
+        convert([Setting("model.name", "x", "a.yaml")], Context("run"), ["a.yaml"])
+    with pytest.raises(ConfigError, match="no command with key=value"):
+        read_settings("echo hello\n", "a.sh", {})

@@ -1,0 +1,66 @@
+"""The reference page of `rlrun convert`: what became of other projects' example files, and every key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rlrun.convert.convert import AREAL, VERL, Converted, Dialect
+from rlrun.convert.draft import KINDS
+from tools.convert_corpus import converted
+from tools.docs_resource import NOTE, cells, page
+
+_SOURCES: Sequence[tuple[str, Dialect, str]] = (
+    ("verl", VERL, "verl (github.com/volcengine/verl and verl-project/verl)"),
+    ("areal", AREAL, "AReaL (github.com/inclusionAI/AReaL)"),
+)
+
+
+def convert_page() -> str:
+    """A table of files and a table of keys for each trainer."""
+    lines = [
+        NOTE,
+        "",
+        "# What `rlrun convert` makes of other trainers' keys and files",
+        "",
+        "How to use it: [coming from verl or AReaL](../convert.md). Each key is *taken* (its value is a field's, or says what RLRun",
+        "does anyway), *mapped* (it decides fields, converted or with other keys), left at its *default* (it has no value), *dropped*",
+        "(it has no field; the reason is told), or *refused* (the run is another one than RLRun can do). A key without a row is *unknown*,",
+        "and told on standard error.",
+    ]
+    for name, dialect, title in _SOURCES:
+        lines += ["", f"## Files of {title}", ""]
+        lines += ["Facts of these files, with 1,000 rows where the number is not known, are converted by a test.", ""]
+        lines += ["| file | keys | " + " | ".join(KINDS) + " | outcome |", "|---|---|" + "---|" * len(KINDS) + "---|"]
+        lines += [_file(title, result) for title, _, result in converted(name)]
+        lines += ["", f"## Keys of {dialect.name}", "", *_keys(dialect)]
+    return page(lines)
+
+
+def _file(title: str, result: Converted) -> str:
+    counts = Counter(fate.kind for fate in result.fates)
+    outcome = "; ".join(
+        f"refused: `{fate.setting.key}={fate.setting.value}`: {fate.note}" for fate in result.refused[:1]
+    )
+    outcome = outcome or "; ".join(["converted", *(f"to add: {line}" for line in result.missing)])
+    return cells(f"`{title}`", str(len(result.fates)), *(str(counts[kind] or "") for kind in KINDS), outcome)
+
+
+def _keys(dialect: Dialect) -> Iterable[str]:
+    yield from (
+        f"`*` stands for any text; the first row that fits a key counts. Keys with another name in other releases: {_aliases(dialect)}.",
+        "",
+    )
+    yield from ("| key | field | meaning, or why there is none |", "|---|---|---|")
+    for row in dialect.rows:
+        what = {"refuse": "refused: ", "drop": "", "joined": "", "value": ""}[row.how]
+        fine = ", ".join(
+            f"`{str(value).lower() if value is None or isinstance(value, bool) else value}`" for value in row.fine
+        )
+        accepted = f" (but {fine} is what RLRun does)" if fine else ""
+        fields = ", ".join(f"`{name}`" for name in row.to.split(", ")) if row.to else ""
+        yield cells(f"`{row.key}`", fields, f"{what}{row.note}{accepted}")
+
+
+def _aliases(dialect: Dialect) -> str:
+    return ", ".join(f"`{old}` is `{new}`" for old, new in dialect.aliases.items())
