@@ -184,6 +184,16 @@ def test_rewards_of_a_script_are_noticed() -> None:
     assert any("rewards are Python of AReaL's script" in notice for notice in found.notices)
 
 
+def test_a_launchers_command_names_its_file() -> None:
+    script = "python3 -m areal.launcher.local train.py --config a.yaml allocation_mode=vllm:d1+fsdp:d1 actor.path=Qwen/Qwen3-0.6B"
+    found = convert(
+        read_settings(script + " gconfig.n_samples=2\npython3 -m areal.x y=1\n", "run.sh", {}), Context("a"), ["run.sh"]
+    )
+    assert any(notice.startswith("--config=a.yaml: not followed") for notice in found.notices)
+    assert any(notice.startswith("<areal.x>=a later command") for notice in found.notices)
+    assert any(notice.startswith("train.py=None") for notice in found.notices)
+
+
 def test_yaml_with_interpolations_is_read() -> None:
     text = "actor: {path: Qwen/Qwen3-0.6B, kl_ctl: 0.0}\ngconfig: {n_samples: 2}\ntokenizer_path: ${actor.path}\n"
     text += "allocation_mode: vllm:d1+fsdp:d1\ntotal_train_steps: 3\ntrain_dataset: {path: openai/gsm8k, type: rl}\n"

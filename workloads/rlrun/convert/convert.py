@@ -12,7 +12,7 @@ from rlrun.convert.compose.shared import Context, named
 from rlrun.convert.draft import Draft, Fate
 from rlrun.convert.readers.hydra import override, read_yaml, resolve
 from rlrun.convert.readers.setting import Setting, latest, refuse
-from rlrun.convert.readers.shell import read_script
+from rlrun.convert.readers.shell import Word, read_script
 from rlrun.convert.tables import areal as areal_table
 from rlrun.convert.tables import verl as verl_table
 from rlrun.convert.tables.row import Row
@@ -103,13 +103,27 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
         raise refuse(
             source, f"starts {commands[0].module}: supervised fine-tuning is not converted yet; see docs/sft.md"
         )
-    settings = []
-    for word in commands[0].words:
-        found = override(word.text, source, word.line, word.unset)
-        if found is None and word.text.startswith("--"):
-            name, _, value = word.text.partition("=")
-            found = Setting(name, value, source, word.line)
-        settings += [found] if found is not None else []
+    first, *others = commands
+    settings = _arguments(first.words, source)
+    return [
+        *settings,
+        *(Setting(f"<{other.module}>", "a later command", source, other.words[0].line) for other in others),
+    ]
+
+
+def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
+    """The settings of a command's words; an option `--name value` is one too, and what is neither is a key without value."""
+    settings: list[Setting] = []
+    for word in words:
+        name, equals, value = word.text.partition("=")
+        if word.text.startswith("-"):
+            settings.append(Setting(name, value if equals else None, source, word.line))
+        elif (found := override(word.text, source, word.line, word.unset)) is not None:
+            settings.append(found)
+        elif settings and settings[-1].key.startswith("-") and settings[-1].value is None:
+            settings[-1] = Setting(settings[-1].key, word.text, source, word.line)
+        else:
+            settings.append(Setting(word.text, None, source, word.line))
     return settings
 
 

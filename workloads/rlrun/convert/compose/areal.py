@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.convert.allocation import Allocation, Part, parse
 from rlrun.convert.compose.areal_objective import put_objective
-from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, put_model, put_steps, warmup
+from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, is_on_hub, put_model, put_steps, warmup
 from rlrun.convert.draft import Draft
 from rlrun.convert.tables.areal import MEGATRON_MODULES
 
@@ -159,7 +159,7 @@ def _environment(draft: Draft, n: int) -> None:
     if not path:
         draft.missing.append(f"spec.environments: the data: add {key}=ORG/NAME or a folder")
         path = "openai/gsm8k"
-    local = path.startswith(("/", "."))
+    local = not is_on_hub(path)
     known = PurePosixPath(path).name == "gsm8k"
     args: dict[str, Any] = {"path" if local else "name": path}
     environment: dict[str, Any] = {"id": "gsm8k" if known else "dataset", "groupSize": n, "args": args}

@@ -40,6 +40,11 @@ def at_home(path: str) -> str:
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
+def is_on_hub(path: str) -> bool:
+    """True for a repository's name, `org/name`; all else is a folder."""
+    return _HUB_NAME.fullmatch(path) is not None
+
+
 def run_name(text: object, fallback: str) -> str:
     """A name of an RLRun, as near to `text` as its rules allow."""
     for candidate in (str(text or ""), fallback, "run"):
@@ -68,8 +73,7 @@ def put_model(draft: Draft, key: str) -> None:
         return
     if _VISION.search(PurePosixPath(path).name):
         draft.refused[key] = "a vision-language model: RLRun trains on texts alone"
-    folder = path.startswith(("/", ".", "~"))
-    draft.put("model.path" if folder or not _HUB_NAME.fullmatch(path) else "model.name", at_home(path), key)
+    draft.put("model.name" if is_on_hub(path) else "model.path", at_home(path), key)
 
 
 def put_steps(draft: Draft, context: Context, *, epochs: str, batch: str, files: Sequence[str]) -> int | None:

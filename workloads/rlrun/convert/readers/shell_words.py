@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 _OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")")
-_REDIRECT = re.compile(r"\d*(>>|>|<)(&\d|\s*\S+)|&>\s*\S+")
+_REDIRECT = re.compile(r"<<<\s*\S+|\d*(>>|>|<)(&\d|\s*\S+)|&>\s*\S+")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _CLOSES = {"(": ")", "{": "}"}

@@ -226,6 +226,8 @@ _OTHERS: tuple[Row, ...] = (
     drop("evaluator.*", _FOLDER),
     drop("model.*", "of a supervised run"),
     drop("defaults*", "Hydra's list of files"),
+    drop("--config", "not followed: name that file on the command line too", fine=(None,)),
+    drop("--*", "an option of AReaL's launcher"),
     refuse(
         "max_turns", "turns are Python of AReaL's script; write an environment (docs/environments.md)", fine=(None, 1)
     ),
