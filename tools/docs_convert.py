@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rlrun.convert.convert import AREAL, VERL, Converted, Dialect
+from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Converted, Dialect
 from rlrun.convert.draft import KINDS
 from tools.convert_corpus import converted
 from tools.docs_resource import NOTE, cells, page
 
-_SOURCES: Sequence[tuple[str, Dialect, str]] = (
-    ("verl", VERL, "verl (github.com/volcengine/verl and verl-project/verl)"),
-    ("areal", AREAL, "AReaL (github.com/inclusionAI/AReaL)"),
+_SOURCES: Sequence[tuple[str, Sequence[Dialect], str]] = (
+    ("verl", (VERL, VERL_SFT), "verl (github.com/volcengine/verl and verl-project/verl)"),
+    ("areal", (AREAL, AREAL_SFT), "AReaL (github.com/inclusionAI/AReaL)"),
 )
 
 
@@ -28,12 +28,13 @@ def convert_page() -> str:
         "(it has no field; the reason is told), or *refused* (the run is another one than RLRun can do). A key without a row is *unknown*,",
         "and told on standard error.",
     ]
-    for name, dialect, title in _SOURCES:
+    for name, dialects, title in _SOURCES:
         lines += ["", f"## Files of {title}", ""]
         lines += ["Facts of these files, with 1,000 rows where the number is not known, are converted by a test.", ""]
         lines += ["| file | keys | " + " | ".join(KINDS) + " | outcome |", "|---|---|" + "---|" * len(KINDS) + "---|"]
         lines += [_file(title, result) for title, _, result in converted(name)]
-        lines += ["", f"## Keys of {dialect.name}", "", *_keys(dialect)]
+        for dialect in dialects:
+            lines += ["", f"## Keys of {dialect.name}", "", *_keys(dialect)]
     return page(lines)
 
 
@@ -48,7 +49,7 @@ def _file(title: str, result: Converted) -> str:
 
 def _keys(dialect: Dialect) -> Iterable[str]:
     yield from (
-        f"`*` stands for any text; the first row that fits a key counts. Keys with another name in other releases: {_aliases(dialect)}.",
+        f"`*` stands for any text; the first row that fits a key counts. {_aliases(dialect)}",
         "",
     )
     yield from ("| key | field | meaning, or why there is none |", "|---|---|---|")
@@ -63,4 +64,5 @@ def _keys(dialect: Dialect) -> Iterable[str]:
 
 
 def _aliases(dialect: Dialect) -> str:
-    return ", ".join(f"`{old}` is `{new}`" for old, new in dialect.aliases.items())
+    names = ", ".join(f"`{old}` is `{new}`" for old, new in dialect.aliases.items())
+    return f"Keys with another name in other releases: {names}." if names else ""

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from rlrun.convert.compose import areal, verl
+from rlrun.convert.compose import areal, sft, verl
 from rlrun.convert.compose.shared import Context, named
 from rlrun.convert.draft import Draft, Fate
-from rlrun.convert.readers.hydra import override, read_yaml, resolve
+from rlrun.convert.readers.hydra import override, read_yaml, resolve, scalar
 from rlrun.convert.readers.setting import Setting, latest, refuse
 from rlrun.convert.readers.shell import Word, read_script
 from rlrun.convert.tables import areal as areal_table
+from rlrun.convert.tables import areal_sft as areal_sft_table
 from rlrun.convert.tables import verl as verl_table
+from rlrun.convert.tables import verl_sft as verl_sft_table
 from rlrun.convert.tables.row import Row
 from rlrun.convert.writer import manifest
 
@@ -34,7 +36,7 @@ class Dialect:
     named_by: str
     """Key of the run's name."""
     marks: tuple[str, ...]
-    """Beginnings of keys that no other trainer has."""
+    """Beginnings of keys, or keys with a value, that no other has; the first dialect with one counts."""
 
 
 VERL = Dialect(
@@ -44,7 +46,7 @@ VERL = Dialect(
     verl_table.DEFAULTS,
     verl.compose,
     "trainer.experiment_name",
-    ("actor_rollout_ref.", "data.train_files", "algorithm.adv_estimator"),
+    ("actor_rollout_ref.", "algorithm.adv_estimator"),
 )
 AREAL = Dialect(
     "AReaL",
@@ -55,7 +57,25 @@ AREAL = Dialect(
     "experiment_name",
     ("allocation_mode", "gconfig.", "train_dataset.", "actor.", "rollout.backend", "trial_name"),
 )
-DIALECTS = (VERL, AREAL)
+VERL_SFT = Dialect(
+    "verl (supervised)",
+    verl_sft_table.ROWS,
+    verl_sft_table.ALIASES,
+    verl_sft_table.DEFAULTS,
+    sft.compose_verl,
+    "trainer.experiment_name",
+    ("data.train_files",),
+)
+AREAL_SFT = Dialect(
+    "AReaL (supervised)",
+    areal_sft_table.ROWS,
+    areal_sft_table.ALIASES,
+    areal_sft_table.DEFAULTS,
+    sft.compose_areal,
+    "experiment_name",
+    ("train_dataset.type=sft",),
+)
+DIALECTS = (VERL, AREAL_SFT, AREAL, VERL_SFT)
 
 
 @dataclass(frozen=True)
@@ -99,12 +119,8 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
             source,
             "holds no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
         )
-    if commands[0].module.endswith("sft_trainer"):
-        raise refuse(
-            source, f"starts {commands[0].module}: supervised fine-tuning is not converted yet; see docs/sft.md"
-        )
     first, *others = commands
-    settings = _arguments(first.words, source)
+    settings = [*_arguments(first.options, source), *_arguments(first.words, source)]
     return [
         *settings,
         *(Setting(f"<{other.module}>", "a later command", source, other.words[0].line) for other in others),
@@ -117,7 +133,7 @@ def _arguments(words: Sequence[Word], source: str) -> list[Setting]:
     for word in words:
         name, equals, value = word.text.partition("=")
         if word.text.startswith("-"):
-            settings.append(Setting(name, value if equals else None, source, word.line))
+            settings.append(Setting(name, scalar(value) if equals else None, source, word.line, word.unset))
         elif (found := override(word.text, source, word.line, word.unset)) is not None:
             settings.append(found)
         elif settings and settings[-1].key.startswith("-") and settings[-1].value is None:
@@ -137,7 +153,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
     dialect = dialect_of(found, sources)
     canonical = {_canonical(setting.key, dialect.aliases): setting for setting in found}
     shadowed = [setting for setting in found if canonical[_canonical(setting.key, dialect.aliases)] is not setting]
-    draft = Draft(dialect.name, canonical, dialect.rows, dialect.defaults)
+    draft = Draft(dialect.name.partition(" (")[0], canonical, dialect.rows, dialect.defaults)
     draft.take_rows()
     dialect.compose(draft, context)
     name = named(draft, dialect.named_by, context)
@@ -160,7 +176,7 @@ def convert(settings: Iterable[Setting], context: Context, sources: Sequence[str
 def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
     """The trainer whose keys these are. Raises ConfigError: none is known."""
     for dialect in DIALECTS:
-        if any(setting.key.startswith(dialect.marks) for setting in settings):
+        if any(f"{setting.key}={setting.value}".startswith(dialect.marks) for setting in settings):
             return dialect
     raise refuse(
         ", ".join(sources),

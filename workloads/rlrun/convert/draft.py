@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from rlrun.convert.readers.setting import Setting
 from rlrun.convert.tables.row import Row, row_of
 
 Kind = Literal["taken", "mapped", "default", "dropped", "refused", "unknown"]
+_MISSPELT = 0.8
+"""Likeness (difflib) of two names of which one is taken for a misspelling of the other."""
 KINDS: Sequence[Kind] = ("taken", "mapped", "default", "dropped", "refused", "unknown")
 
 
@@ -159,9 +162,27 @@ class Draft:
         for key, fate in zip(self.settings, self.fates(), strict=True):
             row = row_of(key, self.rows)
             deviates = fate.kind == "dropped" and row is not None and bool(row.fine)
-            if fate.kind == "unknown" or deviates or (fate.kind == "default" and fate.setting.unset):
+            if fate.kind == "dropped" and row is not None and (nearest := self._nearly(key, row)):
+                found.append(f"{fate.setting.key}={fate.setting.value}: dropped; did you mean {nearest}?")
+            elif fate.kind == "unknown" or deviates or (fate.kind == "default" and fate.setting.unset):
                 found.append(f"{fate.setting.key}={fate.setting.value}: {fate.note}")
         return found
 
+    def _nearly(self, key: str, row: Row) -> str | None:
+        """The key that a misspelt one is nearly, where only a wide row is about it."""
+        if not row.key.endswith(".*"):
+            return None
+        exact = (each.key for each in self.rows if "*" not in each.key and each.how != "drop")
+        return next((other for other in exact if _misspelt(key, other)), None)
+
     def _is_same(self, to: tuple[str, ...], setting: Setting) -> bool:
         return len(to) == 1 and self.fields[to[0]].value == setting.value
+
+
+def _misspelt(key: str, other: str) -> bool:
+    """True if two keys differ in one part, and that hardly."""
+    parts, others = key.split("."), other.split(".")
+    apart = [(a, b) for a, b in zip(parts, others, strict=False) if a != b]
+    if len(parts) != len(others) or len(apart) != 1:
+        return False
+    return difflib.SequenceMatcher(None, *apart[0]).ratio() >= _MISSPELT

@@ -7,9 +7,8 @@ from typing import Any
 
 from rlrun.convert.allocation import Allocation, Part, parse
 from rlrun.convert.compose.areal_objective import put_objective
-from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, is_on_hub, put_model, put_steps, warmup
+from rlrun.convert.compose.shared import ALL_TASKS, Context, at_home, is_on_hub, put_lora, put_model, put_steps, warmup
 from rlrun.convert.draft import Draft
-from rlrun.convert.tables.areal import MEGATRON_MODULES
 
 _BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
 _GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
@@ -141,15 +140,8 @@ def _memory(draft: Draft) -> None:
 
 
 def _lora(draft: Draft) -> None:
-    if not draft.flag("actor.use_lora"):
-        return
-    draft.put("trainer.lora.rank", draft.whole("actor.lora_rank") or 32, "actor.use_lora", "actor.lora_rank")
-    draft.put("trainer.lora.alpha", draft.number("actor.lora_alpha") or 16.0, "actor.lora_alpha")
-    names = draft.get("actor.target_modules")
-    if isinstance(names, list) and names and names != ["all-linear"]:
-        targets = [target for name in names for target in MEGATRON_MODULES.get(name, (name,))]
-        draft.put("trainer.lora.targets", targets, "actor.target_modules")
-    if draft.fields.pop("weightSync.transport", None) is not None:
+    put_lora(draft, "actor.", use="actor.use_lora")
+    if "trainer.lora.rank" in draft.fields and draft.fields.pop("weightSync.transport", None) is not None:
         draft.dropped["actor.weight_update_mode"] = "adapters go through the volume (weightSync.transport: Filesystem)"
 
 

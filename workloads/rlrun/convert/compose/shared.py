@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlrun.convert.draft import Draft, Field
+from rlrun.convert.tables.modules import ALL_LINEAR, MEGATRON_MODULES
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _VISION = re.compile(r"(?i)(?<![a-z])(vl|vlm|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?v|vision)(?![a-z])")
@@ -103,6 +104,28 @@ def warmup(draft: Draft, ratio: str, *causes: str) -> None:
     steps = draft.fields["maxSteps"].value
     if share > 0:
         draft.put("trainer.scheduler.warmupSteps", math.ceil(share * steps), ratio, *causes, note=f"of {steps} steps")
+
+
+def put_lora(draft: Draft, part: str, *, use: str | None = None) -> None:
+    """`trainer.lora` of `<part>lora_rank`, `lora_alpha` and `target_modules`.
+
+    Args:
+        draft: the manifest.
+        part: beginning of the keys.
+        use: key that turns adapters on; None: a rank above 0 does.
+    """
+    rank, alpha, targets = (f"{part}{name}" for name in ("lora_rank", "lora_alpha", "target_modules"))
+    size = draft.whole(rank) or 0
+    if (use is not None and not draft.flag(use)) or (use is None and size <= 0):
+        return
+    draft.put("trainer.lora.rank", size or 32, *([use] if use is not None else []), rank)
+    draft.put("trainer.lora.alpha", draft.number(alpha) or 16.0, alpha)
+    written = draft.get(targets)
+    names = [written] if isinstance(written, str) else written
+    if isinstance(names, list) and names and names[0] not in ALL_LINEAR:
+        draft.put(
+            "trainer.lora.targets", [ours for name in names for ours in MEGATRON_MODULES.get(name, (name,))], targets
+        )
 
 
 def file_list(value: Any) -> list[str]:

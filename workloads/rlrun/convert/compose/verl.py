@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlrun.convert.compose.shared import ALL_TASKS, Context, environments, file_list, put_model, put_steps, warmup
+from rlrun.convert.compose.shared import (
+    ALL_TASKS,
+    Context,
+    environments,
+    file_list,
+    put_lora,
+    put_model,
+    put_steps,
+    warmup,
+)
 from rlrun.convert.compose.verl_objective import put_objective
 from rlrun.convert.draft import Draft
 
@@ -23,7 +32,7 @@ def compose(draft: Draft, context: Context) -> None:
     put_objective(draft)
     _gpus(draft)
     _micro_batches(draft)
-    _lora(draft)
+    put_lora(draft, _M)
     _environments(draft)
     _evaluation(draft)
 
@@ -147,19 +156,6 @@ def _micro_batches(draft: Draft) -> None:
                 note=f"{rows} rows of at most {longest} tokens per rank",
             )
             return
-
-
-def _lora(draft: Draft) -> None:
-    rank, alpha, targets = _M + "lora_rank", _M + "lora_alpha", _M + "target_modules"
-    if (size := draft.whole(rank)) is None or size <= 0:
-        return
-    draft.put("trainer.lora.rank", size, rank)
-    draft.put("trainer.lora.alpha", draft.number(alpha) or 16.0, alpha)
-    names = draft.get(targets)
-    if isinstance(names, str) and names not in ("all-linear", "all"):
-        names = [names]
-    if isinstance(names, list):
-        draft.put("trainer.lora.targets", names, targets)
 
 
 def _environments(draft: Draft) -> None:

@@ -34,6 +34,8 @@ class Command:
     """What `python -m` starts, or the program."""
     words: Sequence[Word]
     """The arguments behind it."""
+    options: Sequence[Word] = ()
+    """Options with a value of what starts the module: `--nproc_per_node=8` of torchrun."""
 
 
 @dataclass
@@ -261,7 +263,8 @@ def _keep(script: _Script, words: Sequence[Word]) -> None:
         module, start = texts[at + 1], at + 2
     settings = [word for word in words[start:] if _SETTING.match(word.text) or word.text.startswith("-")]
     if any(_SETTING.match(word.text) for word in settings):
-        script.commands.append(Command(module, list(words[start:])))
+        options = [word for word in words[:start] if re.match(r"--[\w-]+=", word.text)]
+        script.commands.append(Command(module, list(words[start:]), options))
 
 
 def _assign(script: _Script, word: Token) -> None:

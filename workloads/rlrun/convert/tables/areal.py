@@ -34,13 +34,6 @@ DEFAULTS: Mapping[str, Any] = {
 """AReaL's defaults where a field follows from them, whether or not the key is written."""
 
 DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
-MEGATRON_MODULES: Mapping[str, tuple[str, ...]] = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc2": ("down_proj",),
-}
-"""Megatron's names of layers, and those of transformers."""
 
 _NAMES = "each run has one name: metadata.name"
 _ENGINE = "vLLM's own default"

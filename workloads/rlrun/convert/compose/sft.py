@@ -1,0 +1,169 @@
+"""An RLRun of supervised fine-tuning: verl's `sft_trainer`, AReaL's `type: sft`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.convert.allocation import parse
+from rlrun.convert.compose.shared import Context, file_list, is_on_hub, put_lora, put_model, put_steps, warmup
+from rlrun.convert.draft import Draft
+
+_QUESTIONS = {"openai/gsm8k": ("question", "answer")}
+"""Columns of prompt and completion of public data sets that are no chats."""
+
+
+def compose_verl(draft: Draft, context: Context) -> None:
+    """Set all fields that more than one key of verl decides."""
+    draft.put("task", "SFT", note="supervised fine-tuning")
+    put_model(draft, "model.path")
+    length = draft.whole("data.max_length") or 1024
+    draft.put("seqLen", length, "data.max_length")
+    train = file_list(draft.get("data.train_files"))
+    _sources(draft, "data.train_files", [_source(file) for file in train])
+    _columns(draft)
+    _steps(draft, context, batch="data.train_batch_size", epochs="trainer.total_epochs", files=train)
+    total = draft.whole("trainer.total_training_steps")
+    if total is not None and total > 0:
+        draft.put("maxSteps", total, "trainer.total_training_steps")
+    warmup(draft, "optim.warmup_steps_ratio")
+    held_out = file_list(draft.get("data.val_files"))
+    if held_out:
+        _held_out(draft, _source(held_out[0]), "data.val_files", "trainer.test_freq", draft.whole("trainer.test_freq"))
+    betas = draft.get("optim.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        draft.put("trainer.optimizer.beta1", betas[0], "optim.betas")
+        draft.put("trainer.optimizer.beta2", betas[1], "optim.betas")
+    put_lora(draft, "model.")
+    _verl_gpus(draft, length)
+
+
+def compose_areal(draft: Draft, context: Context) -> None:
+    """Set all fields that more than one key of AReaL decides."""
+    draft.put("task", "SFT", "train_dataset.type")
+    put_model(draft, "model.path")
+    longest, tokens = "train_dataset.max_length", "model.mb_spec.max_tokens_per_mb"
+    length = draft.whole(longest) or draft.whole(tokens) or 2048
+    draft.put("seqLen", length, longest if draft.has(longest) else tokens)
+    draft.put("trainer.microBatchTokens", max(length, draft.whole(tokens) or 0), tokens)
+    path = str(draft.get("train_dataset.path") or "")
+    split = {"split": "train"} if path in _QUESTIONS else {}
+    _sources(draft, "train_dataset.path", [_source(path) | split] if path else [])
+    if path in _QUESTIONS:
+        draft.put("data.promptField", _QUESTIONS[path][0], "train_dataset.path")
+        draft.put("data.completionField", _QUESTIONS[path][1], "train_dataset.path")
+    else:
+        draft.notices.append(
+            f"train_dataset.path={path}: rows are chats in the column messages; see docs/sft.md for others"
+        )
+    if draft.has("train_dataset.shuffle"):
+        draft.put("data.shuffle", draft.flag("train_dataset.shuffle"), "train_dataset.shuffle")
+    per_epoch = _steps(draft, context, batch="train_dataset.batch_size", epochs="total_train_epochs", files=[path])
+    if draft.has("total_train_steps"):
+        draft.put("maxSteps", draft.whole("total_train_steps"), "total_train_steps")
+    warmup(draft, "model.optimizer.warmup_steps_proportion")
+    _areal_intervals(draft, path, per_epoch)
+    put_lora(draft, "model.", use="model.use_lora")
+    _areal_gpus(draft)
+
+
+def _source(path: str) -> dict[str, Any]:
+    return {"name" if is_on_hub(path) else "path": path}
+
+
+def _sources(draft: Draft, key: str, sources: list[dict[str, Any]]) -> None:
+    if not sources:
+        draft.missing.append(f"spec.data.sources: the data: add {key}=FILE")
+        sources = [{"path": "data"}]
+    draft.put("data.sources", sources, key)
+
+
+def _columns(draft: Draft) -> None:
+    prompt, answer, chat = "data.prompt_key", "data.response_key", "data.messages_key"
+    if draft.has(prompt) and not draft.has(chat):
+        draft.put("data.promptField", draft.get(prompt), prompt)
+        draft.put("data.completionField", draft.get(answer) or "completion", answer)
+    else:
+        draft.put("data.messagesField", draft.get(chat), chat)
+    for key in ("data.prompt_dict_keys", "data.response_dict_keys"):
+        if draft.has(key):
+            draft.missing.append(
+                f"spec.data: {key}={draft.get(key)}: columns inside a column are not read; write them as columns"
+            )
+
+
+def _steps(draft: Draft, context: Context, *, batch: str, epochs: str, files: list[str]) -> int | None:
+    draft.put("data.batchSize", draft.whole(batch) or 1, batch)
+    draft.put("data.epochs", draft.whole(epochs) or 1, epochs)
+    return put_steps(draft, context, epochs=epochs, batch=batch, files=files)
+
+
+def _held_out(draft: Draft, source: dict[str, Any], key: str, every: str, interval: int | None) -> None:
+    for name, value in source.items():
+        draft.put(f"data.validation.{name}", value, key)
+    if interval is not None and interval > 0:
+        draft.put("data.validation.interval", interval, every)
+
+
+def _verl_gpus(draft: Draft, length: int) -> None:
+    nodes = "trainer.nnodes" if draft.has("trainer.nnodes") or not draft.has("--nnodes") else "--nnodes"
+    gpus = "--nproc_per_node" if draft.has("--nproc_per_node") else "trainer.n_gpus_per_node"
+    asked = draft.settings.get("--nproc_per_node")
+    if asked is not None and asked.unset and not draft.has("trainer.n_gpus_per_node"):
+        draft.missing.append(f"{asked.key}: {', '.join(asked.unset)} is set nowhere; add trainer.n_gpus_per_node=N")
+    draft.put("trainer.replicas", draft.whole(nodes) or 1, nodes)
+    draft.put("trainer.gpusPerReplica", draft.whole(gpus) or 8, gpus)
+    degree = draft.whole("ulysses_sequence_parallel_size") or 1
+    if degree > 1:
+        draft.put("trainer.parallelism.cp", degree, "ulysses_sequence_parallel_size")
+    rows, tokens = draft.whole("data.micro_batch_size_per_gpu"), draft.whole("data.max_token_len_per_gpu")
+    if tokens is not None:
+        draft.put("trainer.microBatchTokens", max(tokens, length), "data.max_token_len_per_gpu")
+    elif rows is not None:
+        draft.put(
+            "trainer.microBatchTokens",
+            rows * length,
+            "data.micro_batch_size_per_gpu",
+            note=f"rows of at most {length} tokens",
+        )
+
+
+def _areal_intervals(draft: Draft, path: str, per_epoch: int | None) -> None:
+    for part, field in (("saver", "checkpoint.export.interval"), ("recover", "checkpoint.interval")):
+        if (interval := _interval(draft, part, per_epoch)) is not None:
+            draft.put(field, interval[0], interval[1])
+    if draft.has("valid_dataset.path"):
+        held_out = str(draft.get("valid_dataset.path"))
+        found = _interval(draft, "evaluator", per_epoch) or (None, "evaluator.freq_steps")
+        source = _source(held_out) | ({"split": "test"} if held_out in _QUESTIONS else {})
+        _held_out(draft, source, "valid_dataset.path", found[1], found[0])
+
+
+def _interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
+    """Steps of `freq_steps` or `freq_epochs`, and the key."""
+    steps, epochs = draft.whole(f"{part}.freq_steps"), draft.whole(f"{part}.freq_epochs")
+    if steps is not None and steps > 0:
+        return steps, f"{part}.freq_steps"
+    if epochs is not None and epochs > 0 and per_epoch is not None:
+        return epochs * per_epoch, f"{part}.freq_epochs"
+    return None
+
+
+def _areal_gpus(draft: Draft) -> None:
+    key = next((key for key in ("allocation_mode", "model.backend") if ":" in str(draft.get(key) or "")), None)
+    node = draft.whole("cluster.n_gpus_per_node") or 8
+    if key is None:
+        draft.put("trainer.replicas", draft.whole("cluster.n_nodes") or 1, "cluster.n_nodes")
+        draft.put("trainer.gpusPerReplica", node, "cluster.n_gpus_per_node")
+        return
+    try:
+        trainer = parse(str(draft.get(key))).trainer
+    except ValueError as error:
+        draft.refused[key] = str(error)
+        return
+    if trainer is not None:
+        pods = max(1, -(-trainer.gpus // node))
+        draft.put("trainer.replicas", pods, key, "cluster.n_gpus_per_node")
+        draft.put("trainer.gpusPerReplica", trainer.gpus // pods, key, "cluster.n_gpus_per_node")
+        for name, degree in (("tp", trainer.t), ("cp", trainer.c), ("ep", trainer.e)):
+            if degree > 1:
+                draft.put(f"trainer.parallelism.{name}", degree, key)

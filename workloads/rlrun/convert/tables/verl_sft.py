@@ -1,0 +1,94 @@
+"""verl's keys of supervised fine-tuning (`sft_trainer`, `fsdp_sft_trainer`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.convert.tables.row import Row, drop, joined, refuse, value
+
+ALIASES: Mapping[str, str] = {
+    "model.partial_pretrain": "model.path",
+    "data.multiturn.messages_key": "data.messages_key",
+    "data.multiturn.tools_key": "data.tools_key",
+    "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
+    "optim.lr_warmup_steps_ratio": "optim.warmup_steps_ratio",
+    "optim.lr_scheduler": "optim.lr_scheduler_type",
+    "optim.warmup_style": "optim.lr_scheduler_type",
+}
+"""Keys of other releases."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "data.train_batch_size": 256,
+    "data.max_length": 1024,
+    "data.messages_key": "messages",
+    "optim.weight_decay": 0.01,
+    "optim.lr": 1e-5,
+    "trainer.total_epochs": 4,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+}
+"""verl's defaults where a field follows from them, whether or not the key is written."""
+
+_SPEED = "speed alone; RLRun chooses its own kernels"
+_TRACKER = "metrics are in metrics.jsonl of the run's folder"
+
+ROWS: tuple[Row, ...] = (
+    drop("*_target_", "the class that verl makes; no setting"),
+    joined("data.train_files", "data.sources"),
+    joined("data.val_files", "data.validation", "no held-out loss"),
+    joined("data.train_batch_size", "data.batchSize"),
+    joined("data.max_length", "seqLen"),
+    joined("data.messages_key", "data.messagesField", "rows have prompt and completion"),
+    joined("data.prompt_key", "data.promptField", "rows are chats"),
+    joined("data.response_key", "data.completionField", "rows are chats"),
+    joined("data.*_dict_keys", "data.promptField", "columns inside a column are not read"),
+    value("data.tools_key", "data.toolsField", "column of the tools"),
+    value("data.truncation", "data.tooLong", values={"error": "Fail", "left": "Truncate", "right": "Truncate"}),
+    joined("data.micro_batch_size_per_gpu", "trainer.microBatchTokens", "micro-batches are packed by tokens"),
+    joined("data.max_token_len_per_gpu", "trainer.microBatchTokens", "micro-batches hold one row"),
+    drop("data.micro_batch_size", "micro-batches are packed by tokens"),
+    refuse("data.custom_cls.path", "a Python class of verl; write the rows as chats (docs/sft.md)"),
+    drop("data.apply_chat_template_kwargs*", "the chat template has no arguments here", fine=({},)),
+    drop("data.*", "of verl's loader; rows are packed without padding"),
+    joined("model.path", "model.name or model.path"),
+    value("model.trust_remote_code", "model.trustRemoteCode", convert="flag"),
+    value("model.enable_gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
+    joined("model.lora_rank", "trainer.lora.rank", "no LoRA"),
+    joined("model.lora_alpha", "trainer.lora.alpha", "no LoRA"),
+    joined("model.target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
+    drop("model.*", _SPEED),
+    value("optim.lr", "trainer.optimizer.lr", "peak learning rate", convert="number"),
+    value("optim.weight_decay", "trainer.optimizer.weightDecay", convert="number"),
+    joined("optim.betas", "trainer.optimizer.beta1, trainer.optimizer.beta2"),
+    value("optim.clip_grad", "trainer.optimizer.maxGradNorm", convert="number"),
+    joined("optim.warmup_steps_ratio", "trainer.scheduler.warmupSteps", "no warm-up"),
+    value(
+        "optim.lr_scheduler_type",
+        "trainer.scheduler.name",
+        values={"constant": "constant", "cosine": "cosine", "linear": "linear"},
+    ),
+    drop("optim.*", "the schedule runs over maxSteps, and the optimizer is trainer.optimizer.name"),
+    joined("ulysses_sequence_parallel_size", "trainer.parallelism.cp", "one rank per row"),
+    drop("engine*", "FSDP2 trains, with tensor, context and expert parallelism"),
+    drop("use_remove_padding", "rows are always packed without padding"),
+    joined("trainer.total_epochs", "data.epochs, maxSteps"),
+    joined("trainer.total_training_steps", "maxSteps", "total_epochs decides"),
+    joined("trainer.nnodes", "trainer.replicas"),
+    joined("trainer.n_gpus_per_node", "trainer.gpusPerReplica"),
+    joined("--nproc_per_node", "trainer.gpusPerReplica", "trainer.n_gpus_per_node goes before"),
+    joined("--nnodes", "trainer.replicas", "trainer.nnodes goes before"),
+    value("trainer.seed", "seed", convert="whole"),
+    value("trainer.save_freq", "checkpoint.interval", convert="positive"),
+    value("trainer.max_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),
+    joined("trainer.test_freq", "data.validation", "a held-out loss every 50 steps, where there is one"),
+    joined("trainer.experiment_name", "metadata.name"),
+    drop("trainer.project_name", _TRACKER),
+    drop("trainer.logger", _TRACKER),
+    drop("trainer.default_*", "the run's folder is <storage.mountPath>/<name>"),
+    drop("trainer.*", "of verl's controller"),
+    drop("checkpoint.*", "a checkpoint always holds model, optimizer and progress"),
+    drop("profiler*", "profiling is another command here: trainer --bench"),
+    drop("defaults*", "Hydra's list of files; verl's defaults are assumed"),
+    drop("--*", "an option of torchrun or Hydra"),
+)
