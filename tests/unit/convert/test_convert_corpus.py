@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from rlrun.api.manifest import examine_manifest
-from rlrun.convert.convert import DIALECTS, Converted
+from rlrun.convert.compose.shared import Context
+from rlrun.convert.convert import DIALECTS, Converted, convert
 from rlrun.convert.draft import KINDS
 from rlrun.convert.readers.setting import Setting
 from rlrun.convert.tables.row import row_of
-from tools.convert_corpus import CORPUS, converted
+from tools.convert_corpus import CORPUS, converted, corpus
 
 Case = tuple[str, list[Setting], Converted]
 CASES = [case for name in ("verl", "areal") for case in converted(name)]
@@ -52,6 +56,17 @@ def test_every_row_can_be_reached() -> None:
         for row in dialect.rows:
             example = row.key.replace("*", "x")
             assert row_of(example, dialect.rows) is row, f"{dialect.name}: {row.key} is hidden by an earlier row"
+
+
+@pytest.mark.parametrize("title", ["recipe/dapo/run_dapo_qwen2.5_32b.sh", "examples/math/gsm8k_grpo_lora.yaml"])
+def test_a_wrong_value_of_any_key_is_told_and_never_a_traceback(title: str) -> None:
+    strange = itertools.cycle(["abc", -1, [1], {"a": 1}, float("inf"), "a\n: {#"])
+    settings = {**corpus("verl"), **corpus("areal")}[title]
+    for index, (setting, value) in enumerate(zip(settings, strange, strict=False)):
+        changed = [*settings[:index], replace(setting, value=value), *settings[index + 1 :]]
+        result = convert(changed, Context("run", 1000), [title])
+        assert len(result.fates) == len(settings)
+        examine_manifest(result.text, title)
 
 
 def test_the_corpus_is_small() -> None:

@@ -50,11 +50,14 @@ def test_scripts(script: str, expected: list[str]) -> None:
 
 
 def test_nothing_is_run_and_what_it_would_say_is_unset() -> None:
-    command = read_script("d=$(date +%s)" + START + "x.name=run-$d x.e=$NONE x.g=$(nvidia-smi)", "run.sh", {})[0]
+    command = read_script(
+        "n=$1\nd=$(date +%s)" + START + "x.name=run-$d x.e=$NONE x.g=$(nvidia-smi) x.h=$n", "run.sh", {}
+    )[0]
     assert [(word.text, word.unset) for word in command.words] == [
         ("x.name=run-", ("d",)),
         ("x.e=", ("NONE",)),
         ("x.g=", ("$(nvidia-smi)",)),
+        ("x.h=", ("n",)),
     ]
 
 

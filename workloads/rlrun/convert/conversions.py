@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,9 +12,12 @@ def number(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(f"got {value}, expected a number")
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"got {str(value)[:40]!r}, expected a number") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"got {str(value)[:40]!r}, expected a number")
+    return found
 
 
 def whole(value: Any) -> int:

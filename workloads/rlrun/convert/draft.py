@@ -58,6 +58,13 @@ class Draft:
     dropped: dict[str, str] = field(default_factory=dict)
     """Reasons by key, of keys that decide nothing with this value."""
     notices: list[str] = field(default_factory=list)
+    _found: dict[str, Row | None] = field(default_factory=dict)
+
+    def row(self, key: str) -> Row | None:
+        """The row about a key."""
+        if key not in self._found:
+            self._found[key] = row_of(key, self.rows)
+        return self._found[key]
 
     def has(self, key: str) -> bool:
         """True if the key is written with a value."""
@@ -99,11 +106,11 @@ class Draft:
     def take_rows(self) -> None:
         """Set the fields of all rows of the kind `value`, of their defaults where nothing is written, and note what is refused."""
         for key, default in self.defaults.items():
-            row = row_of(key, self.rows)
+            row = self.row(key)
             if row is not None and row.how == "value" and not self.has(key):
                 self._take(key, row, default)
         for key, setting in self.settings.items():
-            row = row_of(key, self.rows)
+            row = self.row(key)
             if row is None or setting.unset or setting.value is None:
                 continue
             if row.how == "refuse" and not row.is_fine(setting.value):
@@ -113,7 +120,7 @@ class Draft:
 
     def _take(self, key: str, row: Row, value: Any) -> None:
         try:
-            if row.values and value not in row.values:
+            if row.values and not (isinstance(value, str) and value in row.values):
                 self.dropped[key] = f"{row.to} has no such value; known: {', '.join(row.values)}"
                 self.notices.append(f"{key}={value}: {self.dropped[key]}")
                 return
@@ -136,7 +143,7 @@ class Draft:
         return [self._fate(key, setting, tuple(decided.get(key, ()))) for key, setting in self.settings.items()]
 
     def _fate(self, key: str, setting: Setting, to: tuple[str, ...]) -> Fate:
-        row = row_of(key, self.rows)
+        row = self.row(key)
         if key in self.refused:
             return Fate(setting, "refused", (), self.refused[key])
         if row is None:
@@ -160,7 +167,7 @@ class Draft:
         """Notes on keys that are dropped though their value is another one than what RLRun does, and on values that nothing sets."""
         found = []
         for key, fate in zip(self.settings, self.fates(), strict=True):
-            row = row_of(key, self.rows)
+            row = self.row(key)
             deviates = fate.kind == "dropped" and row is not None and bool(row.fine)
             if fate.kind == "dropped" and row is not None and (nearest := self._nearly(key, row)):
                 found.append(f"{fate.setting.key}={fate.setting.value}: dropped; did you mean {nearest}?")

@@ -219,5 +219,5 @@ def _evaluation(draft: Draft) -> None:
 def _whole_or_less(draft: Draft, v: str) -> None:
     bounds: tuple[tuple[str, str, Any], ...] = (("top_p", "topP", draft.number), ("top_k", "topK", draft.whole))
     for theirs, ours, read in bounds:
-        if draft.has(v + theirs):
-            draft.put(f"evaluation.sampling.{ours}", max(0, read(v + theirs)), v + theirs)
+        if draft.has(v + theirs) and (bound := read(v + theirs)) is not None:
+            draft.put(f"evaluation.sampling.{ours}", max(0, bound), v + theirs)

@@ -101,7 +101,7 @@ def _clip(draft: Draft, side: str) -> tuple[float, list[str]]:
 
 def _aggregation(draft: Draft, mode: str) -> None:
     key, old = _A + "loss_agg_mode", _A + "use_token_level_loss"
-    wanted = draft.get(key)
+    wanted = str(draft.get(key))
     if not draft.has(key) and draft.has(old):
         draft.put("algorithm.aggregation", "token_mean" if draft.flag(old) else "seq_mean_token_mean", old)
         return

@@ -141,8 +141,10 @@ class _Word:
         self.current = None
 
     def _value(self, name: str) -> tuple[list[str], bool]:
-        if name in ("@", "*") or name.isdigit():
+        if name in ("@", "*"):
             return [], True  # the script's own arguments: none
+        if name.isdigit():
+            return [], False
         if name == "#":
             return ["0"], True
         value = self.variables.get(name)

@@ -174,6 +174,7 @@ _ACTOR: tuple[Row, ...] = (
     drop(
         _A + "megatron.*pipeline_model_parallel_size", "no pipeline here: its ranks are data-parallel", fine=(None, 1)
     ),
+    drop(_A + "megatron.expert_tensor_parallel_size", "experts are divided by ep alone", fine=(None, 1)),
     drop(_A + "megatron.*", "of Megatron, which does not train here"),
     value(_A + "use_torch_compile", "trainer.compile", "compile every decoder layer", convert="flag"),
     drop(_A + "checkpoint.async_save", "checkpoint.saveAsync is on by itself"),
