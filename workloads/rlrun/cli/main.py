@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli import convert, evaluation, export, local, render, rows, tiny_model, validate, version
+from rlrun.cli import convert, evaluation, export, fit, local, render, rows, tiny_model, validate, version
 from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
@@ -24,6 +24,7 @@ COMMANDS = {
     "validate": Command("check manifests and say every problem", validate.run),
     "render": Command("print the configuration that each role gets from a manifest", render.run),
     "convert": Command("make a manifest of verl's or AReaL's files", convert.run),
+    "fit": Command("check a run against the memory of its GPUs, and say what to change", fit.run),
     "local": Command("run all roles of a manifest on this machine", local.run),
     "eval": Command("measure the policies of a run on held-out tasks", evaluation.run_eval),
     "synthesize": Command("write a policy's rollouts as a data set for sft", evaluation.run_synthesize),

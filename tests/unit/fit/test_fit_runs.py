@@ -1,0 +1,175 @@
+"""Memory of whole runs: what each field changes, and advice that holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.fit.advice import advise, changed
+from rlrun.fit.gpu_products import GIB
+from rlrun.fit.known_models import KNOWN
+from rlrun.fit.parts import Needs
+from rlrun.fit.report import Surroundings, needs_of
+
+SMALL, LARGE, MIXTURE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
+
+
+def spec(model: str = SMALL, **blocks: Any) -> RLRunSpec:
+    base = {
+        "model": {"name": model},
+        "environments": [{"id": "gsm8k"}],
+        "seqLen": 4096,
+        "trainer": {"gpusPerReplica": 1},
+    }
+    return RLRunSpec.model_validate(base | blocks)
+
+
+def around(model: str = SMALL, gib: float = 80, **more: Any) -> Surroundings:
+    memory = int(gib * GIB)
+    return Surroundings(KNOWN[model], memory={"trainer": memory, "inference": memory}, **more)
+
+
+def trainer(model: str = SMALL, reference: str | None = None, **fields: Any) -> dict[str, float]:
+    """GiB of each part."""
+    fields = {"gpusPerReplica": 1} | fields
+    algorithm = fields.pop("algorithm", {})
+    other = KNOWN[reference] if reference else None
+    (found,) = needs_of(spec(model, trainer=fields, algorithm=algorithm), around(model, reference=other))
+    return {part.name: part.bytes / GIB for part in found.parts}
+
+
+def engine(model: str = SMALL, gib: float = 80, **fields: Any) -> Needs:
+    run = spec(model, trainer={}, inference={"gpusPerReplica": 1} | fields)
+    (found,) = needs_of(run, around(model, gib))
+    return found
+
+
+def test_states_are_float32_and_shared_by_the_ranks_of_a_copy() -> None:
+    alone = trainer(gpusPerReplica=1)
+    assert alone["parameters"] == pytest.approx(4 * 596_049_920 / GIB)
+    assert alone["optimizer state"] == pytest.approx(2 * alone["parameters"])
+    four = trainer(gpusPerReplica=4)
+    assert four["parameters"] == pytest.approx(alone["parameters"] / 4)
+    copies = trainer(gpusPerReplica=4, parallelism={"dpReplicate": 2})
+    assert copies["parameters"] == pytest.approx(alone["parameters"] / 2)
+    assert trainer(gpusPerReplica=4, gradientAccumulation="local")["gradients"] == pytest.approx(alone["gradients"])
+
+
+def test_a_step_at_16k_is_that_of_the_design() -> None:
+    """Activations of Qwen3-0.6B in a row of 16,384 tokens: 31 GiB with all kept, 2.7 with those of attention, 0.9 with inputs."""
+    rows = {"microBatchTokens": 16_384}
+    found = [trainer(activationCheckpointing=mode, **rows)["activations"] for mode in ("none", "attention", "full")]
+    assert found == pytest.approx([31, 2.8, 1.0], abs=0.3)
+
+
+def test_what_takes_memory_off_the_gpu() -> None:
+    assert trainer(cpuOffload=True)["optimizer state"] == 0
+    assert trainer(gpusPerReplica=2, parallelism={"cp": 2})["activations"] == pytest.approx(
+        trainer()["activations"] / 2
+    )
+    assert trainer(optimizer={"name": "sgd"})["optimizer state"] == pytest.approx(trainer()["parameters"])
+    divided = trainer(MIXTURE, gpusPerReplica=8, parallelism={"ep": 8})
+    assert divided["gathered parameters"] < trainer(MIXTURE, gpusPerReplica=8)["gathered parameters"] / 2
+
+
+def test_adapters_leave_gradients_and_moments_small_and_masters_whole() -> None:
+    whole, adapters = trainer(LARGE), trainer(LARGE, lora={"rank": 16})
+    assert adapters["optimizer state"] < whole["optimizer state"] / 50
+    assert adapters["parameters"] > whole["parameters"]
+    attention = trainer(LARGE, lora={"rank": 16, "targets": ["q_proj", "v_proj"]})
+    assert attention["gradients"] < adapters["gradients"] / 3
+    assert trainer(LARGE, lora={"rank": 16, "modulesToSave": ["lm_head"]})["gradients"] > 2
+    assert trainer(LARGE, lora={"rank": 16, "slots": 4})["optimizer state"] == pytest.approx(
+        4 * adapters["optimizer state"]
+    )
+
+
+def test_models_beside_the_policy() -> None:
+    assert "reference" not in trainer()
+    own = {"preset": "distill", "reference": {"model": LARGE}}
+    assert trainer(reference=LARGE, algorithm=own)["reference"] == pytest.approx(2 * 8_190_735_360 / GIB)
+    assert trainer(algorithm={"preset": "ppo", "critic": {}})["critic"] == pytest.approx(
+        4 * trainer()["parameters"], rel=0.01
+    )
+
+
+def test_the_cache_is_what_an_engine_has_left() -> None:
+    found = engine()
+    assert found.fits
+    assert found.total == pytest.approx(0.9 * 80 * GIB)
+    parts = {part.name: part.bytes for part in found.parts}
+    assert parts["weights"] == pytest.approx(2 * 596_049_920)
+    assert any("sequences of maxModelLen (4,096)" in remark for remark in found.remarks)
+    tight = engine(LARGE, 20)
+    assert not tight.fits
+
+
+def test_engine_arguments_count() -> None:
+    def tokens(**fields: Any) -> int:
+        remark = next(r for r in engine(LARGE, **fields).remarks if r.startswith("the cache holds"))
+        return int(remark.split()[3].replace(",", ""))
+
+    assert tokens(extraArgs=["--kv-cache-dtype=fp8"]) == pytest.approx(2 * tokens(), rel=0.01)
+    assert tokens(extraArgs=["--quantization", "fp8"]) > tokens()
+    assert tokens(extraArgs=["--max-num-batched-tokens=2048"]) > tokens()
+    assert tokens(tensorParallel=2, gpusPerReplica=2) > 2 * tokens()
+
+
+def test_a_run_on_cpus_and_a_guest_need_nothing() -> None:
+    assert needs_of(spec(trainer={}), around()) == []
+    assert needs_of(spec(trainer={"sharedWith": "host", "lora": {}}), around()) == []
+
+
+RUNS: list[tuple[str, float, dict[str, Any]]] = [
+    (SMALL, 24, {"trainer": {"gpusPerReplica": 1, "microBatchTokens": 32_768}}),
+    (SMALL, 16, {"trainer": {"gpusPerReplica": 1, "compile": True}, "seqLen": 16_384}),
+    (LARGE, 80, {"trainer": {"gpusPerReplica": 1}}),
+    (LARGE, 80, {"trainer": {"gpusPerReplica": 4, "gradientAccumulation": "local"}}),
+    (LARGE, 40, {"trainer": {"gpusPerReplica": 8, "parallelism": {"dpReplicate": 2}}}),
+    (LARGE, 80, {"seqLen": 131_072, "trainer": {"gpusPerReplica": 8, "activationCheckpointing": "full"}}),
+    (LARGE, 18, {"trainer": {}, "inference": {"gpusPerReplica": 1}}),
+    (LARGE, 24, {"trainer": {}, "inference": {"gpusPerReplica": 2, "dataParallel": 2}, "seqLen": 32_768}),
+    (MIXTURE, 80, {"trainer": {"gpusPerReplica": 4}, "inference": {"gpusPerReplica": 1}}),
+    (
+        SMALL,
+        24,
+        {
+            "trainer": {"gpusPerReplica": 1, "microBatchTokens": 16_384},
+            "inference": {"gpusPerReplica": 1, "gpuMemoryUtilization": 0.99},
+            "placement": {"colocate": True},
+            "algorithm": {"maxAsyncLevel": 0},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "gib", "blocks"), RUNS, ids=range(len(RUNS)))
+def test_advice_is_there_and_fits_without_spoiling_the_other_role(
+    model: str, gib: float, blocks: dict[str, Any]
+) -> None:
+    run, surroundings = spec(model, **blocks), around(model, gib)
+    before = needs_of(run, surroundings)
+    assert not all(one.fits for one in before)
+    advice = advise(run, surroundings, before)
+    assert {change.role for change in advice} == {one.role for one in before if not one.fits}
+    for change in advice:
+        fields = {path: None if value == "removed" else value for path, value in change.fields.items()}
+        after = needs_of(changed(run, fields), surroundings)
+        assert next(one for one in after if one.role == change.role).fits
+        fitted = {one.role for one in before if one.fits}
+        assert fitted <= {one.role for one in after if one.fits}
+
+
+def test_the_cheapest_change_comes_first() -> None:
+    run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768})
+    surroundings = around(gib=64)
+    first = advise(run, surroundings, needs_of(run, surroundings))[0]
+    assert first.fields == {"spec.trainer.activationCheckpointing": "selective"}
+
+
+def test_nothing_is_advised_where_nothing_helps() -> None:
+    run = spec(LARGE, trainer={"gpusPerReplica": 1})
+    surroundings = around(LARGE, 2)
+    assert advise(run, surroundings, needs_of(run, surroundings)) == []

@@ -1,0 +1,125 @@
+"""`rlrun fit FILE`: the memory that a run needs on each GPU, against what the GPU has, and changes with which it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.api.manifest import read_manifest
+from rlrun.api.resource import RLRunSpec
+from rlrun.cli.common import report
+from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.problems import ConfigError
+from rlrun.fit.advice import advise
+from rlrun.fit.gpu_products import MEMORY_MIB, MIB, memory_of, parse_size
+from rlrun.fit.report import Surroundings, document, lines, needs_of
+from rlrun.fit.sources import UnknownModelError, read_shape, shape_of
+from rlrun.runtime import exit_codes
+
+_QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+_QUERY_SECONDS = 20.0
+_ROLES = ("trainer", "inference")
+
+
+class UnknownMemoryError(ValueError):
+    """Error for a run whose GPUs' memory is not known; says how to name it."""
+
+
+def parser() -> Parser:
+    """The command line."""
+    p = Parser(
+        prog="rlrun fit",
+        description="Check whether a run fits its GPUs' memory; exit code 78 if it does not, with changes with which it does.",
+    )
+    p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
+    p.add_argument("--gpu-memory", metavar="SIZE", type=_size, help="memory of one GPU, such as 80Gi")
+    p.add_argument("--gpu-product", metavar="NAME", help="or its product, such as NVIDIA-H100-80GB-HBM3")
+    p.add_argument("--model-config", metavar="FOLDER", type=Path, help="folder with the config.json of the model")
+    p.add_argument("--reference-config", metavar="FOLDER", type=Path, help="the same of algorithm.reference")
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv))
+    try:
+        manifest = read_manifest(options.file)
+    except ConfigError as error:
+        return report(error)
+    spec, name = manifest.spec, manifest.metadata.name
+    try:
+        around = _surroundings(spec, options)
+    except (UnknownModelError, UnknownMemoryError) as error:
+        print(f"{options.file}: {error}", file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    needs = needs_of(spec, around)
+    advice = advise(spec, around, needs)
+    if options.json:
+        print(json.dumps(document(name, needs, advice, around.model), indent=2))
+    elif needs:
+        print("\n".join(lines(name, needs, advice, around.model)))
+    else:
+        print(f"{name}: no role of this run has GPUs of its own: there is nothing to fit")
+    return exit_codes.OK if all(one.fits for one in needs) else exit_codes.CONFIGURATION
+
+
+def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
+    given = options.model_config
+    model = read_shape(given, "--model-config") if given is not None else shape_of(spec.model, "spec.model")
+    reference = None
+    if spec.algorithm.reference is not None and spec.trainer.shared_with is None:
+        chosen = spec.algorithm.reference.resolved(spec.model)
+        if options.reference_config is not None:
+            reference = read_shape(options.reference_config, "--reference-config")
+        elif chosen == spec.model:
+            reference = model
+        else:
+            reference = shape_of(chosen, "spec.algorithm.reference.model", option="--reference-config")
+    return Surroundings(model, reference, _memory(spec, options))
+
+
+def _memory(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:
+    """Bytes of a GPU of each role that has some; what is said on the command line wins over the manifest, and that over this machine."""
+    counts = {"trainer": spec.trainer.gpus_per_replica, "inference": spec.inference.gpus_per_replica}
+    products = {
+        "trainer": spec.placement.trainer.gpu_product or spec.placement.gpu_product,
+        "inference": spec.placement.inference.gpu_product or spec.placement.gpu_product,
+    }
+    found = {}
+    for role in _ROLES:
+        if not counts[role]:
+            continue
+        product = options.gpu_product or products[role]
+        memory = options.gpu_memory or (memory_of(product) if product else _local_memory())
+        if memory is None:
+            what = (
+                f"the memory of {product} is not known here"
+                if product
+                else "this machine has no NVIDIA GPU, and placement.gpuProduct names none"
+            )
+            raise UnknownMemoryError(
+                f"spec.{role}: {what}; add --gpu-memory 80Gi (known products: {', '.join(MEMORY_MIB)})"
+            )
+        found[role] = memory
+    return found
+
+
+def _local_memory() -> int | None:
+    """Bytes of the smallest GPU of this machine."""
+    try:
+        told = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=True).stdout
+        return min(int(line) for line in told.split()) * MIB
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

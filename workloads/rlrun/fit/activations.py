@@ -1,0 +1,96 @@
+"""Activations that a decoder layer keeps for its backward pass, in bytes per token: eager transformers code, gated MLPs, RMSNorm.
+
+Counted tensor by tensor of what autograd saves (`tests/tensors/trainer/test_fit.py` does so on real layers). c is the size of a number in
+forward and backward, H the hidden size, Q and K the elements of a token's queries and keys, I those of its MLP:
+
+    norms       2H (4 + 2c)          float32 input, normalised value, and the product with the weight
+    q and k     (Q + K)(4 + c)       the same where the model normalises heads; the product goes on to the rotation
+    attention   c (2Q + 2K)          q, k, v, the result; 4 bytes a head for its sums
+    MLP         4 c I                gate, its activation, up, their product
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlrun.config.models.parallel import ActivationCheckpointing
+from rlrun.fit.architecture import Architecture
+
+FUSED = 4 / 3
+"""What compiled code keeps, relative to the results of matrix products and of attention: the rest is computed again."""
+
+
+@dataclass(frozen=True)
+class LayerActivations:
+    """What one token leaves in one layer, on one of `tp` ranks."""
+
+    kept: float
+    """From the forward pass to the layer's backward pass, in bytes."""
+    working: float
+    """While that one layer's backward pass runs, in bytes."""
+
+
+def layer_activations(
+    model: Architecture, mode: ActivationCheckpointing, *, number_bytes: int, tp: int, compiled: bool
+) -> LayerActivations:
+    """Bytes of one token in one layer.
+
+    Args:
+        model: the architecture.
+        mode: what is kept.
+        number_bytes: of a number in forward and backward.
+        tp: ranks that share the layer's matrices; the hidden state is whole on each.
+        compiled: whether the layer is compiled.
+    """
+    c, everything = number_bytes, _everything(model, number_bytes, tp)
+    products = _products(model, c, tp)
+    if compiled:
+        everything = min(everything, FUSED * products)
+    moving = 4 * model.queries / tp + _mlp_width(model, tp) * 2 * c
+    """Gradients within a layer: of attention's queries in float32, of two tensors of the MLP."""
+    kept = {
+        "none": everything,
+        "selective": products,
+        "attention": c * model.hidden + _attention_result(model, c, tp),
+        "full": c * model.hidden,
+        "offload": 0.0,
+    }[mode]
+    again = {"none": 0.0, "offload": 2 * everything}.get(mode, everything - kept)
+    return LayerActivations(kept, again + moving)
+
+
+def outside_layers(model: Architecture, number_bytes: int) -> float:
+    """Bytes of one token outside of the layers: the embedding's result and the last norm."""
+    return model.hidden * (4 + 3 * number_bytes)
+
+
+def _everything(model: Architecture, c: int, tp: int) -> float:
+    norms = 2 * model.hidden * (4 + 2 * c)
+    of_heads = (model.queries + model.keys) * (4 + c) / tp if model.qk_norm else 0.0
+    attention = c * (model.queries + 2 * model.keys) / tp + _attention_result(model, c, tp)
+    return norms + of_heads + attention + _mlp(model, c, tp)
+
+
+def _mlp(model: Architecture, c: int, tp: int) -> float:
+    if not model.experts:
+        return 4 * c * model.intermediate / tp
+    each = c * (3 * model.hidden + 4 * model.expert_intermediate / tp)  # tokens, in their experts' order, in and out
+    return model.experts_per_token * each + 8 * model.experts
+
+
+def _products(model: Architecture, c: int, tp: int) -> float:
+    attention = c * (model.queries + 2 * model.keys) / tp + _attention_result(model, c, tp)
+    if not model.experts:
+        return attention + c * (3 * model.hidden + 2 * model.intermediate / tp)
+    each = c * (model.hidden + 2 * model.expert_intermediate / tp)
+    return attention + 2 * c * model.hidden + model.experts_per_token * each + 8 * model.experts
+
+
+def _attention_result(model: Architecture, c: int, tp: int) -> float:
+    return (c * model.queries + 4 * model.heads) / tp
+
+
+def _mlp_width(model: Architecture, tp: int) -> float:
+    if model.experts:
+        return model.experts_per_token * model.expert_intermediate / tp
+    return model.intermediate / tp

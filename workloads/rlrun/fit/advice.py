@@ -1,0 +1,192 @@
+"""Changes of a manifest that make it fit. Each is judged as the manifest itself is: by its validation, and by the same arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.fit.architecture import DIVISIBLE, Architecture
+from rlrun.fit.parts import Needs
+from rlrun.fit.report import Change, Surroundings, needs_of
+
+Fields = dict[str, Any]
+"""Value by path; None removes the field."""
+MAX_CHANGES = 4
+"""Changes that are named for a role."""
+_GPUS_MAX, _REPLICAS_MAX = 8, 16
+_RECOMPUTE = ("selective", "attention", "full")
+
+
+@dataclass(frozen=True)
+class _Try:
+    kind: str
+    """The first change of a kind that fits is named, not its variants."""
+    fields: Fields
+
+
+def advise(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> list[Change]:
+    """Changes with which each role that does not fit does, the least intrusive first.
+
+    Args:
+        spec: the run's.
+        around: as for `needs_of`.
+        needs: of this specification.
+    """
+    found: list[Change] = []
+    for one in needs:
+        if one.fits:
+            continue
+        tries = _trainer_tries(spec, around.model) if one.role == "trainer" else _engine_tries(spec, around.model)
+        found += _fitting(spec, around, needs, one.role, tries)
+    return found
+
+
+def changed(spec: RLRunSpec, fields: Mapping[str, Any]) -> RLRunSpec:
+    """The specification with some fields changed, as if the manifest had them.
+
+    Raises:
+        ValidationError: it is not valid.
+    """
+    document = spec.model_dump(by_alias=True, exclude_unset=True, mode="json")
+    for path, value in fields.items():
+        block, parts = document, path.removeprefix("spec.").split(".")
+        for part in parts[:-1]:
+            block = block.setdefault(part, {})
+        if value is None:
+            block.pop(parts[-1], None)
+        else:
+            block[parts[-1]] = value
+    return RLRunSpec.model_validate(document)
+
+
+def _fitting(
+    spec: RLRunSpec, around: Surroundings, before: list[Needs], role: str, tries: Iterator[_Try]
+) -> list[Change]:
+    found: list[Change] = []
+    fit_already = {need.role for need in before if need.fits}
+    kinds: set[str] = set()
+    for one in tries:
+        if one.kind in kinds or len(found) == MAX_CHANGES:
+            continue
+        try:
+            needs = needs_of(changed(spec, one.fields), around)
+        except ValidationError:
+            continue
+        own = next(need for need in needs if need.role == role)
+        if own.fits and fit_already <= {need.role for need in needs if need.fits}:
+            kinds.add(one.kind)
+            shown = {path: "removed" if value is None else value for path, value in one.fields.items()}
+            found.append(Change(shown, role, own.total, own.limit, own.gpus))
+    return found
+
+
+def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
+    thrifty = [{}, *_thrift(spec)]
+    for fields in thrifty[1:]:
+        yield _Try("thrift", fields)
+    layouts = [*_more_gpus(spec)]
+    if model.model_type in DIVISIBLE and spec.algorithm.critic is None:
+        yield from (_Try("context", divided | fields) for divided in _divided(spec, "cp", model) for fields in thrifty)
+    for layout in layouts:
+        yield from (_Try("gpus", layout | fields) for fields in thrifty)
+    if not spec.trainer.cpu_offload:
+        yield from (_Try("offload", {"spec.trainer.cpuOffload": True} | fields) for fields in thrifty)
+    if spec.trainer.activation_checkpointing != "offload":
+        yield _Try("activations offload", {"spec.trainer.activationCheckpointing": "offload"})
+
+
+def _thrift(spec: RLRunSpec) -> Iterator[Fields]:
+    """Changes of what a rank keeps, from the cheapest to the dearest, then all together."""
+    trainer, path = spec.trainer, "spec.trainer"
+    base: Fields = {}
+    if trainer.gradient_accumulation == "local":
+        base = {f"{path}.gradientAccumulation": "reduce"}
+        yield base
+    row: Fields = {}
+    if trainer.micro_batch_tokens is None or trainer.micro_batch_tokens > spec.seq_len:
+        row = {f"{path}.microBatchTokens": spec.seq_len}
+    modes = ("full",) if trainer.compile else _RECOMPUTE
+    now = trainer.activation_checkpointing
+    for mode in modes[modes.index(now) + 1 :] if now in modes else modes:
+        yield base | {f"{path}.activationCheckpointing": mode}
+    if row:
+        yield base | row
+        if now != "full":
+            yield base | row | {f"{path}.activationCheckpointing": "full"}
+
+
+def _more_gpus(spec: RLRunSpec) -> Iterator[Fields]:
+    """Layouts with more ranks that share a copy: first those in a replica, then more replicas."""
+    trainer, layout = spec.trainer, spec.trainer.parallelism
+    shared: Fields = {"spec.trainer.parallelism.dpShard": None} if layout.dp_shard is not None else {}
+    if layout.dp_replicate > 1:
+        yield shared | {"spec.trainer.parallelism.dpReplicate": 1}
+    gpus = trainer.gpus_per_replica
+    while gpus < _GPUS_MAX:
+        gpus *= 2
+        yield shared | _gpus(spec, gpus)
+    replicas = trainer.replicas
+    while replicas < _REPLICAS_MAX:
+        replicas *= 2
+        more = _gpus(spec, gpus) if gpus != trainer.gpus_per_replica else {}
+        yield shared | more | {"spec.trainer.replicas": replicas}
+
+
+def _gpus(spec: RLRunSpec, gpus: int) -> Fields:
+    fields: Fields = {"spec.trainer.gpusPerReplica": gpus}
+    if spec.placement.colocate:
+        fields |= {
+            "spec.inference.gpusPerReplica": gpus,
+            "spec.inference.dataParallel": gpus // spec.inference.tensor_parallel,
+        }
+    return fields
+
+
+def _divided(spec: RLRunSpec, field: str, model: Architecture) -> Iterator[Fields]:
+    """Rows shared by ranks that are there already."""
+    now = getattr(spec.trainer.parallelism, field)
+    size = 2 * now
+    while size <= min(spec.trainer.world_size, _GPUS_MAX):
+        if model.kv_heads % size == 0:
+            yield {f"spec.trainer.parallelism.{field}": size}
+        size *= 2
+
+
+def _engine_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
+    engine, path = spec.inference, "spec.inference"
+    if spec.placement.colocate:
+        for share in (0.95, 0.9, 0.85, 0.8, 0.7):
+            yield _Try("share", {f"{path}.gpuMemoryUtilization": share})
+    elif engine.gpu_memory_utilization < 0.95:
+        yield _Try("share", {f"{path}.gpuMemoryUtilization": 0.95})
+    shorter: Fields = {}
+    if engine.max_model_len is not None and engine.max_model_len > spec.seq_len:
+        shorter = {f"{path}.maxModelLen": None}
+        yield _Try("length", shorter)
+    for sequences in (128, 64, 32):
+        if sequences < engine.max_num_seqs:
+            yield _Try("sequences", {f"{path}.maxNumSeqs": sequences})
+    tp = 2 * engine.tensor_parallel
+    while tp <= _GPUS_MAX and model.heads % tp == 0:
+        yield _Try("tensor", _tensor(spec, tp))
+        tp *= 2
+    if not any(argument.startswith("--kv-cache-dtype") for argument in engine.extra_args):
+        yield _Try("fp8 cache", {f"{path}.extraArgs": [*engine.extra_args, "--kv-cache-dtype=fp8"]})
+
+
+def _tensor(spec: RLRunSpec, tp: int) -> Fields:
+    """Layers over `tp` GPUs: those of other copies where there are some, else more."""
+    engine, path = spec.inference, "spec.inference"
+    copies = max(engine.world_size // tp, 1)
+    fields: Fields = {f"{path}.tensorParallel": tp, f"{path}.dataParallel": copies}
+    if copies == engine.data_parallel:
+        del fields[f"{path}.dataParallel"]
+    if tp * copies != engine.gpus_per_replica:
+        fields[f"{path}.gpusPerReplica"] = tp * copies
+        if spec.placement.colocate:
+            fields["spec.trainer.gpusPerReplica"] = tp * copies
+    return fields

@@ -1,0 +1,158 @@
+"""A decoder-only model's shape and the parameters that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+EXACT = frozenset({"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"})
+"""Model types whose parameters are counted exactly; of others the count is that of a Llama of this shape."""
+DIVISIBLE = frozenset({"llama", "qwen3", "qwen3_moe"})
+"""Model types whose layers and rows the trainer divides over ranks (`parallelism.tp`, `parallelism.cp`)."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+
+
+class ShapeError(ValueError):
+    """Error for a configuration that does not describe a decoder; names the field."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of a decoder layer, outside of experts."""
+
+    inputs: int
+    outputs: int
+
+    @property
+    def weights(self) -> int:
+        """Elements of its matrix."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a decoder-only transformer with gated MLPs; of a mixture of experts, too."""
+
+    model_type: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+    experts: int = 0
+    """Experts of a layer; 0: dense."""
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
+    counted: int | None = None
+    """All parameters, where they were counted in the model itself; default: what follows from the sizes."""
+
+    @property
+    def exact(self) -> bool:
+        """True if the number of parameters is exact."""
+        return self.model_type in EXACT or self.counted is not None
+
+    @property
+    def qk_norm(self) -> bool:
+        """True if queries and keys are normalised head by head."""
+        return self.model_type.startswith("qwen3")
+
+    @property
+    def queries(self) -> int:
+        """Elements of a token's queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of a token's keys; of its values as well."""
+        return self.kv_heads * self.head_dim
+
+    @cached_property
+    def linears(self) -> Mapping[str, Linear]:
+        """The linear layers of a decoder layer by the last part of their names; a mixture's experts are none."""
+        h, q, k, i = self.hidden, self.queries, self.keys, self.intermediate
+        attention = {"q_proj": Linear(h, q), "k_proj": Linear(h, k), "v_proj": Linear(h, k), "o_proj": Linear(q, h)}
+        if self.experts:
+            return attention
+        return attention | {"gate_proj": Linear(h, i), "up_proj": Linear(h, i), "down_proj": Linear(i, h)}
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a decoder layer without its experts."""
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        biases = self.queries + 2 * self.keys if self.model_type == "qwen2" else 0
+        router = self.experts * self.hidden
+        return sum(linear.weights for linear in self.linears.values()) + norms + biases + router
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of a decoder layer."""
+        return 3 * self.experts * self.hidden * self.expert_intermediate
+
+    @property
+    def table(self) -> int:
+        """Elements of the embedding, which the head has as well."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside of the decoder layers: embedding, last norm and head."""
+        return self.table * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        if self.counted is not None:
+            return self.counted
+        return self.root_parameters + self.layers * (self.layer_parameters + self.expert_parameters)
+
+    @property
+    def largest_tensor(self) -> int:
+        """Elements of the largest parameter; the trainer holds a layer's experts in two."""
+        return max(self.table, 2 * self.expert_parameters // 3, self.hidden * self.intermediate)
+
+    def kv_bytes(self, element_bytes: int, tensor_parallel: int) -> int:
+        """Bytes of keys and values of one token on one of `tensor_parallel` GPUs, which repeat heads where these are fewer."""
+        heads = max(self.kv_heads // tensor_parallel, 1)
+        return 2 * self.layers * heads * self.head_dim * element_bytes
+
+
+def from_config(config: Mapping[str, Any]) -> Architecture:
+    """The shape that a Hugging Face `config.json` describes; of a model of text and images that of the text.
+
+    Raises:
+        ShapeError: it lacks a field, or one is not a positive number.
+    """
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) else config
+    sizes = {name: _size(config, name) for name in _NEEDED}
+    heads = sizes["num_attention_heads"]
+    experts = next((_size(config, name) for name in _EXPERTS if config.get(name)), 0)
+    kind = str(config.get("model_type", ""))
+    own = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
+    return Architecture(
+        model_type=kind,
+        hidden=sizes["hidden_size"],
+        layers=sizes["num_hidden_layers"],
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
+        head_dim=_size(config, "head_dim") if config.get("head_dim") else sizes["hidden_size"] // heads,
+        intermediate=sizes["intermediate_size"],
+        vocabulary=sizes["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        experts=experts,
+        experts_per_token=_size(config, "num_experts_per_tok") if experts else 0,
+        expert_intermediate=_size(config, own) if experts else 0,
+    )
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ShapeError(f"{name} ({value}) must be a positive number in the config.json of a language model")
+    return value

@@ -1,0 +1,137 @@
+"""The memory of a whole run against its GPUs, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.api.resolve import resolve
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.models.roles import TRAINING_TASKS
+from rlrun.fit.architecture import Architecture
+from rlrun.fit.engine import engine_needs
+from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.parts import Needs
+from rlrun.fit.trainer import trainer_needs
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a specification alone does not say."""
+
+    model: Architecture
+    """The policy's shape."""
+    reference: Architecture | None = None
+    """Shape of a frozen model beside it."""
+    memory: Mapping[str, int] | None = None
+    """Bytes of a GPU, by role."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changed fields with which a role fits."""
+
+    fields: Mapping[str, Any]
+    """Value by the field's path in the manifest."""
+    role: str
+    total: float
+    """Bytes of the role with the change."""
+    limit: float
+    gpus: int
+    """GPUs of the role with the change."""
+
+    def __str__(self) -> str:
+        what = ", ".join(f"{path}: {written(value)}" for path, value in self.fields.items())
+        return f"{what} ({gib(self.total)} of {gib(self.limit)}, {self.gpus} GPU{'s' * (self.gpus != 1)})"
+
+
+def written(value: Any) -> str:
+    """A value as a manifest has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {written(one)}" for name, one in value.items()) + "}"
+    return str(value).replace("'", '"') if isinstance(value, list) else str(value)
+
+
+def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
+    """Needs of each role that has GPUs.
+
+    Args:
+        spec: the run's.
+        around: shapes and GPUs.
+    """
+    config = resolve(spec, name="fit", uid="fit", output_dir="/fit")
+    memory = around.memory or {}
+    found = []
+    trainer, engine = config.trainer, config.inference
+    own = trainer.task in TRAINING_TASKS and trainer.shared_with is None
+    if own and trainer.gpus_per_replica:
+        found.append(
+            trainer_needs(
+                trainer, around.model, around.reference, memory=memory["trainer"], colocated=spec.placement.colocate
+            )
+        )
+    if engine is not None and engine.gpus_per_replica:
+        found.append(engine_needs(engine, around.model, memory=memory["inference"]))
+    return found
+
+
+def lines(name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture) -> list[str]:
+    """The report for people."""
+    count = f"{model.parameters / 1e9:.2f} billion parameters{'' if model.exact else ' (about)'}"
+    shown = [f"{name}: {count}"]
+    for one in needs:
+        verdict = "fits" if one.fits else "DOES NOT FIT"
+        shown += [
+            "",
+            f"{one.role}, {one.gpus} GPU{'s' * (one.gpus != 1)}: {verdict}, each needs {gib(one.total)} of {gib(one.limit)} "
+            f"({one.limit_is})",
+        ]
+        shown += [
+            f"  {part.name:<26}{gib(part.bytes):>11}  {part.why}".rstrip() for part in one.parts if part.bytes >= 1
+        ]
+        shown += [f"  note: {remark}" for remark in one.remarks]
+        shown += _advised(one, advice)
+    return shown
+
+
+def _advised(needs: Needs, advice: Sequence[Change]) -> list[str]:
+    if needs.fits:
+        return []
+    own = [change for change in advice if change.role == needs.role]
+    if not own:
+        return ["  no change that was tried makes it fit: use a smaller model, adapters (trainer.lora), or larger GPUs"]
+    return ["  fits with one of:", *(f"    - {change}" for change in own)]
+
+
+def document(name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture) -> dict[str, Any]:
+    """The report for programs. Sizes in GiB."""
+    return {
+        "run": name,
+        "parameters": model.parameters,
+        "exact": model.exact,
+        "fits": all(one.fits for one in needs),
+        "roles": [
+            {
+                "role": one.role,
+                "gpus": one.gpus,
+                "fits": one.fits,
+                "needed_gib": _rounded(one.total),
+                "limit_gib": _rounded(one.limit),
+                "parts_gib": {part.name: _rounded(part.bytes) for part in one.parts},
+                "notes": list(one.remarks),
+                "advice": [
+                    {"fields": dict(change.fields), "needed_gib": _rounded(change.total), "gpus": change.gpus}
+                    for change in advice
+                    if change.role == one.role
+                ],
+            }
+            for one in needs
+        ],
+    }
+
+
+def _rounded(size: float) -> float:
+    return round(size / GIB, 3)

@@ -1,0 +1,219 @@
+"""Memory of one of the trainer's GPUs in a step: a copy's share of the states, and what one micro-batch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.roles import TrainerConfig
+from rlrun.fit.activations import layer_activations, outside_layers
+from rlrun.fit.architecture import Architecture, Linear
+from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.parts import Needs, Part
+
+MASTER_BYTES = 4
+"""A parameter's number that the optimizer steps, its gradient's and its moments' likewise: float32."""
+REFERENCE_BYTES = 2
+"""A frozen model's number on a GPU."""
+HEAD_CHUNK_BYTES = GIB
+"""Float32 logits that exist at a time (`trainer.learning.lm_head`)."""
+HEAD_CHUNKS = 3
+LIBRARIES_BYTES = 1.5 * GIB
+"""CUDA's context and the workspaces of its libraries."""
+COMMUNICATORS_BYTES = 1.0 * GIB
+"""NCCL's buffers, with more than one rank."""
+SLEEPING_ENGINE_BYTES = 3.0 * GIB
+"""What an engine keeps of a GPU while it sleeps."""
+FRAGMENTS = 0.03
+"""Share of the GPU that stays unused between blocks of memory."""
+_MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """Division of the work among ranks."""
+
+    shards: int
+    """Ranks that share one copy of parameters and states."""
+    tp: int
+    cp: int
+    ep: int
+    world: int
+
+    @classmethod
+    def of(cls, config: TrainerConfig) -> _Ranks:
+        layout, world = config.parallelism, config.world_size
+        return cls(world // layout.dp_replicate, layout.tp, layout.cp, layout.ep, world)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """Numbers of parameters that have gradients."""
+
+    all: int
+    matrices: int
+    """Of these, in the matrices of decoder layers."""
+    layer: float
+    """Of one decoder layer on one rank, gathered."""
+    head: bool
+    """Whether the head is among them."""
+
+
+def trainer_needs(
+    config: TrainerConfig, model: Architecture, reference: Architecture | None, *, memory: int, colocated: bool
+) -> Needs:
+    """Memory of one GPU of the trainer.
+
+    Args:
+        config: the trainer's.
+        model: the policy's shape.
+        reference: shape of a frozen model beside it.
+        memory: of the GPU, in bytes.
+        colocated: whether engines have the same GPUs.
+    """
+    ranks = _Ranks.of(config)
+    c = 4 if config.compute_dtype == "float32" else 2
+    trained = _trained(config, model, ranks)
+    parts = [
+        *_states(config, model, trained, ranks),
+        *_companions(config, model, reference, ranks),
+        _gathered(model, ranks, c),
+        *_micro_batch(config, model, ranks, c),
+        _logits(config, model, trained, ranks, c),
+        Part("gradients of one layer", trained.layer * (c + 4), "whole, before they are summed over the ranks"),
+        Part("CUDA and its libraries", LIBRARIES_BYTES + (COMMUNICATORS_BYTES if ranks.world > 1 else 0)),
+    ]
+    if colocated:
+        parts.append(Part("the sleeping engine", SLEEPING_ENGINE_BYTES, "what it keeps in the trainer's turn"))
+    limit = memory * (1 - FRAGMENTS)
+    return Needs(
+        "trainer",
+        config.replicas * config.gpus_per_replica,
+        [*parts, _hand_over(config, model, parts)],
+        limit,
+        f"{1 - FRAGMENTS:.0%} of {gib(memory)}",
+        _remarks(config, model, ranks, trained),
+    )
+
+
+def _states(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks) -> list[Part]:
+    """Masters, gradients and moments of the policy."""
+    on_gpu = not config.cpu_offload
+    slots = config.lora.slots if config.lora is not None else 1
+    of_adapters = trained.all if config.lora is not None else 0
+    masters = MASTER_BYTES * (model.parameters + slots * of_adapters) / ranks.shards
+    shared = f"float32, over {ranks.shards} ranks" if ranks.shards > 1 else "float32"
+    if config.gradient_accumulation == "local":
+        gradients, summed = (
+            MASTER_BYTES * trained.all / ranks.tp,
+            "float32, whole on every rank (gradientAccumulation: local)",
+        )
+    else:
+        gradients, summed = on_gpu * MASTER_BYTES * trained.all / ranks.shards, shared
+    numbers = _MOMENTS[config.optimizer.name] * trained.all
+    if config.optimizer.name == "muon":
+        numbers -= trained.matrices
+    moments = MASTER_BYTES * slots * numbers / ranks.shards
+    return [
+        Part("parameters", on_gpu * masters, shared),
+        Part("gradients", gradients, summed),
+        Part("optimizer state", on_gpu * moments, f"{config.optimizer.name}, {shared}"),
+    ]
+
+
+def _companions(
+    config: TrainerConfig, model: Architecture, reference: Architecture | None, ranks: _Ranks
+) -> list[Part]:
+    """Models beside the policy."""
+    found = []
+    if reference is not None:
+        size = REFERENCE_BYTES * reference.parameters / ranks.shards
+        found.append(Part("reference", size, "frozen, bfloat16"))
+    if config.algorithm.critic is not None:
+        body = model.parameters - (0 if model.tied else model.table) + model.hidden
+        numbers = 2 + _MOMENTS[config.optimizer.name]
+        on_gpu = not config.cpu_offload
+        found.append(Part("critic", on_gpu * MASTER_BYTES * numbers * body / ranks.shards, "with its states, float32"))
+    return found
+
+
+def _gathered(model: Architecture, ranks: _Ranks, c: int) -> Part:
+    layer = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
+    return Part("gathered parameters", c * (model.root_parameters + 2 * layer), "two layers, embedding and head")
+
+
+def _micro_batch(config: TrainerConfig, model: Architecture, ranks: _Ranks, c: int) -> list[Part]:
+    tokens = _row(config) / ranks.cp
+    mode = config.activation_checkpointing
+    each = layer_activations(model, mode, number_bytes=c, tp=ranks.tp, compiled=config.compile)
+    kept = tokens * (model.layers * each.kept + outside_layers(model, c))
+    of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens"
+    return [
+        Part("activations", kept, of),
+        Part("one layer's backward pass", tokens * each.working),
+    ]
+
+
+def _logits(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks, c: int) -> Part:
+    tokens = _row(config) / ranks.cp / ranks.tp
+    if ranks.tp > 1:  # the ranks' parts meet in the head's own hooks: no chunks
+        return Part("logits", tokens * model.vocabulary * (6 * 4 + c), f"all of {tokens:,.0f} tokens, with tp")
+    chunk = min(HEAD_CHUNK_BYTES, 4 * tokens * model.vocabulary)
+    gradient = (4 + c) * model.table if trained.head else 0
+    return Part("logits", HEAD_CHUNKS * chunk + gradient, "in chunks, and the head's gradient")
+
+
+def _hand_over(config: TrainerConfig, model: Architecture, step: list[Part]) -> Part:
+    """The largest tensor whole, as the master and in the published format; between steps, so that it has the micro-batch's place."""
+    needed = (MASTER_BYTES + (4 if config.model.dtype == "float32" else 2)) * model.largest_tensor
+    names = ("activations", "one layer's backward pass", "logits", "gathered parameters", "gradients of one layer")
+    free = sum(part.bytes for part in step if part.name in names)
+    return Part(
+        "hand-over of weights", max(needed - free, 0), f"{gib(needed)} between steps, mostly in the micro-batch's place"
+    )
+
+
+def _trained(config: TrainerConfig, model: Architecture, ranks: _Ranks) -> _Trained:
+    if config.lora is None:
+        inside = model.layer_parameters + model.expert_parameters
+        gathered = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
+        return _Trained(model.parameters, model.layers * inside, gathered, head=True)
+    adapters = sum(config.lora.rank * (one.inputs + one.outputs) for one in adapted(config.lora, model).values())
+    whole = {name: one.weights for name, one in model.linears.items() if _named(name, config.lora.modules_to_save)}
+    layer = adapters + sum(whole.values())
+    tables = [name for name in ("lm_head", "embed_tokens") if _named(name, config.lora.modules_to_save)]
+    outside = model.table * (1 if model.tied and tables else len(tables))
+    return _Trained(model.layers * layer + outside, model.layers * layer, layer, head=bool(tables))
+
+
+def adapted(lora: LoRAConfig, model: Architecture) -> Mapping[str, Linear]:
+    """The linear layers of a decoder layer that get an adapter, by name."""
+    return {name: one for name, one in model.linears.items() if not lora.targets or _named(name, lora.targets)}
+
+
+def _named(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern.rpartition(".")[2]) for pattern in patterns)
+
+
+def _row(config: TrainerConfig) -> int:
+    return config.micro_batch_tokens or config.seq_len
+
+
+def _remarks(config: TrainerConfig, model: Architecture, ranks: _Ranks, trained: _Trained) -> list[str]:
+    found = []
+    if config.cpu_offload:
+        numbers = 2 + _MOMENTS[config.optimizer.name]
+        size = MASTER_BYTES * (model.parameters + (numbers - 1) * trained.all) / ranks.shards
+        found.append(f"cpuOffload: {gib(size * config.ranks_per_replica)} of host memory for each replica")
+    if config.activation_checkpointing == "offload":
+        each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compile)
+        size = _row(config) / ranks.cp * model.layers * each.kept
+        found.append(
+            f"activationCheckpointing: offload keeps {gib(size * config.ranks_per_replica)} of activations in host memory"
+        )
+    if config.weight_sync.transport == "NCCL":
+        size = 2 * (4 if config.model.dtype == "float32" else 2) * model.parameters
+        found.append(f"weightSync.transport: NCCL keeps two versions, {gib(size)}, in host memory of the first replica")
+    return found
