@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import convert, evaluation, export, main, render, validate, version
+from rlrun.cli import convert, evaluation, export, fit, main, render, validate, version
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -228,6 +228,7 @@ def cli_page() -> str:
     lines = [NOTE, "", "# Command lines", "", "## `rlrun`", "", "```text", main.usage(), "```"]
     commands = {
         "validate": validate.parser(),
+        "fit": fit.parser(),
         "render": render.parser(),
         "convert": convert.parser(),
         "export": export.parser(),

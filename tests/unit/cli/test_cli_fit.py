@@ -1,0 +1,74 @@
+"""`rlrun fit`: what it prints, what it asks for, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli import fit
+from rlrun.cli.main import main
+from rlrun.fit.gpu_products import GIB
+from rlrun.runtime import exit_codes
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+ONE_GPU = str(MODELS / "qwen3-0-6b-gsm8k.yaml")
+
+
+def test_a_run_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", ONE_GPU, "--gpu-memory", "24Gi"]) == exit_codes.OK
+    shown = capsys.readouterr().out
+    assert "trainer, 1 GPU: fits" in shown
+    assert "inference, 1 GPU: fits" in shown
+    assert "key-value cache" in shown
+
+
+def test_a_run_that_does_not_fit_is_told_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(MODELS / "qwen3-4b-math.yaml"), "--gpu-memory", "32Gi"]) == exit_codes.CONFIGURATION
+    shown = capsys.readouterr().out
+    assert "trainer, 4 GPUs: DOES NOT FIT" in shown
+    assert "- spec.trainer.parallelism.cp: 2" in shown
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["fit", str(MODELS / "qwen3-30b-a3b.yaml"), "--gpu-product", "NVIDIA-A100-SXM4-40GB", "--json"]
+    assert main(argv) == exit_codes.CONFIGURATION
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False
+    trainer = next(role for role in found["roles"] if role["role"] == "trainer")
+    assert trainer["needed_gib"] == pytest.approx(sum(trainer["parts_gib"].values()), abs=0.02)
+    assert all(change["needed_gib"] <= trainer["limit_gib"] for change in trainer["advice"])
+
+
+def test_memory_that_nobody_says_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "_local_memory", lambda: None)
+    assert main(["fit", ONE_GPU]) == exit_codes.CONFIGURATION
+    assert "--gpu-memory 80Gi" in capsys.readouterr().err
+    assert main(["fit", ONE_GPU, "--gpu-product", "NVIDIA-X1"]) == exit_codes.CONFIGURATION
+    assert "the memory of NVIDIA-X1 is not known" in capsys.readouterr().err
+    monkeypatch.setattr(fit, "_local_memory", lambda: 24 * GIB)
+    assert main(["fit", ONE_GPU]) == exit_codes.OK
+
+
+def test_a_model_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(Path(ONE_GPU).read_text().replace("Qwen/Qwen3-0.6B", "a/b"))
+    assert main(["fit", str(file), "--gpu-memory", "24Gi"]) == exit_codes.CONFIGURATION
+    assert f"{file}: spec.model.name (a/b)" in capsys.readouterr().err
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "vocab_size": 100}))
+    assert main(["fit", str(file), "--gpu-memory", "24Gi", "--model-config", str(tmp_path)]) == exit_codes.OK
+
+
+def test_a_run_without_gpus_has_nothing_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(MODELS.parent / "quickstart.yaml")]) == exit_codes.OK
+    assert "nothing to fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["80", "much", "0Gi"])
+def test_a_size_that_is_none_is_a_wrong_command_line(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", ONE_GPU, "--gpu-memory", size]) == exit_codes.USAGE
+    assert f"'{size}' is no size of memory" in capsys.readouterr().err
