@@ -92,9 +92,8 @@ def _add_common(p: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="an engine that was started for the run's folder, with RLRUN_API_KEY; again for more of them (default: start them here)",
     )
-    p.add_argument(
-        "--inference-gpu-ids", type=_numbers, metavar="0,1", help="GPUs of the engines that are started here"
-    )
+    p.add_argument("--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs of the engines that are started here")
+    p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
     drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
     for name, info in EvaluationSamplingConfig.model_fields.items():
         kind, metavar = _KINDS[name]
@@ -171,6 +170,7 @@ def _request(
         training_sampling=newest,
         engine_urls=options.engine_url,
         gpu_ids=options.inference_gpu_ids,
+        share_gpus=options.share_gpus,
         sampling={
             name: value
             for name in EvaluationSamplingConfig.model_fields
@@ -196,6 +196,12 @@ def _numbers(text: str) -> list[int]:
             f"got {text!r}, expected whole numbers with commas between them, such as 10,20"
         )
     return numbers
+
+
+def _gpus(text: str) -> list[int | str]:
+    from rlrun.local.gpus import gpu_ids
+
+    return gpu_ids(text)
 
 
 def _whole(text: str, least: int) -> int:

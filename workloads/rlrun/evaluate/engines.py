@@ -14,8 +14,9 @@ from pathlib import Path
 from rlrun.config.models.run import RunConfig
 from rlrun.inference.client.engine_client import EngineClient, EngineError, EngineUnavailableError
 from rlrun.local.failure import exit_code, explain
-from rlrun.local.plan import Ports, engine_processes, split_gpus, with_endpoints
-from rlrun.local.preflight import PreflightError, free_port, gpus
+from rlrun.local.gpus import Claim, claimed
+from rlrun.local.plan import GpuId, Ports, engine_processes, with_endpoints
+from rlrun.local.preflight import free_port
 from rlrun.local.supervisor import Supervisor
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
@@ -55,22 +56,24 @@ class Engines:
 
 
 @contextmanager
-def own_engines(config: RunConfig, gpu_ids: Sequence[int] | None) -> Iterator[Engines]:
+def own_engines(config: RunConfig, gpu_ids: Sequence[GpuId] | None, *, share_gpus: bool = False) -> Iterator[Engines]:
     """Start the engines that a configuration describes, and end them with the block.
 
     Args:
         config: its output folder gets the engines' files and logs.
         gpu_ids: the GPUs to use; None: as many as are needed.
+        share_gpus: use GPUs that other runs of this machine use, too.
 
     Raises:
-        PreflightError: GPUs are missing.
+        PreflightError: GPUs are missing, or somebody else has them.
     """
-    assert config.inference is not None
     root = Path(config.trainer.output_dir)
-    try:
-        _, devices = split_gpus(config, gpus(), [], gpu_ids)
-    except ValueError as error:
-        raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+    with claimed(config, [], gpu_ids, share=share_gpus) as claim:
+        yield from _started(config, root, claim)
+
+
+def _started(config: RunConfig, root: Path, claim: Claim) -> Iterator[Engines]:
+    assert config.inference is not None
     ports = tuple(free_port() for _ in range(config.inference.replicas))
     configs = with_endpoints(config, Ports(free_port(), free_port(), free_port(), ports), None)
     files = [root / (f"engine.{i}.json" if i else "engine.json") for i in range(len(configs))]
@@ -78,9 +81,9 @@ def own_engines(config: RunConfig, gpu_ids: Sequence[int] | None) -> Iterator[En
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
     shutil.rmtree(RunPaths(root).weights, ignore_errors=True)  # of a command that was killed
     launch_id, api_key = uuid.uuid4().hex, secrets.token_urlsafe(32)
-    supervisor = Supervisor(launch_id)
+    supervisor = Supervisor(launch_id, claim.descriptors)
     try:
-        supervisor.start(engine_processes(configs, files, api_key=api_key, launch_id=launch_id, gpus=devices))
+        supervisor.start(engine_processes(configs, files, api_key=api_key, launch_id=launch_id, gpus=claim.inference))
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         yield Engines(urls, api_key, RunPaths(root).weights, supervisor, root)
     finally:

@@ -29,6 +29,7 @@ from rlrun.evaluate.staging import exporter, highest_rank
 from rlrun.local.architecture import TRAINER
 from rlrun.local.judge import judge_manifest
 from rlrun.local.model import prepare_model
+from rlrun.local.plan import GpuId
 from rlrun.local.preflight import check_model
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
@@ -60,7 +61,8 @@ class Request:
     training_sampling: bool
     """Sample as in training, whatever `spec.evaluation.sampling` says, but for `sampling`; by default all tasks once."""
     engine_urls: Sequence[str] | None
-    gpu_ids: Sequence[int] | None
+    gpu_ids: Sequence[GpuId] | None
+    share_gpus: bool = False
     sampling: Mapping[str, Any]
     """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
 
@@ -74,7 +76,8 @@ class Job(Plan):
     engine_urls: Sequence[str]
     """Empty: engines are started."""
     api_key: str
-    gpu_ids: Sequence[int] | None
+    gpu_ids: Sequence[GpuId] | None
+    share_gpus: bool = False
     engine_weights: Path
     """The folder of weights of engines that are given."""
 
@@ -129,6 +132,7 @@ def prepare(request: Request, console: Console) -> Job:
         engine_urls=tuple(request.engine_urls or ()),
         api_key=api_key,
         gpu_ids=request.gpu_ids,
+        share_gpus=request.share_gpus,
         engine_weights=folder or run.weights,
         export=exporter(model, model.source(run.model), spec.trainer.lora),
     )

@@ -168,7 +168,7 @@ def _wanted(plan: Plan, arena: Arena) -> list[Question]:
 def _engines(job: Job) -> AbstractContextManager[Engines]:
     if job.engine_urls:
         return given_engines(job.engine_urls, job.api_key, job.engine_weights)
-    return own_engines(job.config, job.gpu_ids)
+    return own_engines(job.config, job.gpu_ids, share_gpus=job.share_gpus)
 
 
 @contextmanager

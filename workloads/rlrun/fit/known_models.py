@@ -25,8 +25,19 @@ def _llama(hidden: int, layers: int, heads: int, dim: int, intermediate: int, *,
 
 
 def _qwen3_moe(hidden: int, layers: int, heads: int, intermediate: int, of_expert: int) -> Architecture:
-    experts = {"experts": 128, "experts_per_token": 8, "expert_intermediate": of_expert}
-    return Architecture("qwen3_moe", hidden, layers, heads, 4, 128, intermediate, 151_936, **experts)
+    return Architecture(
+        "qwen3_moe",
+        hidden,
+        layers,
+        heads,
+        4,
+        128,
+        intermediate,
+        151_936,
+        experts=128,
+        experts_per_token=8,
+        expert_intermediate=of_expert,
+    )
 
 
 KNOWN: Mapping[str, Architecture] = {

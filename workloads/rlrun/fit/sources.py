@@ -90,7 +90,7 @@ def count_on_meta(config: Mapping[str, Any]) -> int | None:
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own))
     except Exception:  # the code of any architecture
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(int(parameter.numel()) for parameter in model.parameters())
 
 
 def _cached(name: str, environment: Mapping[str, str]) -> Path | None:

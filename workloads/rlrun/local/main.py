@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,11 +24,12 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
 from rlrun.local.failure import exit_code, explain, first_cause
+from rlrun.local.gpus import Claim, claimed, gpu_ids
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
-from rlrun.local.plan import Ports, RoleProcess, processes, split_gpus, with_endpoints
-from rlrun.local.preflight import PreflightError, check_folder, check_ports, free_port, gpus
+from rlrun.local.plan import Ports, RoleProcess, processes, with_endpoints
+from rlrun.local.preflight import PreflightError, check_folder, check_ports, free_port
 from rlrun.local.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
@@ -65,8 +67,9 @@ def add_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--trainer-port", type=int, help="port of the trainer's channel (default: a free one)")
     p.add_argument("--metrics-port", type=int, help="port of the orchestrator's metrics (default: a free one)")
-    p.add_argument("--trainer-gpu-ids", type=_ports, help="GPUs of the trainer, such as 2,3")
-    p.add_argument("--inference-gpu-ids", type=_ports, help="GPUs of the engines, such as 0,1")
+    p.add_argument("--trainer-gpu-ids", type=gpu_ids, help="GPUs of the trainer, by index or UUID, such as 2,3")
+    p.add_argument("--inference-gpu-ids", type=gpu_ids, help="GPUs of the engines, such as 0,1")
+    p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
     p.add_argument("--plain", action="store_true", help="print a line per step instead of the live view")
 
 
@@ -111,7 +114,8 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        return _run(_Call(spec, name, RunPaths(root), options, console, command, interrupted))
+        with ExitStack() as held:
+            return _run(_Call(spec, name, RunPaths(root), options, console, command, interrupted), held)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except RoleError as error:
@@ -170,14 +174,14 @@ class _Place:
     ports: Ports
     host: Endpoints | None
     """Of the run whose trainer and engines this run uses; None: it has its own."""
-    trainer_gpus: Sequence[int]
-    inference_gpus: Sequence[int]
+    gpus: Claim
 
 
-def _run(call: _Call) -> int:
+def _run(call: _Call, held: ExitStack) -> int:
+    """Run to the end; what is claimed on the way is let go with `held`."""
     began = time.monotonic()
     config = _resolve(call)
-    place = _find_place(call, config)
+    place = _find_place(call, config, held)
     _check_replay(call)
     _check_folder(call, config)
     configs = _with_place(call, config, place)
@@ -191,12 +195,12 @@ def _run(call: _Call) -> int:
     api_key = secrets.token_urlsafe(32)
     specs = processes(
         configs, files, attempt=attempt, api_key=api_key, launch_id=launch_id, ports=place.ports,
-        trainer_gpus=place.trainer_gpus, inference_gpus=place.inference_gpus,
+        trainer_gpus=place.gpus.trainer, inference_gpus=place.gpus.inference,
     )  # fmt: skip
     call.say(
         f"run {call.name}, attempt {attempt}; folder {call.folder}, logs in {call.folder}/logs/attempt_{attempt:04d}"
     )
-    failed = _play(call, config, Supervisor(launch_id), specs, place.ports, api_key)
+    failed = _play(call, config, Supervisor(launch_id, place.gpus.descriptors), specs, place.ports, api_key)
     return _conclude(call, failed, elapsed_seconds=time.monotonic() - began)
 
 
@@ -209,7 +213,7 @@ def _resolve(call: _Call) -> RunConfig:
     return config
 
 
-def _find_place(call: _Call, config: RunConfig) -> _Place:
+def _find_place(call: _Call, config: RunConfig, held: ExitStack) -> _Place:
     """Choose ports and GPUs.
 
     Raises:
@@ -221,11 +225,9 @@ def _find_place(call: _Call, config: RunConfig) -> _Place:
     ports = _choose_ports(options, config)
     check_ports(ports)
     if host is not None:
-        return _Place(ports, endpoints_of(call.paths.root, host), (), ())
-    try:
-        return _Place(ports, None, *split_gpus(config, gpus(), options.trainer_gpu_ids, options.inference_gpu_ids))
-    except ValueError as error:
-        raise PreflightError(str(error), exit_codes.UNAVAILABLE) from None
+        return _Place(ports, endpoints_of(call.paths.root, host), Claim())
+    gpus = claimed(config, options.trainer_gpu_ids, options.inference_gpu_ids, share=options.share_gpus)
+    return _Place(ports, None, held.enter_context(gpus))
 
 
 def _check_replay(call: _Call) -> None:

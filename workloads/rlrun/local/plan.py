@@ -15,6 +15,9 @@ from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 from rlrun.trainer.ranks.launch import torchrun_command
 
+GpuId = int | str
+"""A GPU of this machine: its index, or its UUID."""
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -51,6 +54,11 @@ class RoleProcess:
     error_file: Path
     """File into which the role writes what went wrong, for people."""
 
+    @property
+    def gpus(self) -> str:
+        """Its GPUs, as CUDA reads them; empty: none."""
+        return self.environment.get("CUDA_VISIBLE_DEVICES", "")
+
 
 def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[RunConfig]:
     """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port; one without engines."""
@@ -77,20 +85,32 @@ def with_endpoints(config: RunConfig, ports: Ports, replay: str | None) -> list[
     ]
 
 
+def gpus_wanted(config: RunConfig) -> tuple[int, int]:
+    """Numbers of GPUs that trainer and engines have to themselves; engines that share the trainer's want none."""
+    engine = config.inference
+    own = engine is not None and not engine.colocated
+    return (
+        config.trainer.replicas * config.trainer.gpus_per_replica,
+        engine.replicas * engine.gpus_per_replica if engine is not None and own else 0,
+    )
+
+
 def split_gpus(
-    config: RunConfig, available: Sequence[int], trainer_ids: Sequence[int] | None, inference_ids: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
-    """GPUs of the trainer and of the engines, by index on this machine; the ids that are given win.
+    config: RunConfig,
+    available: Sequence[GpuId],
+    trainer_ids: Sequence[GpuId] | None,
+    inference_ids: Sequence[GpuId] | None,
+) -> tuple[list[GpuId], list[GpuId]]:
+    """GPUs of the trainer and of the engines; the ids that are given win.
 
     Raises:
         ValueError: the manifest wants more GPUs than there are; says how many.
     """
-    want_trainer = config.trainer.replicas * config.trainer.gpus_per_replica
+    want_trainer, want_inference = gpus_wanted(config)
     engine = config.inference
     colocated = engine is not None and engine.colocated
     if colocated and inference_ids is not None:
         raise ValueError("placement.colocate gives the engines the trainer's GPUs; leave --inference-gpu-ids out")
-    want_inference = 0 if engine is None or colocated else engine.replicas * engine.gpus_per_replica
     free = _without(available, (*(trainer_ids or ()), *(inference_ids or ())))
     inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
     trainer = list(trainer_ids) if trainer_ids is not None else _without(free, inference)[:want_trainer]
@@ -99,11 +119,11 @@ def split_gpus(
     return trainer, trainer if colocated else inference
 
 
-def _without(gpus: Sequence[int], taken: Sequence[int]) -> list[int]:
+def _without(gpus: Sequence[GpuId], taken: Sequence[GpuId]) -> list[GpuId]:
     return [gpu for gpu in gpus if gpu not in taken]
 
 
-def _check_gpus(role: Role, wanted: int, got: Sequence[int], available: Sequence[int]) -> None:
+def _check_gpus(role: Role, wanted: int, got: Sequence[GpuId], available: Sequence[GpuId]) -> None:
     missing = _without(got, available)
     if missing:
         raise ValueError(f"{role}: there is no GPU {missing[0]} on this machine; it has {list(available) or 'none'}")
@@ -123,8 +143,8 @@ def processes(
     api_key: str,
     launch_id: str,
     ports: Ports,
-    trainer_gpus: Sequence[int],
-    inference_gpus: Sequence[int],
+    trainer_gpus: Sequence[GpuId],
+    inference_gpus: Sequence[GpuId],
 ) -> list[RoleProcess]:
     """Processes to start.
 
@@ -163,7 +183,7 @@ def engine_processes(
     *,
     api_key: str,
     launch_id: str,
-    gpus: Sequence[int],
+    gpus: Sequence[GpuId],
 ) -> list[RoleProcess]:
     """The engines alone, for what samples without training.
 
@@ -181,7 +201,7 @@ def engine_processes(
 
 
 class _Make(Protocol):
-    def __call__(self, role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess: ...
+    def __call__(self, role: Role, name: str, command: list[str], gpus: Sequence[GpuId]) -> RoleProcess: ...
 
 
 def _maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_cpu: bool) -> _Make:
@@ -195,7 +215,7 @@ def _maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_
     if on_cpu:
         shared["OMP_NUM_THREADS"] = "1"  # ranks, engine and orchestrator share the cores; more threads only fight
 
-    def make(role: Role, name: str, command: list[str], gpus: Sequence[int]) -> RoleProcess:
+    def make(role: Role, name: str, command: list[str], gpus: Sequence[GpuId]) -> RoleProcess:
         folder = paths.logs(attempt, role)
         environment = shared | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
         return RoleProcess(role, name, tuple(command), environment, folder / f"{name}.log", folder / ERROR_FILE)
@@ -203,7 +223,7 @@ def _maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_
     return make
 
 
-def _engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[int], make: _Make) -> list[RoleProcess]:
+def _engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], make: _Make) -> list[RoleProcess]:
     if config.inference is None:
         return []
     each = config.inference.gpus_per_replica

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.config.models.model import ModelConfig
@@ -100,9 +98,3 @@ def check_model(model: ModelConfig) -> None:
     """
     for finding in check_model_folder(model, here=True):
         raise PreflightError(f"spec.model.path: {finding.message}", exit_codes.DATA)
-
-
-def gpus() -> Sequence[int]:
-    """Indices of the NVIDIA GPUs of this machine, without loading any library."""
-    found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return sorted(int(match[1]) for match in found if match)

@@ -55,10 +55,15 @@ def marked_processes(launch_id: str) -> list[int]:
 
 
 class Supervisor:
-    """The processes of one launch."""
+    """The processes of one launch.
 
-    def __init__(self, launch_id: str) -> None:
-        self._launch_id = launch_id
+    Args:
+        launch_id: marks them.
+        locks: descriptors that the roles with GPUs hold too, as long as they live.
+    """
+
+    def __init__(self, launch_id: str, locks: Sequence[int] = ()) -> None:
+        self._launch_id, self._locks = launch_id, locks
         self.running: list[Running] = []
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -76,6 +81,7 @@ class Supervisor:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **spec.environment, stacks.FILE_VARIABLE: str(stacks_file(spec))},
                     start_new_session=True,
+                    pass_fds=self._locks if spec.gpus else (),
                     preexec_fn=_die_with_parent,
                 )
             self.running.append(Running(spec, process))

@@ -1,0 +1,317 @@
+"""GPUs of this machine: those that a run may use, and locks by which no two runs have one unasked.
+
+A lock is the kernel's (`flock`) on a file of a folder that all users share. Launcher and roles hold it together, so it ends with the last
+of them, however they end, and no file has to be removed. The file's text says who has it, for messages alone: it may be of a run that is
+gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlrun.config.models.run import RunConfig
+from rlrun.local.plan import GpuId, gpus_wanted, split_gpus
+from rlrun.local.preflight import PreflightError
+from rlrun.runtime import exit_codes
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+LOCKS_VARIABLE = "RLRUN_GPU_LOCKS"
+"""Environment variable that names another folder of locks."""
+LOCKS = Path("/tmp/rlrun-gpus")
+_DRIVER, _DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/dev")
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
+_TEXT_MAX = 4096
+_ALLOCATE = "allocate"
+"""File whose lock is held for the moment in which a run tries GPUs, so that two runs do not keep each other from one."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """UUIDs of this machine's GPUs, in CUDA's order; None where the driver does not say."""
+
+    uuids: Sequence[str | None]
+
+    @classmethod
+    def here(cls, driver: Path = _DRIVER, devices: Path = _DEVICES) -> Machine:
+        """The GPUs that this process could use, without loading any library: in a container those that it was given."""
+        found: list[str | None] = []
+        for file in sorted(driver.glob("*/information")):
+            told = re.search(r"^GPU UUID:\s*(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+            found.append(told[1] if told is not None and "?" not in told[1] else None)
+        nodes = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+        return cls(found if len(found) == len(nodes) else [None] * len(nodes))
+
+    def visible(self, variables: Mapping[str, str]) -> list[GpuId]:
+        """GPUs that a run may use, called as `CUDA_VISIBLE_DEVICES` does; without it all of them, by index.
+
+        Raises:
+            PreflightError: the variable names a GPU twice or one that is not there.
+        """
+        text = variables.get(VISIBLE_VARIABLE)
+        if text is None:
+            return list(range(len(self.uuids)))
+        named: list[GpuId] = []
+        for word in filter(None, map(str.strip, text.split(","))):
+            if word == "-1":  # CUDA sees nothing from here on
+                break
+            try:
+                gpu = parse_gpu(word)
+            except ValueError as error:
+                raise PreflightError(f"{VISIBLE_VARIABLE} ({text}): {error}") from None
+            if isinstance(gpu, int) and gpu >= len(self.uuids):
+                raise PreflightError(
+                    f"{VISIBLE_VARIABLE} ({text}): there is no GPU {gpu} on this machine, which has {len(self.uuids)}; "
+                    "correct the variable or unset it",
+                    exit_codes.UNAVAILABLE,
+                )
+            named.append(gpu)
+        keys = [self.key(gpu) for gpu in named]
+        if len(set(keys)) < len(keys):
+            raise PreflightError(f"{VISIBLE_VARIABLE} ({text}) names a GPU twice; name each once")
+        return named
+
+    def key(self, gpu: GpuId) -> str:
+        """The name that all ways to call a GPU have in common: its UUID where it is known."""
+        if isinstance(gpu, int):
+            known = self.uuids[gpu] if gpu < len(self.uuids) else None
+            return known or f"index-{gpu}"
+        fitting = [uuid for uuid in self.uuids if uuid is not None and uuid.startswith(gpu)]
+        return fitting[0] if len(fitting) == 1 else gpu
+
+    def chosen(self, asked: Sequence[GpuId] | None, visible: Sequence[GpuId]) -> list[GpuId] | None:
+        """The GPUs that options name, called as `visible` does; unknown ones as they are."""
+        if asked is None:
+            return None
+        names = {self.key(gpu): gpu for gpu in visible}
+        return [names.get(self.key(gpu), gpu) for gpu in asked]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A run that uses a GPU."""
+
+    pid: int
+    run: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"run {self.run} in {self.folder} (process {self.pid})"
+
+
+class GpuLocks:
+    """Locks of GPUs, by their keys.
+
+    Args:
+        folder: of all runs of this machine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def here(cls, variables: Mapping[str, str]) -> GpuLocks:
+        """The locks of this machine."""
+        return cls(Path(variables.get(LOCKS_VARIABLE) or LOCKS))
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """Keep other runs from trying GPUs meanwhile."""
+        file = self._open(_ALLOCATE)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def take(self, key: str, *, shared: bool) -> int | None:
+        """A descriptor that holds the GPU's lock until it is closed by all that have it; None: somebody else has the GPU.
+
+        Raises:
+            PreflightError: the folder cannot be used; names it and the way out.
+        """
+        file = self._open(key)
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        return file
+
+    def write(self, file: int, holder: Holder) -> None:
+        """Leave word of who has the lock. A file of another user may be locked, but not written: then there is none."""
+        with suppress(OSError):
+            writing = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            try:
+                os.write(writing, json.dumps(vars(holder)).encode())
+            finally:
+                os.close(writing)
+
+    def holder(self, key: str) -> Holder | None:
+        """Who has a lock, if it has left word."""
+        file = self._open(key)
+        try:
+            return Holder(**json.loads(os.pread(file, _TEXT_MAX, 0)))
+        except (OSError, ValueError, TypeError):
+            return None
+        finally:
+            os.close(file)
+
+    def _open(self, key: str) -> int:
+        # Two attempts: a file of another user in a sticky folder must not be opened with O_CREAT (fs.protected_regular).
+        path = self._folder / f"{re.sub(r'[^0-9A-Za-z-]', '_', key)}.lock"
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            if not self._folder.is_dir():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._folder.chmod(0o1777)
+            with suppress(FileExistsError):
+                made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(made, 0o666)
+                return made
+            opened = os.open(path, flags)
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                os.close(opened)
+                raise OSError(0, "it is no file")
+            return opened
+        except OSError as error:
+            raise PreflightError(
+                f"{path}: the lock of a GPU cannot be opened: {error.strerror}; make {self._folder} writable for all users, or name "
+                f"another folder by {LOCKS_VARIABLE}",
+                exit_codes.UNAVAILABLE,
+            ) from None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """GPUs of a run, its own as long as the descriptors are open."""
+
+    trainer: Sequence[GpuId] = ()
+    inference: Sequence[GpuId] = ()
+    descriptors: Sequence[int] = ()
+    """Locks; the roles have them too."""
+
+
+@contextmanager
+def claimed(
+    config: RunConfig,
+    trainer_ids: Sequence[GpuId] | None,
+    inference_ids: Sequence[GpuId] | None,
+    *,
+    share: bool,
+    machine: Callable[[], Machine] = Machine.here,
+    variables: Mapping[str, str] = os.environ,
+) -> Iterator[Claim]:
+    """GPUs for a run's roles, which no other run of this machine uses; they are free again after the block.
+
+    Args:
+        config: the run.
+        trainer_ids: GPUs that the trainer shall have; None: free ones.
+        inference_ids: the same of the engines.
+        share: use GPUs that other runs use, too.
+        machine: says which GPUs there are.
+        variables: the environment.
+
+    Raises:
+        PreflightError: too few are there, or somebody else has them; names who.
+    """
+    if not any(gpus_wanted(config)) and not trainer_ids and not inference_ids:
+        yield Claim()
+        return
+    with _allocated(machine(), config, (trainer_ids, inference_ids), share=share, variables=variables) as claim:
+        yield claim
+
+
+@contextmanager
+def _allocated(
+    machine: Machine,
+    config: RunConfig,
+    asked: tuple[Sequence[GpuId] | None, Sequence[GpuId] | None],
+    *,
+    share: bool,
+    variables: Mapping[str, str],
+) -> Iterator[Claim]:
+    locks, visible = GpuLocks.here(variables), machine.visible(variables)
+    ids = machine.chosen(asked[0], visible), machine.chosen(asked[1], visible)
+    mine: list[int] = []
+    try:
+        with locks.allocating():
+            taken = {gpu: locks.take(machine.key(gpu), shared=share) for gpu in visible}
+            mine = [file for file in taken.values() if file is not None]
+            busy = [] if share else [gpu for gpu, file in taken.items() if file is None]
+            claim = _divided(config, visible, ids, busy, tell=lambda gpus: _told(gpus, machine, locks))
+            used = {file for gpu, file in taken.items() if gpu in (*claim.trainer, *claim.inference)}
+            for file in [file for file in mine if file not in used]:
+                mine.remove(file)
+                os.close(file)
+            for file in mine:
+                locks.write(file, Holder(os.getpid(), config.trainer.name, config.trainer.output_dir))
+        yield replace(claim, descriptors=tuple(mine))
+    finally:
+        for file in mine:
+            os.close(file)
+
+
+def _divided(
+    config: RunConfig,
+    visible: Sequence[GpuId],
+    ids: tuple[Sequence[GpuId] | None, Sequence[GpuId] | None],
+    busy: Sequence[GpuId],
+    *,
+    tell: Callable[[Sequence[GpuId]], str],
+) -> Claim:
+    """The GPUs of each role, among those that nobody else has; what an option names is not looked for elsewhere."""
+    named = [gpu for one in ids for gpu in one or ()]
+    if taken := [gpu for gpu in visible if gpu in busy and gpu in named]:
+        raise PreflightError(
+            f"{tell(taken)}; wait for its end, name other GPUs, or share them on purpose with --share-gpus",
+            exit_codes.UNAVAILABLE,
+        )
+    try:
+        trainer, inference = split_gpus(config, [gpu for gpu in visible if gpu not in busy], *ids)
+    except ValueError as error:
+        others = f". {tell(busy)}; wait for its end, or share GPUs on purpose with --share-gpus" if busy else ""
+        raise PreflightError(f"{error}{others}", exit_codes.UNAVAILABLE) from None
+    return Claim(trainer, inference)
+
+
+def parse_gpu(word: str) -> GpuId:
+    """A GPU by its index or UUID.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    word = word.strip()
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    if _UUID.fullmatch(word):
+        return word
+    raise ValueError(f"{word!r} is neither the index of a GPU nor its UUID (`nvidia-smi -L`)")
+
+
+def gpu_ids(text: str) -> list[GpuId]:
+    """GPUs of a command line's option, with commas between them.
+
+    Raises:
+        argparse.ArgumentTypeError: one is neither an index nor a UUID.
+    """
+    try:
+        return [parse_gpu(word) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _told(busy: Sequence[GpuId], machine: Machine, locks: GpuLocks) -> str:
+    said = []
+    for gpu in sorted(busy, key=str):
+        holder = locks.holder(machine.key(gpu))
+        said.append(f"GPU {gpu} is used by {holder or 'another run'}")
+    return ", ".join(said)
