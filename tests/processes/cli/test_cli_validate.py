@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -315,3 +316,43 @@ def test_an_argument_that_nothing_reads_has_its_line(capsys: pytest.CaptureFixtu
     assert main(["validate", write(text)]) == exit_codes.CONFIGURATION
     told = f":{line}: spec.sampling.chatTemplateArguments: the model's chat template has no argument enable_thinking; remove it"
     assert told in capsys.readouterr().err
+
+
+OF_A_HUB = """\
+apiVersion: rlrun.io/v1alpha1
+kind: RLRun
+metadata: {name: a}
+spec:
+  model: {name: Qwen/Qwen3-0.6B}
+  environments: [{id: arithmetic}]
+"""
+
+
+def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = OF_A_HUB + "  trainer: {gpusPerReplica: 3, parallelism: {tp: 3}}\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(wrong.encode())))
+    Path("good.yaml").write_text(OF_A_HUB)
+    assert main(["validate", "good.yaml", "-", "--json"]) == 78
+    good, bad = json.loads(capsys.readouterr().out)
+    assert (good["file"], good["valid"], good["name"], good["problems"]) == ("good.yaml", True, "a", [])
+    assert good["summary"].startswith("RLRun a, Qwen/Qwen3-0.6B")
+    assert [notice["field"] for notice in good["notices"]] == ["spec.model.name"]
+    assert (bad["file"], bad["valid"], bad["summary"]) == ("standard input", False, None)
+    (problem,) = bad["problems"]
+    assert (problem["field"], problem["line"]) == ("spec.trainer.parallelism.tp", 7)
+    assert "must divide the model's key-value heads (8)" in problem["message"]
+
+
+def test_standard_input_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    assert main(["validate", "-"]) == 78
+    assert "standard input: not UTF-8 text (byte 0)" in capsys.readouterr().err
+
+
+def test_data_that_only_the_pods_have_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    args = "args: {path: /data/not-here.parquet}"
+    Path("run.yaml").write_text(OF_A_HUB.replace("{id: arithmetic}", f"{{id: dataset, {args}}}"))
+    assert main(["validate", "run.yaml"]) == 0
+    assert "is not checked on this machine: environment 'dataset': args.path" in capsys.readouterr().out
+    Path("run.yaml").write_text(OF_A_HUB.replace("{id: arithmetic}", f"{{id: dataset, {args.replace('/data/', '')}}}"))
+    assert main(["validate", "run.yaml"]) == 78

@@ -16,13 +16,12 @@ from rlrun.config.loading.parser import Parser
 from rlrun.config.loading.problems import ConfigError
 from rlrun.fit.advice import advise
 from rlrun.fit.gpu_products import MEMORY_MIB, MIB, memory_of, parse_size
-from rlrun.fit.report import Surroundings, document, lines, needs_of
+from rlrun.fit.report import Surroundings, document, gpu_products, lines, needs_of
 from rlrun.fit.sources import UnknownModelError, read_shape, shape_of
 from rlrun.runtime import exit_codes
 
 _QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 _QUERY_SECONDS = 20.0
-_ROLES = ("trainer", "inference")
 
 
 class UnknownMemoryError(ValueError):
@@ -85,16 +84,9 @@ def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
 
 def _memory(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:
     """Bytes of a GPU of each role that has some; what is said on the command line wins over the manifest, and that over this machine."""
-    counts = {"trainer": spec.trainer.gpus_per_replica, "inference": spec.inference.gpus_per_replica}
-    products = {
-        "trainer": spec.placement.trainer.gpu_product or spec.placement.gpu_product,
-        "inference": spec.placement.inference.gpu_product or spec.placement.gpu_product,
-    }
     found = {}
-    for role in _ROLES:
-        if not counts[role]:
-            continue
-        product = options.gpu_product or products[role]
+    for role, asked in gpu_products(spec).items():
+        product = options.gpu_product or asked
         memory = options.gpu_memory or (memory_of(product) if product else _local_memory())
         if memory is None:
             what = (

@@ -2,43 +2,88 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser
-from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.rollout import EvaluationConfig
 from rlrun.local.judge import Judged, judge_manifest
 from rlrun.runtime import exit_codes
+
+STANDARD_INPUT = "standard input"
+"""How messages call the manifest of the file `-`."""
 
 
 def parser() -> Parser:
     """The command line."""
     p = Parser(prog="rlrun validate", description="Check RLRun manifests; exit code 78 if one has a problem.")
-    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="an RLRun manifest")
+    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="an RLRun manifest; -: standard input")
+    p.add_argument("--json", action="store_true", help="print a JSON list with an object for each file")
     return p
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
-    code = exit_codes.OK
-    for path in parser().parse_args(list(argv)).files:
-        try:
-            judged = judge_manifest(read_text(path), str(path), here=False)
-        except ConfigError as error:
-            judged = Judged(None, error.problems, ())
-        for problem in judged.problems:
-            print(problem, file=sys.stderr)
-        if judged.problems or judged.run is None:
-            code = exit_codes.CONFIGURATION
-        else:
-            print(f"{path}: valid: {summary(judged.run)}")
-        for notice in judged.notices:
-            print(f"{notice.source}: note: {notice.path} {notice.message}")
-    return code
+    options = parser().parse_args(list(argv))
+    judged = [(STANDARD_INPUT if path == Path("-") else str(path), _judge(path)) for path in options.files]
+    if options.json:
+        print(json.dumps([document(source, one) for source, one in judged], indent=2))
+    else:
+        for source, one in judged:
+            _print(source, one)
+    return exit_codes.OK if all(_valid(one) for _, one in judged) else exit_codes.CONFIGURATION
+
+
+def _judge(path: Path) -> Judged[RLRun]:
+    try:
+        if path == Path("-"):
+            return judge_manifest(_standard_input(), STANDARD_INPUT, here=False)
+        return judge_manifest(read_text(path), str(path), here=False)
+    except ConfigError as error:
+        return Judged(None, error.problems, ())
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(STANDARD_INPUT, "", f"not UTF-8 text (byte {error.start})")]) from None
+
+
+def _valid(judged: Judged[RLRun]) -> bool:
+    return not judged.problems and judged.run is not None
+
+
+def _print(source: str, judged: Judged[RLRun]) -> None:
+    for problem in judged.problems:
+        print(problem, file=sys.stderr)
+    if judged.run is not None and _valid(judged):
+        print(f"{source}: valid: {summary(judged.run)}")
+    for notice in judged.notices:
+        print(f"{notice.source}: note: {notice.path} {notice.message}")
+
+
+def document(source: str, judged: Judged[RLRun]) -> dict[str, Any]:
+    """What was found about a manifest, for programs."""
+    valid = _valid(judged)
+    return {
+        "file": source,
+        "valid": valid,
+        "name": judged.run.metadata.name if judged.run is not None and valid else None,
+        "summary": summary(judged.run) if judged.run is not None and valid else None,
+        "problems": [_as_json(problem) for problem in judged.problems],
+        "notices": [_as_json(notice) for notice in judged.notices],
+    }
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    return {"field": problem.path, "line": problem.line, "message": problem.message}
 
 
 def summary(manifest: RLRun) -> str:

@@ -196,7 +196,8 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
                 )
             return [root]
         if not root.is_dir():
-            raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA)
+            absent = FileNotFoundError(root) if root.is_absolute() else None  # a pod's volume may have it
+            raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA) from absent
     else:
         root = download(config.name or "", field, config.revision)
     found = sorted(

@@ -20,6 +20,7 @@ from rlrun.environments.bundled.dataset import Dataset, DatasetArgs, Gsm8k, Gsm8
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import Environment
 from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
 
 VERIFIERS = "verifiers:"
 
@@ -70,10 +71,18 @@ def load(id: str, args: Mapping[str, Any]) -> Environment:
         for split in ("train", "eval"):
             environment.tasks(cast(Any, split))[0]
     except (RoleError, ValueError, KeyError) as error:
-        # The cause says whether a package is missing here, which the run's image may have.
-        missing = error.__cause__ if isinstance(error.__cause__, ImportError) else None
-        raise EnvironmentLoadError(f"environment {id!r}: {error}") from missing
+        raise EnvironmentLoadError(f"environment {id!r}: {error}") from _elsewhere(error)
     return environment
+
+
+def _elsewhere(error: Exception) -> BaseException | None:
+    """The cause, where a run's pods may have what is missing here: a package, or data of an absolute path or of a hub out of reach."""
+    if isinstance(error.__cause__, ImportError):
+        return error.__cause__
+    data = isinstance(error, RoleError) and (
+        error.code == exit_codes.UNAVAILABLE or isinstance(error.__cause__, FileNotFoundError)
+    )
+    return error if data else None
 
 
 ArgsT = TypeVar("ArgsT", bound=BaseModel)

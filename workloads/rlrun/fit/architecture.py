@@ -49,6 +49,8 @@ class Architecture:
     """Experts of a layer; 0: dense."""
     experts_per_token: int = 0
     expert_intermediate: int = 0
+    positions: int | None = None
+    """Longest sequence that the positions allow; None: not known, or stretched."""
     counted: int | None = None
     """All parameters, where they were counted in the model itself; default: what follows from the sizes."""
 
@@ -148,7 +150,15 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         experts_per_token=_size(config, "num_experts_per_tok") if experts else 0,
         expert_intermediate=_size(config, own) if experts else 0,
+        positions=None if _stretched(config) else config.get("max_position_embeddings"),
     )
+
+
+def _stretched(config: Mapping[str, Any]) -> bool:
+    """True if rotary positions reach further than the field says."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else "default"
+    return kind != "default"
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:

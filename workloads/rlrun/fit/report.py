@@ -55,6 +55,17 @@ def written(value: Any) -> str:
     return str(value).replace("'", '"') if isinstance(value, list) else str(value)
 
 
+def gpu_products(spec: RLRunSpec) -> dict[str, str | None]:
+    """Product that the manifest asks for, of each role that has GPUs of its own."""
+    placement, own = spec.placement, spec.trainer.shared_with is None
+    found = {}
+    if own and spec.task in TRAINING_TASKS and spec.trainer.gpus_per_replica:
+        found["trainer"] = placement.trainer.gpu_product or placement.gpu_product
+    if own and spec.task != "SFT" and spec.inference.gpus_per_replica:
+        found["inference"] = placement.inference.gpu_product or placement.gpu_product
+    return found
+
+
 def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
     """Needs of each role that has GPUs.
 

@@ -27,6 +27,7 @@ def shape_of(
     field: str,
     *,
     option: str = "--model-config",
+    count: bool = True,
     environment: Mapping[str, str] = os.environ,
 ) -> Architecture:
     """A model's shape, without a network.
@@ -35,6 +36,7 @@ def shape_of(
         model: which one.
         field: of the manifest that names it.
         option: of the command line that names its configuration instead.
+        count: whether to count parameters in the model where its type is not known here, which may import torch.
         environment: says where the hub's cache is.
 
     Raises:
@@ -43,19 +45,19 @@ def shape_of(
     if model.tiny is not None:
         return _tiny(model.tiny)
     if model.path is not None:
-        return read_shape(Path(model.path), f"{field}.path", option=option)
+        return read_shape(Path(model.path), f"{field}.path", option=option, count=count)
     name = model.name or ""
     if (known := known_model(name)) is not None:
         return known
     if (folder := _cached(name, environment)) is not None:
-        return read_shape(folder, f"{field}.name", option=option)
+        return read_shape(folder, f"{field}.name", option=option, count=count)
     raise UnknownModelError(
         f"{field}.name ({name}) is neither on this machine nor one of the {len(KNOWN)} models whose sizes are known here; "
         f"name a folder with its config.json: {option} FOLDER"
     )
 
 
-def read_shape(folder: Path, field: str, *, option: str = "--model-config") -> Architecture:
+def read_shape(folder: Path, field: str, *, option: str = "--model-config", count: bool = True) -> Architecture:
     """The shape that a folder's `config.json`, or such a file, describes.
 
     Raises:
@@ -73,7 +75,7 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config") -> A
         ) from None
     except ValueError as error:
         raise UnknownModelError(f"{field}: {file}: {error}") from None
-    return shape if shape.exact else replace(shape, counted=count_on_meta(config))
+    return shape if shape.exact or not count else replace(shape, counted=count_on_meta(config))
 
 
 def count_on_meta(config: Mapping[str, Any]) -> int | None:

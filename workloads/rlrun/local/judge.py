@@ -23,6 +23,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.local.architecture import proofs, trained_models, unproved
 from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments
+from rlrun.local.sizes import sizes
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
 
@@ -147,6 +148,7 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = ()) -> li
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
     found += _lonely_groups(spec)
+    found += sizes(spec, {finding.key for finding in found if not finding.notice})
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
 
 

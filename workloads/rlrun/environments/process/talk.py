@@ -40,7 +40,7 @@ class StartError(Exception):
     Args:
         message: why.
         permanent: whether the environment said so itself, so that trying again cannot help.
-        missing: whether a package or the interpreter is missing here, which another image may have.
+        missing: whether a package, the interpreter or data is missing here, which a pod may have.
     """
 
     def __init__(self, message: str, *, permanent: bool = False, missing: bool = False) -> None:

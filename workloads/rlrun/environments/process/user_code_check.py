@@ -28,7 +28,7 @@ class Refusal:
 
     message: str
     missing: bool
-    """True if only an import or the interpreter is missing, which the run's image may have."""
+    """True if only an import, the interpreter or data is missing, which the run's pods may have."""
     said: bool = True
     """True if the code reported it itself; otherwise its process ended, or took too long."""
 

@@ -181,7 +181,8 @@ class Worker:
             kind_of = {"single_turn": stage.single_turn, "compares": stage.compares}
             ready = {"op": "ready", "id": stage.id, **kind_of, **sizes}
         except EnvironmentLoadError as error:
-            return _unusable(str(error), error)
+            missing = isinstance(error.__cause__, ImportError | RoleError)  # a package, or data
+            return _unusable(str(error), error) | {"missing": missing}
         except SharedTaskError as error:
             return _unusable(f"environment {document['id']!r}: {error}", error)
         except BaseException as error:

@@ -1,0 +1,94 @@
+"""Layouts that do not go with a model's sizes, and what `rlrun validate` makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.fit.architecture import Architecture, from_config
+from rlrun.fit.known_models import KNOWN
+from rlrun.fit.layout import layout_problems
+from rlrun.local.sizes import sizes
+
+QWEN3, QWEN2, MIXTURE = KNOWN["Qwen/Qwen3-0.6B"], KNOWN["Qwen/Qwen2.5-7B"], KNOWN["Qwen/Qwen3-30B-A3B"]
+
+
+def spec(**blocks: Any) -> RLRunSpec:
+    return RLRunSpec.model_validate({"model": {"name": "a/b"}, "environments": [{"id": "gsm8k"}]} | blocks)
+
+
+def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
+    return {"trainer": {"gpusPerReplica": gpus, "parallelism": parallelism}}
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "key", "message"),
+    [
+        (QWEN3, trainer(16, tp=16), "tp", r"16 must divide the model's key-value heads \(8\); lower tp"),
+        (QWEN2, trainer(2, tp=2), "tp", "2 is for the model types llama, qwen3, qwen3_moe, the model is of type qwen2"),
+        (QWEN2, trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
+        (QWEN3, trainer(2, ep=2), "ep", "2: the model has no experts; set ep: 1"),
+        (MIXTURE, trainer(24, ep=3), "ep", r"3 times tp \(1\) must divide the model's experts \(128\)"),
+        (
+            QWEN3,
+            {"inference": {"tensorParallel": 3}},
+            "tensor_parallel",
+            r"3 must divide the model's attention heads \(16\)",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_be(model: Architecture, blocks: dict[str, Any], key: str, message: str) -> None:
+    ((found, said),) = layout_problems(spec(**blocks), model, None)
+    assert found[-1] == key
+    assert re.search(message, said), said
+
+
+def test_a_layout_that_can_be() -> None:
+    assert not [*layout_problems(spec(**trainer(8, tp=2, cp=2)), QWEN3, QWEN3)]
+    assert not [*layout_problems(spec(**trainer(8, ep=8)), MIXTURE, None)]
+
+
+def test_a_teacher_has_the_policys_vocabulary() -> None:
+    run = spec(algorithm={"preset": "distill", "reference": {"model": "a/c"}})
+    ((key, said),) = layout_problems(run, QWEN3, QWEN2)
+    assert key == ("algorithm", "reference", "model")
+    assert "152,064" in said
+    assert "151,936" in said
+
+
+def test_a_sequence_has_positions() -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 1024}
+    short = from_config(config)
+    assert [key for key, _ in layout_problems(spec(seqLen=2048), short, None)] == [("seq_len",)]
+    longer = {"seqLen": 1024, "inference": {"maxModelLen": 2048}}
+    assert [key for key, _ in layout_problems(spec(**longer), short, None)] == [("inference", "max_model_len")]
+    assert not [*layout_problems(spec(seqLen=1024), short, None)]
+    stretched = from_config(config | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    assert not [*layout_problems(spec(seqLen=2048), stretched, None)]
+
+
+def test_findings_are_of_models_that_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
+    for model in ({"name": "team/unknown"}, {"path": str(tmp_path)}):
+        assert not [*sizes(spec(model=model, **trainer(3, tp=3)), ())]
+    known = {"model": {"name": "Qwen/Qwen3-0.6B"}, **trainer(3, tp=3)}
+    assert [(found.key, found.notice) for found in sizes(spec(**known), ())] == [
+        (("trainer", "parallelism", "tp"), False)
+    ]
+    assert not [*sizes(spec(**known), [("model", "name")])]
+
+
+def test_a_run_that_does_not_fit_is_a_notice_where_its_gpus_are_known() -> None:
+    model = {"model": {"name": "Qwen/Qwen3-8B"}, **trainer(1)}
+    assert not [*sizes(spec(**model), ())]
+    assert not [*sizes(spec(**model, placement={"gpuProduct": "NVIDIA-X1"}), ())]
+    (found,) = sizes(spec(**model, placement={"gpuProduct": "NVIDIA-L4"}), ())
+    assert found.notice
+    assert found.key == ("trainer",)
+    assert "`rlrun fit`" in found.message

@@ -1,0 +1,54 @@
+"""Findings from the sizes of a run's models, where these are at hand: layouts that cannot be, and memory that is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rlrun.api.resource import RLRunSpec
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.models.model import ModelConfig
+from rlrun.fit.architecture import Architecture
+from rlrun.fit.gpu_products import gib, memory_of
+from rlrun.fit.layout import layout_problems
+from rlrun.fit.report import Surroundings, gpu_products, needs_of
+from rlrun.fit.sources import UnknownModelError, shape_of
+from rlrun.local.user_code import Finding
+
+
+def sizes(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
+    """Findings about layout and memory; none about a model whose sizes are not known on this machine.
+
+    Args:
+        spec: the run's.
+        wrong: fields that something is wrong with.
+    """
+    if any(key[0] == "model" for key in wrong) or (model := _shape(spec.model)) is None:
+        return
+    config = spec.algorithm.reference
+    reference = None if config is None else _shape(config.resolved(spec.model))
+    problems = [Finding(key, message) for key, message in layout_problems(spec, model, reference)]
+    yield from problems
+    if not problems and (config is None or reference is not None):
+        yield from _memory(spec, model, reference)
+
+
+def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
+    """Notices, not problems: the sum is an estimate."""
+    known = {role: memory_of(product) for role, product in gpu_products(spec).items() if product is not None}
+    memory = {role: size for role, size in known.items() if size is not None}
+    if len(memory) < len(gpu_products(spec)):
+        return
+    for one in needs_of(spec, Surroundings(model, reference, memory)):
+        if not one.fits:
+            yield Finding(
+                (one.role,),
+                f"does not fit: each GPU needs about {gib(one.total)} and has {gib(one.limit)}; `rlrun fit` names what to change",
+                notice=True,
+            )
+
+
+def _shape(model: ModelConfig) -> Architecture | None:
+    try:
+        return shape_of(model, "spec.model", count=False)
+    except UnknownModelError:
+        return None
