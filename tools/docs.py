@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import convert, doctor, evaluation, export, fit, main, render, validate, version
+from rlrun.cli import convert, doctor, env, evaluation, export, fit, main, render, validate, version
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -232,6 +232,8 @@ def cli_page() -> str:
         "render": render.parser(),
         "convert": convert.parser(),
         "export": export.parser(),
+        "env": env.parser(),
+        "env try": env.try_parser(),
         "doctor": doctor.parser(),
         "version": version.parser(),
         "eval": evaluation.eval_parser(),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli import convert, doctor, evaluation, export, fit, local, render, rows, tiny_model, validate, version
+from rlrun.cli import convert, doctor, env, evaluation, export, fit, local, render, rows, tiny_model, validate, version
 from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
@@ -31,6 +31,7 @@ COMMANDS = {
     "rows": Command("turn a set of problems into rows of the environment dataset, each with a uid", rows.run),
     "export": Command("write a Hugging Face model folder from a run's checkpoint", export.run),
     "tiny-model": Command("make a tiny model for tests and first steps", tiny_model.run),
+    "env": Command("list environments, or play one episode of one", env.run),
     "doctor": Command("say what this machine can do, and how to repair the rest", doctor.run),
     "version": Command("print the version", version.run),
 }

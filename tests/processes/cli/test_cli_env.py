@@ -1,0 +1,160 @@
+"""`rlrun env`: one episode of an environment, with replies that are written, read from standard input, or a server's."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rlrun.cli.main import main
+from rlrun.runtime import exit_codes
+
+CALCULATOR = ["env", "try", "calculator", "--task", "3"]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request with the next of `answers`, and remembers it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[tuple[int, Any]] = []
+        self.asked: list[tuple[dict[str, Any], str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((body, self.headers.get("Authorization")))
+        status, document = self.server.answers.pop(0)
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+def completion(text: str) -> tuple[int, Any]:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+
+
+def test_shipped_environments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "list"]) == 0
+    assert "gsm8k         Solve a word problem" in capsys.readouterr().out
+    assert main(["env", "list", "more"]) == exit_codes.USAGE
+    assert main(["env", "play"]) == exit_codes.USAGE
+
+
+def test_written_replies_of_several_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CALCULATOR, "--reply", "calc(2+3)", "--reply", "5", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [message["role"] for message in document["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert document["messages"][3]["content"] == "5"
+    assert (document["replies"], document["metrics"]["calls"]) == (2, 1.0)
+
+
+def test_an_episode_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["env", "try", "reverse-text", "--args", '{"length": 2}', "--split", "eval", "--reply", "ab"]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("task eval-0")
+    assert "[user]\n" in shown
+    assert "[assistant]\n  ab\n" in shown
+    assert "\nreward " in shown
+
+
+def test_replies_are_read_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("calc(1+1)\n2\n"))
+    assert main(CALCULATOR) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("[user]") == 2
+    assert "[system]" in shown.err
+    assert "reward" in shown.out
+
+
+def test_too_few_replies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CALCULATOR, "--reply", "calc(1+1)"]) == exit_codes.USAGE
+    assert "the environment asks for reply 2, and 1 were given; add another --reply" in capsys.readouterr().err
+
+
+def test_a_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("OWN_KEY", "secret")
+    server.answers = [completion("calc(2+3)"), completion("5")]
+    argv = [
+        "--base-url",
+        server.url,
+        "--model",
+        "m",
+        "--api-key-env",
+        "OWN_KEY",
+        "--max-tokens",
+        "7",
+        "--temperature",
+        "0.5",
+    ]
+    assert main([*CALCULATOR, *argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replies"] == 2
+    (first, key), (second, _) = server.asked
+    assert key == "Bearer secret"
+    assert (first["model"], first["temperature"]) == ("m", 0.5)
+    assert first["max_tokens"] <= 7
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [((404, {"error": "no model m"}), "answers status 404"), ((200, {"object": "list"}), "is no chat completion")],
+)
+def test_a_server_that_does_not_answer(
+    answer: tuple[int, Any], said: str, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers = [answer]
+    assert main([*CALCULATOR, "--base-url", server.url, "--model", "m"]) == exit_codes.UNAVAILABLE
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["nope"], exit_codes.CONFIGURATION, "unknown environment 'nope'"),
+        (["arithmetic", "--args", "{"], exit_codes.USAGE, "is no JSON"),
+        (["arithmetic", "--args", "[1]"], exit_codes.USAGE, "expected a JSON object"),
+        (["arithmetic", "--args", '{"no": 1}'], exit_codes.CONFIGURATION, "no argument 'no'"),
+        (["arithmetic", "--task", "-1"], exit_codes.USAGE, "expected a whole number from 0"),
+        (["arithmetic", "--task", "99999999", "--reply", "1"], exit_codes.USAGE, "tasks, counted from 0"),
+        (["arithmetic", "--base-url", "http://x"], exit_codes.USAGE, "--base-url and --model belong together"),
+        (["arithmetic", "--base-url", "http://x", "--model", "m", "--reply", "1"], exit_codes.USAGE, "choose one"),
+    ],
+)
+def test_mistakes(argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "try", *argv]) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown

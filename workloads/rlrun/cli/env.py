@@ -1,0 +1,195 @@
+"""`rlrun env list` and `rlrun env try ID`: which environments there are, and one episode of one of them, to look at."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlrun.config.loading.parser import Parser
+from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
+
+if TYPE_CHECKING:
+    from rlrun.environments.protocol import Message, ModelClient
+    from rlrun.environments.tryout import Tried
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+_MARK = "> "
+
+
+def parser() -> Parser:
+    """The command line of `rlrun env`."""
+    p = Parser(prog="rlrun env", description="Look at environments.")
+    p.add_argument(
+        "action", choices=("list", "try"), help="list those that are shipped, or play one episode: rlrun env try ID"
+    )
+    p.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="see rlrun env try --help")
+    return p
+
+
+def try_parser() -> Parser:
+    """The command line of `rlrun env try`."""
+    p = Parser(
+        prog="rlrun env try",
+        description="Play one episode of an environment and print it. Replies come from --reply, from a server (--base-url), or "
+        "from standard input, a line each.",
+    )
+    p.add_argument("id", metavar="ID", help="a shipped environment, verifiers:<name>, or package.module:function")
+    p.add_argument("--args", metavar="JSON", type=_object, default={}, help="its arguments, as a JSON object")
+    p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
+    p.add_argument("--task", metavar="N", type=_index, default=0, help="which task, from 0 (default: 0)")
+    p.add_argument("--reply", metavar="TEXT", action="append", help="the model's reply; again for more turns")
+    p.add_argument("--base-url", metavar="URL", help="an OpenAI-style server, such as http://localhost:8000/v1")
+    p.add_argument("--model", metavar="NAME", help="the model's name there")
+    p.add_argument(
+        "--api-key-env", metavar="NAME", default=KEY_VARIABLE, help=f"variable with its key (default: {KEY_VARIABLE})"
+    )
+    p.add_argument("--temperature", metavar="X", type=float, default=1.0, help="of the server's sampling (default: 1)")
+    p.add_argument("--max-tokens", metavar="N", type=int, default=1024, help="of a reply of the server (default: 1024)")
+    p.add_argument("--timeout-seconds", metavar="S", type=float, default=600.0, help="of the episode (default: 600)")
+    p.add_argument("--python", metavar="FILE", help="interpreter that has the environment's packages")
+    p.add_argument("--json", action="store_true", help="print the episode as JSON")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    options = parser().parse_args(list(argv)[:1] or ["--help"])
+    rest = list(argv)[1:]
+    if options.action == "try":
+        return _try(rest)
+    if rest:
+        parser().error(f"list takes no argument, got {rest[0]!r}")
+    from rlrun.environments.registry import known
+
+    shipped = known()
+    width = max(map(len, shipped))
+    print("\n".join(f"{name:<{width}}  {said}" for name, said in shipped.items()))
+    return exit_codes.OK
+
+
+def _try(argv: Sequence[str]) -> int:
+    p = try_parser()
+    options = p.parse_args(list(argv))
+    if options.reply and options.base_url:
+        p.error("--reply and --base-url are two models; choose one")
+    if (options.base_url is None) != (options.model is None):
+        p.error("--base-url and --model belong together; add the other one")
+
+    from rlrun.environments.episode import EpisodeError
+    from rlrun.environments.process.life import Command
+    from rlrun.environments.process.talk import StartError
+    from rlrun.environments.stage import TaskRef
+    from rlrun.environments.tryout import Deadlines, TryError, play_once
+
+    command = Command(options.id, options.args, options.python)
+    task = TaskRef(options.split, options.task)
+    try:
+        tried = asyncio.run(
+            play_once(command, task, _model(options), deadlines=Deadlines(episode=options.timeout_seconds))
+        )
+    except StartError as error:
+        return _refuse(str(error), exit_codes.CONFIGURATION)
+    except (TryError, EpisodeError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, TryError) else error
+        return _refuse(str(cause), cause.code if isinstance(cause, TryError) else exit_codes.DATA)
+    print(json.dumps(document(tried), indent=2) if options.json else "\n".join(lines(tried)))
+    return exit_codes.OK
+
+
+def _refuse(message: str, code: int) -> int:
+    print(f"rlrun env try: {printable(message)}", file=sys.stderr)
+    return code
+
+
+def _model(options: argparse.Namespace) -> ModelClient:
+    from rlrun.environments.tryout import ServedModel, WrittenReplies
+
+    if options.base_url:
+        return ServedModel(
+            options.base_url,
+            options.model,
+            api_key=os.environ.get(options.api_key_env, ""),
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+        )
+    if options.reply:
+        replies = iter(options.reply)
+        return WrittenReplies(lambda _: next(replies, None))
+    return WrittenReplies(_asking())
+
+
+def _asking() -> Callable[[Sequence[Message]], str | None]:
+    """Shows what is new in the conversation, and reads a line for the reply."""
+    shown = 0
+
+    def ask(messages: Sequence[Message]) -> str | None:
+        nonlocal shown
+        for message in messages[shown:]:
+            print("\n".join(_message(message)), file=sys.stderr)
+        shown = len(messages) + 1
+        print(_MARK, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+    return ask
+
+
+def lines(tried: Tried) -> list[str]:
+    """The episode for people."""
+    played = tried.played
+    shown = [f"task {played.task_id} ({tried.sizes['train']} train, {tried.sizes['eval']} eval)"]
+    for message in played.episode.messages:
+        shown += _message(message)
+    shown += [
+        "",
+        f"reward {played.score.reward:g}",
+        *(f"  {name} {value:g}" for name, value in played.score.metrics.items()),
+    ]
+    if played.episode.info:
+        shown.append(f"info {printable(json.dumps(played.episode.info))}")
+    if tried.printed:
+        shown += ["it printed:", *(f"  | {printable(line)}" for line in tried.printed)]
+    return shown
+
+
+def _message(message: Message) -> list[str]:
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content)
+    calls = [f"  calls {json.dumps(call.get('function', call))}" for call in message.get("tool_calls") or ()]
+    return [f"[{message.get('role')}]", *(f"  {printable(line)}" for line in text.splitlines()), *map(printable, calls)]
+
+
+def document(tried: Tried) -> dict[str, Any]:
+    """The episode for programs."""
+    played = tried.played
+    return {
+        "task": played.task_id,
+        "tasks": tried.sizes,
+        "messages": played.episode.messages,
+        "replies": played.episode.replies,
+        "info": played.episode.info,
+        "reward": played.score.reward,
+        "metrics": played.score.metrics,
+    }
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {text!r}, which is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'got {text!r}, expected a JSON object such as {{"length": 4}}')
+    return found
+
+
+def _index(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from 0")
+    return int(text)

@@ -1,0 +1,185 @@
+"""One episode of an environment, played for somebody who looks at it: in a process of its own, as a run plays it, with any model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.environments.process.life import Command, Life, Limits
+from rlrun.environments.process.log import Log
+from rlrun.environments.protocol import Message, ModelClient, Reply, Split, Tool
+from rlrun.environments.stage import Played, TaskRef
+from rlrun.runtime import exit_codes
+
+_PRINTED_LINES = 20
+_ERROR_CHARACTERS = 300
+
+
+class TryError(Exception):
+    """Error for an episode that cannot be played as asked; names the option and the fix.
+
+    Args:
+        message: for people.
+        code: exit code of the command.
+    """
+
+    def __init__(self, message: str, code: int = exit_codes.USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Most seconds for an episode with its score, and for the score."""
+
+    episode: float = 600.0
+    score: float = 60.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A played episode."""
+
+    played: Played
+    sizes: dict[Split, int]
+    """Tasks of each split."""
+    printed: Sequence[str]
+    """The last lines that the environment's code printed."""
+
+
+class WrittenReplies:
+    """A model whose replies somebody writes.
+
+    Args:
+        next_reply: gives the next one; None: there is none. Takes the whole conversation.
+    """
+
+    def __init__(self, next_reply: Callable[[Sequence[Message]], str | None]) -> None:
+        self._next, self._given = next_reply, 0
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
+    ) -> Reply:
+        """See `ModelClient.complete`; lengths are not counted.
+
+        Raises:
+            TryError: no reply is left.
+        """
+        text = await asyncio.to_thread(self._next, messages)
+        if text is None:
+            raise TryError(
+                f"the environment asks for reply {self._given + 1}, and {self._given} were given; add another --reply"
+            )
+        self._given += 1
+        return Reply(text)
+
+
+class ServedModel:
+    """A model behind an OpenAI-style server.
+
+    Args:
+        base_url: such as `http://localhost:8000/v1`.
+        model: its name there.
+        api_key: of the server; empty: none.
+        temperature: of the sampling.
+        max_tokens: of a reply, where the environment does not say.
+    """
+
+    def __init__(self, base_url: str, model: str, *, api_key: str, temperature: float, max_tokens: int) -> None:
+        self._url, self._model = f"{base_url.rstrip('/')}/chat/completions", model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._temperature, self._max_tokens = temperature, max_tokens
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
+    ) -> Reply:
+        """See `ModelClient.complete`.
+
+        Raises:
+            TryError: the server refuses, or answers something else.
+        """
+        import aiohttp
+
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(messages),
+            "max_tokens": max_tokens or self._max_tokens,
+            "temperature": self._temperature,
+        }
+        body |= {"stop": list(stop)} if stop else {}
+        body |= {"tools": list(tools)} if tools else {}
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(self._url, json=body, headers=self._headers) as response,
+            ):
+                if response.status != 200:
+                    said = (await response.text())[:_ERROR_CHARACTERS]
+                    raise TryError(
+                        f"--base-url: {self._url} answers status {response.status}: {said}", exit_codes.UNAVAILABLE
+                    )
+                document = await response.json(content_type=None)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise TryError(f"--base-url: {self._url} cannot be asked: {error}", exit_codes.UNAVAILABLE) from error
+        return _reply(document, self._url)
+
+
+def _reply(document: Any, url: str) -> Reply:
+    try:
+        choice = document["choices"][0]
+        message, reason = choice["message"], choice.get("finish_reason") or "stop"
+        usage = document.get("usage") or {}
+        text, calls = message.get("content") or "", tuple(message.get("tool_calls") or ())
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise TryError(
+            f"--base-url: the answer of {url} is no chat completion: {str(document)[:_ERROR_CHARACTERS]}",
+            exit_codes.UNAVAILABLE,
+        ) from None
+    return Reply(
+        text=text,
+        finish_reason=str(reason),
+        truncated=reason == "length",
+        tool_calls=calls,
+        content=text if calls else None,
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+    )
+
+
+async def play_once(command: Command, task: TaskRef, model: ModelClient, *, deadlines: Deadlines) -> Tried:
+    """Load an environment in a process of its own, play one task, and end the process with all that it has started.
+
+    Args:
+        command: the environment.
+        task: which one to play.
+        model: answers.
+        deadlines: of the episode.
+
+    Raises:
+        StartError: it does not load.
+        TryError: it has no such task.
+        EpisodeError: the episode gives nothing to train on.
+    """
+    log = Log(None)
+    life = Life(command, Limits(), log)
+    try:
+        ready = await life.start()
+        sizes: dict[Split, int] = {"train": ready.train, "eval": ready.eval}
+        if task.index >= sizes[task.split]:
+            raise TryError(f"--task {task.index}: split {task.split} has {sizes[task.split]} tasks, counted from 0")
+        played = await life.play(task, model, timeout_seconds=deadlines.episode, reward_seconds=deadlines.score)
+        return Tried(played, sizes, log.last_lines(_PRINTED_LINES))
+    finally:
+        life.end()
