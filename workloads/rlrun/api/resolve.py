@@ -77,6 +77,7 @@ def resolve(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConf
             shared_with=spec.trainer.shared_with,
             engine_parsers=spec.inference.parsers,
         ),
+        tracking=spec.tracking,
     )
 
 

@@ -19,6 +19,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.policies import PoliciesConfig
 from rlrun.config.models.roles import Task
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
+from rlrun.config.models.tracking import TrackingConfig
 
 _NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 
@@ -58,6 +59,8 @@ class RunFields(Config):
     """When to save, what to keep, where to start."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     """Transfer of new weights to the engines."""
+    tracking: TrackingConfig | None = None
+    """Trackers that show the run's curves; default: none."""
     storage: StorageSpec = DEFAULT_STORAGE
     """The volume that the roles share; default: a claim of 100 GiB from the cluster's default StorageClass."""
     placement: PlacementSpec = PlacementSpec()

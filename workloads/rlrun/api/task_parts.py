@@ -101,7 +101,7 @@ def _check_supervision(spec: RunFields) -> None:
 def _parts_of_training(spec: RunFields) -> unread.Parts:
     """Parts that a run without a trainer does not read. Environments are as in the run that trained in them."""
     return (
-        ("", spec, ("max_steps",)),
+        ("", spec, ("max_steps", "tracking")),
         ("algorithm", spec.algorithm, AlgorithmConfig.model_fields),
         ("trainer", spec.trainer, [name for name in TrainerBlock.model_fields if name != "lora"]),
         *((("trainer.lora", spec.trainer.lora, ("slots", "modules_to_save")),) if spec.trainer.lora else ()),

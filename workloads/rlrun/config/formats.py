@@ -105,6 +105,11 @@ OperatorName = Annotated[
         "the operatorName of an operator's installation: lower-case letters, digits, and '-' between them",
     ),
 ]
+WebAddress = Annotated[
+    str,
+    Field(min_length=1, max_length=1024),
+    Format("https?://[!-~]+", "an address such as https://tracker.example.org, without blanks"),
+]
 RESERVED_VARIABLES = "RLRUN_"
 """Begins RLRun's own environment variables, the run's key among them."""
 

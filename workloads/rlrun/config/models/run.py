@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rlrun.config.base import Config
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.config.models.tracking import TrackingConfig
 
 # Where a role listens, where an attempt starts, and how many replicas share the work may change without changing what the run computes.
 _NOT_HASHED: dict[str, Any] = {
@@ -38,6 +39,8 @@ class RunConfig(Config):
     """Each engine; null in supervised fine-tuning, which has none."""
     orchestrator: OrchestratorConfig
     """The orchestrator."""
+    tracking: TrackingConfig | None = None
+    """Trackers of the run; they change nothing of what it computes."""
 
     def hash(self) -> str:
         """Fingerprint of everything that determines what the run computes."""

@@ -1,0 +1,90 @@
+"""Trackers that show a run's curves: W&B, TensorBoard, MLflow and Trackio."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlrun.config.base import Config
+from rlrun.config.formats import WebAddress
+
+TrackerText = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class WandbConfig(Config):
+    """Weights & Biases. The key is `WANDB_API_KEY`; the library's other variables apply where no field is set."""
+
+    project: TrackerText | None = None
+    """Project; default: `WANDB_PROJECT`, or rlrun."""
+    entity: TrackerText | None = None
+    """User or team; default: `WANDB_ENTITY`, or the key's own."""
+    name: TrackerText | None = None
+    """Name of the tracked run; default: the run's."""
+    group: TrackerText | None = None
+    """Group of runs."""
+    tags: Annotated[list[TrackerText], Field(max_length=32)] = Field(default_factory=list)
+    """Tags of the run."""
+    base_url: WebAddress | None = None
+    """A server of one's own."""
+    offline: bool | None = None
+    """Write files on the volume for `wandb sync` instead; default: as `WANDB_MODE` says, or off."""
+
+
+class TensorBoardConfig(Config):
+    """TensorBoard: event files in `tracking/tensorboard` of the run's folder."""
+
+
+class MlflowConfig(Config):
+    """MLflow, by its REST interface. Credentials are `MLFLOW_TRACKING_USERNAME` and `_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`."""
+
+    uri: WebAddress | None = None
+    """Address of the tracking server; default: `MLFLOW_TRACKING_URI`."""
+    experiment: TrackerText | None = None
+    """Experiment; default: `MLFLOW_EXPERIMENT_NAME`, or rlrun."""
+    name: TrackerText | None = None
+    """Name of the tracked run; default: the run's."""
+
+
+class TrackioConfig(Config):
+    """Trackio: its database on the volume, or a Space on the hub."""
+
+    project: TrackerText | None = None
+    """Project; default: rlrun."""
+    name: TrackerText | None = None
+    """Name of the tracked run; default: the run's."""
+    space_id: TrackerText | None = None
+    """A Space to write to, such as team/metrics; default: `tracking/trackio` of the run's folder."""
+
+
+class TrackedSamplesConfig(Config):
+    """Rollouts with text, reward and versions, and histograms of their rewards, advantages and lengths."""
+
+    interval: Annotated[int, Field(ge=1)] = 10
+    """Steps between them."""
+    count: Annotated[int, Field(ge=0, le=256)] = 8
+    """Rollouts per time; 0: only the histograms."""
+
+
+class TrackingConfig(Config):
+    """Trackers of the run. Each is fed from the volume by a process of its own, which neither holds nor ends the run."""
+
+    wandb: WandbConfig | None = None
+    """Weights & Biases."""
+    tensorboard: TensorBoardConfig | None = None
+    """TensorBoard."""
+    mlflow: MlflowConfig | None = None
+    """MLflow."""
+    trackio: TrackioConfig | None = None
+    """Trackio."""
+    samples: TrackedSamplesConfig = TrackedSamplesConfig()
+    """Samples and histograms."""
+
+    @property
+    def trackers(self) -> list[str]:
+        """Names of the trackers that are set."""
+        return [name for name in TRACKERS if getattr(self, name) is not None]
+
+
+TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")
+"""Names of the trackers, as fields of `tracking`."""
