@@ -1,0 +1,10 @@
+"""Starts the sink of a run."""
+
+from __future__ import annotations
+
+import sys
+
+from rlrun.tracking.sink import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""TensorBoard's event files, written by this process alone: what is flushed is durable.
+
+Each worker writes a file of its own that begins with a session's start at the first step that is not flushed: TensorBoard then drops
+the events of that step and later ones of files before, so a step that was sent twice, or trained again, stands once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from rlrun.protocol.files.durable import make_folder
+from rlrun.tracking.backends.missing import missing_package
+from rlrun.tracking.record import Mark, Record, SampleRow, TrackedRun, TrackerError
+
+_BINS = 30
+
+
+class TensorBoardTracker:
+    """Event files in `tracking/tensorboard` of the run's folder."""
+
+    def __init__(self) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise TrackerError(missing_package("tensorboard", error), permanent=True) from None
+        self._event, self._summary, self._tensor = event_pb2, summary_pb2, tensor_pb2
+        self._shape, self._types, self._writer_of = tensor_shape_pb2, types_pb2, RecordWriter
+        self._newest = -1
+
+    def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
+        """See `Tracker.open`: what was confirmed is in files that are durable."""
+        folder = run.folder / "tensorboard"
+        make_folder(folder)
+        # TensorBoard reads the files of a folder in the order of their names; clocks of nodes differ.
+        number = 1 + sum(1 for _ in folder.glob("events.out.tfevents.*"))
+        path = folder / f"events.out.tfevents.{number:010d}.{os.getpid()}.rlrun"
+        self._file: BinaryIO = path.open("xb")
+        self._writer = self._writer_of(self._file)
+        self._put(self._event.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._newest = sent[confirmed - 1].step if confirmed else -1
+        self._begin_at(self._newest + 1)
+        if not confirmed:
+            text = "```json\n" + json.dumps(run.config, indent=1, sort_keys=True) + "\n```"
+            self._put_values(0, time.time(), [self._text("config", text)])
+        self.flush()
+        return confirmed
+
+    def log(self, number: int, record: Record) -> None:
+        """See `Tracker.log`."""
+        step = record.mark.step
+        if step <= self._newest:  # trained again by a later attempt
+            self._begin_at(step)
+        self._newest = step
+        values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in record.scalars.items()]
+        for tag, found in record.histograms.items():
+            values.append(self._summary.Summary.Value(tag=tag, histo=self._histogram(found)))
+        for tag, rows in record.samples.items():
+            values.append(self._text(tag, _markdown(rows)))
+        self._put_values(step, record.time or time.time(), values)
+
+    def flush(self) -> None:
+        """See `Tracker.flush`."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self, *, complete: bool) -> None:
+        """See `Tracker.close`."""
+        self.flush()
+        self._file.close()
+
+    def _begin_at(self, step: int) -> None:
+        session = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._put(self._event.Event(wall_time=time.time(), step=max(0, step), session_log=session))
+
+    def _put_values(self, step: int, wall_time: float, values: Sequence[Any]) -> None:
+        self._put(self._event.Event(wall_time=wall_time, step=step, summary=self._summary.Summary(value=values)))
+
+    def _put(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+    def _histogram(self, values: Sequence[float]) -> Any:
+        low, high = min(values), max(values)
+        width = (high - low) / _BINS or 1.0
+        counts = [0] * _BINS
+        for value in values:
+            counts[min(_BINS - 1, int((value - low) / width))] += 1
+        return self._summary.HistogramProto(
+            min=low,
+            max=high,
+            num=len(values),
+            sum=sum(values),
+            sum_squares=sum(value * value for value in values),
+            bucket_limit=[low + width * (i + 1) for i in range(_BINS)],
+            bucket=counts,
+        )
+
+    def _text(self, tag: str, text: str) -> Any:
+        plugin = self._summary.SummaryMetadata.PluginData(plugin_name="text")
+        shape = self._shape.TensorShapeProto(dim=[self._shape.TensorShapeProto.Dim(size=1)])
+        tensor = self._tensor.TensorProto(dtype=self._types.DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+        return self._summary.Summary.Value(
+            tag=tag, metadata=self._summary.SummaryMetadata(plugin_data=plugin), tensor=tensor
+        )
+
+
+def _markdown(rows: Sequence[SampleRow]) -> str:
+    head = "|" + "|".join(SampleRow.COLUMNS) + "|\n|" + "---|" * len(SampleRow.COLUMNS) + "\n"
+    return head + "".join("|" + "|".join(map(_cell, row.cells())) + "|\n" for row in rows)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")

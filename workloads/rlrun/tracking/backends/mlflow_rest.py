@@ -1,0 +1,179 @@
+"""MLflow by its REST interface, version 2.0: no package is needed, and an answer means that the server has it.
+
+The run is found by its tag `rlrun.uid`. A point has the time of its step, so one that is sent twice is the same point.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from rlrun.config.models.tracking import MlflowConfig
+from rlrun.tracking.backends.missing import MLFLOW_ADDRESS
+from rlrun.tracking.record import Mark, Record, TrackedRun, TrackerError
+
+DEFAULT_EXPERIMENT = "rlrun"
+REQUEST_SECONDS = 30.0
+_MOST_METRICS, _MOST_PARAMETERS = 1000, 100
+"""Of one request: limits of the interface."""
+_PARAMETER_CHARACTERS = 500
+_NOT_IN_NAMES = re.compile(r"[^-\w./ ]", re.ASCII)
+UID_TAG = "rlrun.uid"
+
+
+def metric_key(name: str) -> str:
+    """A metric's name in MLflow, which knows neither @ nor brackets."""
+    return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
+
+
+def flattened(value: Any, path: str = "") -> dict[str, str]:
+    """Leaves of a document as text, by dotted path."""
+    if isinstance(value, Mapping) and value:
+        return {
+            k: v for name, inner in value.items() for k, v in flattened(inner, f"{path}.{name}".lstrip(".")).items()
+        }
+    return {path: (value if isinstance(value, str) else json.dumps(value))[:_PARAMETER_CHARACTERS]}
+
+
+class MlflowTracker:
+    """A run in MLflow.
+
+    Args:
+        config: of the tracker.
+        environ: MLflow's variables.
+    """
+
+    def __init__(self, config: MlflowConfig, environ: Mapping[str, str]) -> None:
+        uri = config.uri or environ.get("MLFLOW_TRACKING_URI", "")
+        if not uri.startswith(("http://", "https://")):
+            raise TrackerError(MLFLOW_ADDRESS, permanent=True)
+        self._uri = uri.rstrip("/")
+        self._experiment = config.experiment or environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
+        self._name = config.name
+        self._headers = {"Content-Type": "application/json"} | _credentials(environ)
+        self._run_id, self._artifacts = "", ""
+        self._metrics: list[dict[str, Any]] = []
+
+    def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
+        """See `Tracker.open`."""
+        experiment = self._experiment_id()
+        query = {"experiment_ids": [experiment], "filter": f"tags.`{UID_TAG}` = '{run.uid}'", "max_results": 1}
+        found = self._call("runs/search", query).get("runs") or ()
+        if found:
+            info = found[0]["info"]
+            self._call("runs/update", {"run_id": info["run_id"], "status": "RUNNING"})
+        else:
+            tags = [{"key": UID_TAG, "value": run.uid}]
+            wanted = {
+                "experiment_id": experiment,
+                "run_name": self._name or run.name,
+                "start_time": _now(),
+                "tags": tags,
+            }
+            info = self._call("runs/create", wanted)["run"]["info"]
+        self._run_id, self._artifacts = info["run_id"], info.get("artifact_uri", "")
+        if not found:
+            self._describe(run)
+        return confirmed if found else 0
+
+    def _experiment_id(self) -> str:
+        name = quote(self._experiment)
+        try:
+            return str(self._call(f"experiments/get-by-name?experiment_name={name}")["experiment"]["experiment_id"])
+        except TrackerError as error:
+            if not isinstance(error, _AnswerError) or error.status != 404:
+                raise
+        return str(self._call("experiments/create", {"name": self._experiment})["experiment_id"])
+
+    def _describe(self, run: TrackedRun) -> None:
+        parameters = [{"key": metric_key(k), "value": v} for k, v in flattened(run.config).items()]
+        for start in range(0, len(parameters), _MOST_PARAMETERS):
+            self._call(
+                "runs/log-batch", {"run_id": self._run_id, "params": parameters[start : start + _MOST_PARAMETERS]}
+            )
+        self._write("config.json", json.dumps(run.config, indent=1).encode())
+
+    def log(self, number: int, record: Record) -> None:
+        """See `Tracker.log`; histograms, which MLflow has not, are left out."""
+        stamp = int((record.time or time.time()) * 1000)
+        self._metrics += [
+            {"key": metric_key(name), "value": value, "timestamp": stamp, "step": record.mark.step}
+            for name, value in record.scalars.items()
+            if math.isfinite(value)
+        ]
+        for name, rows in record.samples.items():
+            lines = [dict(zip(rows[0].COLUMNS, row.cells(), strict=True)) for row in rows]
+            content = json.dumps({"columns": list(rows[0].COLUMNS), "data": [list(line.values()) for line in lines]})
+            self._write(f"{name}/step_{record.mark.step:08d}.json", content.encode())
+
+    def flush(self) -> None:
+        """See `Tracker.flush`."""
+        while self._metrics:
+            self._call("runs/log-batch", {"run_id": self._run_id, "metrics": self._metrics[:_MOST_METRICS]})
+            del self._metrics[:_MOST_METRICS]
+
+    def close(self, *, complete: bool) -> None:
+        """See `Tracker.close`."""
+        status = "FINISHED" if complete else "KILLED"
+        self._call("runs/update", {"run_id": self._run_id, "status": status, "end_time": _now()})
+
+    def _write(self, path: str, content: bytes) -> None:
+        """Keep a file with the run, where the server keeps files itself."""
+        parts = urlsplit(self._artifacts)
+        if parts.scheme != "mlflow-artifacts":
+            return
+        self._send(f"mlflow-artifacts/artifacts/{quote(parts.path.strip('/'))}/{quote(path)}", content, "PUT")
+
+    def _call(self, path: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        content = None if document is None else json.dumps(document).encode()
+        answer = self._send(f"mlflow/{path}", content, "GET" if document is None else "POST")
+        try:
+            found = json.loads(answer or b"{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise TrackerError(f"{self._uri} does not answer like an MLflow server; set tracking.mlflow.uri to one")
+        return found
+
+    def _send(self, path: str, content: bytes | None, method: str) -> bytes:
+        request = urllib.request.Request(
+            f"{self._uri}/api/2.0/{path}", data=content, headers=self._headers, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            raise _AnswerError(self._uri, error) from None
+        except OSError as error:
+            raise TrackerError(f"MLflow at {self._uri} does not answer: {getattr(error, 'reason', error)}") from None
+
+
+class _AnswerError(TrackerError):
+    def __init__(self, uri: str, error: urllib.error.HTTPError) -> None:
+        self.status = error.code
+        said = " ".join(error.read(400).decode(errors="replace").split())
+        fix = (
+            "; set MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN" if error.code in (401, 403) else ""
+        )
+        super().__init__(f"MLflow at {uri} refuses: {error.code} {said}{fix}")
+
+
+def _credentials(environ: Mapping[str, str]) -> dict[str, str]:
+    if token := environ.get("MLFLOW_TRACKING_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    user, password = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_PASSWORD")
+    if user is None or password is None:
+        return {}
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,103 @@
+"""Weights & Biases: one run over all attempts, whose history has one row per record, numbered from 0.
+
+Online, the library's own process sends in the background, and repeats; so the server says at the next start how many rows it has. Offline
+the rows are in transaction logs on the volume, one per start, which say it. Either way no row is lost to a kill, and none comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.models.tracking import WandbConfig
+from rlrun.protocol.files.durable import make_folder
+from rlrun.tracking.backends.missing import missing_package
+from rlrun.tracking.backends.wandb_log import rows_of
+from rlrun.tracking.record import Mark, Record, SampleRow, TrackedRun, TrackerError
+
+DEFAULT_PROJECT = "rlrun"
+INIT_SECONDS = 60.0
+"""Longest time that a server may take to answer at the start; another worker tries again."""
+_REFUSED = ("API key", "api_key", "401", "403", "not logged in", "permission denied")
+
+
+def is_offline(config: WandbConfig, environ: Mapping[str, str]) -> bool:
+    """Whether files on the volume take the place of a server."""
+    mode = environ.get("WANDB_MODE", "").lower()
+    return config.offline if config.offline is not None else mode in ("offline", "dryrun")
+
+
+class WandbTracker:
+    """A run in W&B.
+
+    Args:
+        config: of the tracker.
+        environ: the library's variables, where no field is set.
+    """
+
+    def __init__(self, config: WandbConfig, environ: Mapping[str, str]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise TrackerError(missing_package("wandb", error), permanent=True) from None
+        self._wandb: Any = wandb
+        self._config, self._environ = config, environ
+        self._offline = is_offline(config, environ)
+        self._run: Any = None
+        self._base = 0
+        """Row of the first record."""
+
+    def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
+        """See `Tracker.open`."""
+        wandb, config, folder = self._wandb, self._config, run.folder
+        make_folder(folder)
+        kept = rows_of(logs_on_disk(folder), limit=len(sent)) if self._offline else 0
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, save_code=False, init_timeout=INIT_SECONDS,
+            x_disable_stats=True, x_save_requirements=False, **({"base_url": config.base_url} if config.base_url else {}),
+        )  # fmt: skip
+        try:
+            self._run = wandb.init(
+                id=run.uid, resume=None if self._offline else "allow", mode="offline" if self._offline else "online",
+                dir=str(folder), project=config.project or self._environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
+                entity=config.entity, name=config.name or self._environ.get("WANDB_NAME") or run.name, group=config.group,
+                tags=list(config.tags) or None, config=dict(run.config), allow_val_change=True, settings=settings,
+            )  # fmt: skip
+        except Exception as error:
+            raise TrackerError(_reason(error)) from None
+        self._run.define_metric("*", step_metric="step")
+        if not self._offline:
+            rows = int(self._run.starting_step)
+            kept = min(rows, len(sent))
+            self._base = rows - kept
+        return kept
+
+    def log(self, number: int, record: Record) -> None:
+        """See `Tracker.log`."""
+        wandb = self._wandb
+        row: dict[str, Any] = {"step": record.mark.step, **record.scalars}
+        row |= {name: wandb.Histogram(list(values)) for name, values in record.histograms.items()}
+        for name, rows in record.samples.items():
+            row[name] = wandb.Table(
+                columns=["step", *SampleRow.COLUMNS], data=[[record.mark.step, *r.cells()] for r in rows]
+            )
+        self._run.log(row, step=self._base + number)
+
+    def flush(self) -> None:
+        """See `Tracker.flush`: the library's process has it; what that loses is missed at the next start."""
+
+    def close(self, *, complete: bool) -> None:
+        """See `Tracker.close`; returns when everything is uploaded."""
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    fix = "; set WANDB_API_KEY, or tracking.wandb.offline: true" if any(sign in text for sign in _REFUSED) else ""
+    return f"W&B does not take the run: {text}{fix}"
+
+
+def logs_on_disk(folder: Path) -> Iterable[Path]:
+    """Transaction logs of a run's offline starts, in order of time."""
+    return sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))

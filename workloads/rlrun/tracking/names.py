@@ -1,0 +1,104 @@
+"""Names of metrics in trackers: PRIME-RL's, of its release 0.3, so that its panels show our runs; our own where it has none.
+
+The tables are data: docs/tracking.md shows them, and a test compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+GIB = 1 / 2**30
+PERCENT = 100.0
+MILLISECONDS = 1000.0
+
+NAMES: Mapping[str, tuple[str, float]] = {
+    "loss": ("loss/mean", 1.0),
+    "entropy": ("entropy/mean", 1.0),
+    "mismatch_kl": ("mismatch_kl/mean", 1.0),
+    "mismatch_kl_max": ("mismatch_kl/max", 1.0),
+    "lr": ("optim/lr", 1.0),
+    "grad_norm": ("optim/grad_norm", 1.0),
+    "perf/mfu": ("perf/mfu", PERCENT),
+    "perf/peak_memory": ("perf/peak_memory", GIB),
+    "batch/tokens": ("progress/tokens", 1.0),
+    "batch/rollouts": ("progress/samples", 1.0),
+    "batch/groups": ("progress/problems", 1.0),
+    "batch/truncated": ("is_truncated/mean", 1.0),
+    "completion_length/mean": ("decode_len/mean", 1.0),
+    "completion_length/max": ("decode_len/max", 1.0),
+    "off_policy/mean": ("off_policy_level/all/mean", 1.0),
+    "off_policy/max": ("off_policy_level/all/max", 1.0),
+    "time/rollout/mean": ("generation_ms/mean", MILLISECONDS),
+    "time/rollout/max": ("generation_ms/max", MILLISECONDS),
+    "validation/loss": ("val/loss", 1.0),
+    "data/epoch": ("progress/epoch", 1.0),
+}
+"""Our name: PRIME-RL's, and the factor to its unit. A name that is not here is the same there, or ours alone."""
+
+PATTERNS: tuple[tuple[str, str], ...] = (
+    (r"reward/(?P<env>.+)/mean", "reward/{env}"),
+    (r"eval/(?P<env>.+)/reward/mean", "eval/{env}/avg@{k}"),
+    (r"eval/(?P<env>.+)/completion_length/mean", "eval/{env}/completion_len/mean"),
+    (r"eval/(?P<env>.+)/truncated", "eval/{env}/is_truncated/mean"),
+)
+"""The same for names with an environment in them; `k` is `evaluation.samplesPerTask`."""
+
+DERIVED = (
+    "batch/effective_batch_size",
+    "kl_ent_ratio/mean",
+    "perf/throughput_per_gpu",
+    "progress/total_tokens",
+    "progress/total_samples",
+    "progress/total_problems",
+    "progress/ckpt_step",
+)
+"""Metrics of PRIME-RL that follow from a line and those before it."""
+
+_TOTALS = (
+    ("batch/tokens", "progress/total_tokens"),
+    ("batch/rollouts", "progress/total_samples"),
+    ("batch/groups", "progress/total_problems"),
+)
+_COMPILED = [(re.compile(pattern), layout) for pattern, layout in PATTERNS]
+
+
+def tracked_name(name: str, *, samples_per_task: int = 1) -> tuple[str, float]:
+    """Name of a metric in trackers, and the factor of its value."""
+    if name in NAMES:
+        return NAMES[name]
+    for pattern, layout in _COMPILED:
+        if (found := pattern.fullmatch(name)) is not None:
+            return layout.format(**found.groupdict(), k=samples_per_task), 1.0
+    return name, 1.0
+
+
+class Translator:
+    """Values of `metrics.jsonl`, line by line in order, as trackers get them.
+
+    Args:
+        world_size: ranks of the trainer.
+        samples_per_task: of evaluation.
+    """
+
+    def __init__(self, *, world_size: int, samples_per_task: int) -> None:
+        self._world_size, self._k = world_size, samples_per_task
+        self._totals: dict[str, float] = {}
+
+    def translate(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Scalars of one line, without `step`, `attempt` and `time`."""
+        scalars = {}
+        for name, value in values.items():
+            new, factor = tracked_name(name, samples_per_task=self._k)
+            scalars[new] = value * factor
+        for name, total in _TOTALS:
+            if name in values:
+                self._totals[total] = self._totals.get(total, 0.0) + values[name]
+        scalars |= self._totals | {"progress/ckpt_step": float(step)}
+        if "batch/solve_all" in values and "batch/solve_none" in values:
+            scalars["batch/effective_batch_size"] = 1 - values["batch/solve_all"] - values["batch/solve_none"]
+        if values.get("entropy", 0.0) > 0 and "mismatch_kl" in values:
+            scalars["kl_ent_ratio/mean"] = values["mismatch_kl"] / values["entropy"]
+        if "perf/throughput" in values:
+            scalars["perf/throughput_per_gpu"] = values["perf/throughput"] / self._world_size
+        return scalars

@@ -1,0 +1,266 @@
+"""`python -m rlrun.tracking --config run.json`: keeps one worker per tracker alive, each in a process group of its own.
+
+A worker that dies is started again after a pause that grows; one that gets on with nothing for too long is killed first. Nothing of it
+reaches the run: what a tracker lacks stays on the volume. Asked to end (SIGTERM), the sink has the workers send the rest, for as long as
+its starter lets it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.run import RunConfig
+from rlrun.protocol.files.durable import make_folder
+from rlrun.runtime import exit_codes
+from rlrun.tracking.enabled import enabled_trackers
+from rlrun.tracking.source import SYSTEM_FILE
+from rlrun.tracking.system import INTERVAL_SECONDS, Machine
+
+PATIENCE_SECONDS = 180.0
+"""A worker that gets on with nothing for so long hangs. Longer than any library's own deadline of one call."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+LAST_TRIES = 2
+_POLL_SECONDS = 0.2
+_NICE = 10
+"""Workers yield the processors to the roles."""
+
+
+@dataclass
+class Worker:
+    """A tracker's worker, alive or about to be started again."""
+
+    tracker: str
+    command: Sequence[str]
+    process: subprocess.Popen[str] | None = None
+    pulse: int = -1
+    """Reading end of the pipe that gets a byte whenever the worker has got on."""
+    heard: float = 0.0
+    due: float = 0.0
+    """When it is to be started."""
+    failures: int = 0
+    said: str = ""
+    """Last line that was logged: a cause is logged once."""
+    last_tries: int = 0
+    """Failures since the run's end: nobody waits long for a tracker that is down."""
+    done: bool = False
+    failed: bool = False
+    errors: Path = field(default_factory=Path)
+
+    def start(self, now: float, *, once: bool) -> None:
+        """Start the worker; `once`: it ends when everything is sent."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*self.command, "--tracker", self.tracker, "--pulse", str(write), *(["--once"] if once else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(write,),
+                start_new_session=True,
+                text=True,
+            )
+        os.close(write)
+        self.pulse, self.heard = read, now
+
+    def listen(self, now: float) -> None:
+        """Note whether the worker has got on."""
+        with suppress(BlockingIOError):
+            if os.read(self.pulse, 65536):
+                self.heard, self.failures = now, 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker and all that it has started (SIGKILL), or to it alone."""
+        if self.process is None:
+            return
+        with suppress(ProcessLookupError):
+            if number == signal.SIGKILL:
+                os.killpg(self.process.pid, number)
+            else:
+                self.process.send_signal(number)
+
+    def ended(self) -> int | None:
+        """Exit code of a worker that has ended, once; what it has started is ended too."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return None
+        self.signal(signal.SIGKILL)
+        os.close(self.pulse)
+        self.process = None
+        return code
+
+    def last_words(self) -> str:
+        """The last line that the worker has printed."""
+        with suppress(OSError):
+            lines = self.errors.read_text(errors="replace").strip().splitlines()
+            return lines[-1] if lines else ""
+        return ""
+
+
+class Sink:
+    """The workers of a run.
+
+    Args:
+        root: the run's folder.
+        trackers: their names.
+        command: of a worker, without the tracker's name.
+        say: logs a line.
+        patience: seconds without a sign of life after which a worker is killed.
+        once: workers end by themselves, when everything is sent.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        trackers: Sequence[str],
+        command: Sequence[str],
+        *,
+        say: Callable[[str], None],
+        patience: float = PATIENCE_SECONDS,
+        once: bool = False,
+    ) -> None:
+        self._say, self._patience, self._once = say, patience, once
+        self._folder = root / "tracking"
+        self._workers = [Worker(name, command, errors=self._folder / f"{name}.stderr") for name in trackers]
+        self._machine = Machine(root)
+        self._measure_at = 0.0
+        self._stopping = False
+
+    def tick(self, now: float) -> bool:
+        """Look after the workers; False once all of them are done."""
+        if not self._once and not self._stopping and now >= self._measure_at:
+            self._measure_at = now + INTERVAL_SECONDS
+            self._measure()
+        for worker in self._workers:
+            self._look_after(worker, now)
+        return not all(worker.done for worker in self._workers)
+
+    @property
+    def failed(self) -> list[str]:
+        """Trackers that have not got everything."""
+        return [worker.tracker for worker in self._workers if worker.failed or not worker.done]
+
+    def stop(self) -> None:
+        """Have the workers send the rest and end."""
+        self._stopping = True
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the workers at once."""
+        for worker in self._workers:
+            worker.signal(signal.SIGKILL)
+            if worker.process is not None:
+                worker.process.wait()
+
+    def _look_after(self, worker: Worker, now: float) -> None:
+        if worker.done:
+            return
+        if worker.process is None:
+            if now >= worker.due:
+                self._start(worker, now)
+            return
+        worker.listen(now)
+        code = worker.ended()
+        if code is None:
+            if now - worker.heard > self._patience:
+                self._log(worker, f"does not get on for {self._patience:.0f} s; started again")
+                worker.signal(signal.SIGKILL)
+            return
+        if code == exit_codes.OK:
+            worker.done = True
+        elif code == exit_codes.CONFIGURATION:
+            self._log(worker, f"{worker.last_words()}; the run goes on without it")
+            worker.done = worker.failed = True
+        else:
+            self._again(worker, now, worker.last_words() or f"its process ended with code {code}")
+
+    def _start(self, worker: Worker, now: float) -> None:
+        try:
+            make_folder(self._folder)
+            # One that is asked to end while it starts would not know it.
+            worker.start(now, once=self._once or self._stopping)
+        except OSError as error:
+            self._again(worker, now, f"{error.filename or 'its process'}: {error.strerror}")
+
+    def _again(self, worker: Worker, now: float, why: str) -> None:
+        worker.last_tries += self._stopping or self._once
+        if worker.last_tries > LAST_TRIES:
+            worker.done = worker.failed = True
+        pause = min(FIRST_PAUSE_SECONDS * 2**worker.failures, LONGEST_PAUSE_SECONDS)
+        worker.failures = min(worker.failures + 1, 16)
+        worker.due = now + pause
+        self._log(worker, why)
+
+    def _log(self, worker: Worker, text: str) -> None:
+        if text != worker.said:
+            self._say(f"{worker.tracker}: {text}")
+        worker.said = text
+
+    def _measure(self) -> None:
+        line = json.dumps({"time": time.time(), **self._machine.measure()}) + "\n"
+        try:
+            make_folder(self._folder)
+            with (self._folder / SYSTEM_FILE).open("a") as file:
+                file.write(line)
+        except OSError as error:
+            self._say(f"{SYSTEM_FILE} misses a line: {error.strerror}")
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Run the sink; returns the exit code."""
+    parser = argparse.ArgumentParser("rlrun.tracking")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--once", action="store_true", help="send what is there, and end")
+    parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS)
+    options = parser.parse_args(argv)
+    asked: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the starter decides
+    try:
+        config = load_file(RunConfig, options.config)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    with suppress(OSError):
+        os.nice(_NICE)
+    trackers = enabled_trackers(config.tracking, environ)
+    command = [sys.executable, "-m", "rlrun.tracking.worker", "--config", str(options.config)]
+    sink = Sink(
+        Path(config.trainer.output_dir),
+        trackers,
+        command,
+        say=lambda text: print(time.strftime("%H:%M:%S"), text, flush=True),
+        patience=options.patience,
+        once=options.once,
+    )
+    parent = os.getppid()
+    try:
+        stopped = False
+        while sink.tick(time.monotonic()):
+            if asked and not stopped:
+                stopped = True
+                sink.stop()
+            if os.getppid() != parent:
+                break  # whoever started this is gone; what is left stays on the volume
+            time.sleep(_POLL_SECONDS)
+    finally:
+        sink.kill()
+    return exit_codes.FAILURE if sink.failed else exit_codes.OK

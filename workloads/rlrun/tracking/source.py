@@ -1,0 +1,178 @@
+"""What is on the volume, as records: `metrics.jsonl` with the traces and the machine's measures that belong to a step. Reads only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.models.run import RunConfig
+from rlrun.config.models.tracking import TrackedSamplesConfig
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.tracking.names import Translator
+from rlrun.tracking.record import Mark, Record, SampleRow
+
+_NOT_METRICS = ("step", "attempt", "time")
+_TEXT_CHARACTERS = 4000
+"""Most characters of a prompt or a completion that are sent."""
+SYSTEM_FILE = "system.jsonl"
+
+
+class Lines:
+    """Whole lines of a JSONL file that grows, or is replaced by another. A line that is not JSON is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset, self._last = 0, b""
+        """Where reading goes on, and the line that ends there: another one is of another file."""
+
+    def new(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether reading has begun at the start of the file, and the whole lines that are new since the call before."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset - len(self._last))
+                begins = self._offset == 0 or file.read(len(self._last)) != self._last
+                if begins:
+                    self._offset, self._last = 0, b""
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return False, []
+        lines = whole.splitlines(keepends=True)
+        if newline:
+            self._offset += len(whole) + 1
+            self._last = lines[-1] + newline if lines else newline
+        found = []
+        for line in lines:
+            with suppress(ValueError):
+                document = json.loads(line)
+                if isinstance(document, dict):
+                    found.append(document)
+        return begins, found
+
+
+class Source:
+    """Records of a run's folder that follow what was sent.
+
+    Args:
+        config: the run's.
+        sent: what the tracker has, in order.
+    """
+
+    def __init__(self, config: RunConfig, sent: Sequence[Mark]) -> None:
+        self._config, self._paths = config, RunPaths(Path(config.trainer.output_dir))
+        self._samples = (config.tracking.samples if config.tracking else None) or TrackedSamplesConfig()
+        self._lines = Lines(self._paths.metrics)
+        self._system = Lines(self._paths.root / "tracking" / SYSTEM_FILE)
+        self._measures: list[dict[str, Any]] = []
+        self._last = sent[-1] if sent else None
+        self._translator = self._new_translator()
+        self._before = 0.0
+        """Time of the line before."""
+
+    def _new_translator(self) -> Translator:
+        evaluation = self._config.orchestrator.evaluation
+        return Translator(
+            world_size=self._config.trainer.world_size,
+            samples_per_task=evaluation.samples_per_task if evaluation else 1,
+        )
+
+    def records(self) -> Iterator[Record]:
+        """Records that are new. A step that a later attempt has trained again comes again.
+
+        Attempts ascend from line to line: a line of a later attempt than the newest one sent was written after it, and a line of the
+        same attempt is new if its step is later.
+        """
+        replaced, lines = self._lines.new()
+        if replaced:
+            self._translator, self._before = self._new_translator(), 0.0
+        self._measures += self._system.new()[1]
+        for line in lines:
+            mark = Mark(_whole(line.get("step")), _whole(line.get("attempt")))
+            values = {
+                name: float(value)
+                for name, value in line.items()
+                if name not in _NOT_METRICS and isinstance(value, int | float)
+            }
+            scalars = self._translator.translate(mark.step, values)
+            time = float(line.get("time") or 0.0)
+            system = self._measured(self._before, time)
+            self._before = time or self._before
+            if self._last is not None and mark.step <= self._last.step and mark.attempt <= self._last.attempt:
+                continue
+            self._last = mark
+            scalars |= system | {"progress/attempt": float(mark.attempt)}
+            yield Record(mark, time, scalars, *self._of_traces(mark, evaluated=_is_evaluated(line)))
+
+    def _measured(self, after: float, until: float) -> dict[str, float]:
+        """Means of the machine's measures between two lines; those that are used up are dropped."""
+        own = [m for m in self._measures if after < float(m.get("time", 0.0)) <= until]
+        self._measures = [m for m in self._measures if float(m.get("time", 0.0)) > until]
+        names = dict.fromkeys(name for m in own for name in m if name != "time")
+        values = {name: [float(m[name]) for m in own if name in m] for name in names}
+        return {name: sum(found) / len(found) for name, found in values.items()}
+
+    def _of_traces(
+        self, mark: Mark, *, evaluated: bool
+    ) -> tuple[Mapping[str, Sequence[float]], Mapping[str, Sequence[SampleRow]]]:
+        """Histograms and samples of a step."""
+        histograms: dict[str, list[float]] = {}
+        samples: dict[str, list[SampleRow]] = {}
+        if mark.step > 0 and mark.step % self._samples.interval == 0:
+            rows = [
+                row for row in _trace(self._paths.trace(mark.step)) if row.get("attempt", mark.attempt) == mark.attempt
+            ]
+            for name, field in (
+                ("distributions/rewards", "reward"),
+                ("distributions/advantages", "advantage"),
+                ("distributions/completion_len", "completion_tokens"),
+            ):
+                if values := [float(row[field]) for row in rows if isinstance(row.get(field), int | float)]:
+                    histograms[name] = values
+            samples["samples"] = self._chosen(rows)
+        if evaluated:
+            samples["eval_samples"] = self._chosen(_trace(self._paths.evaluation_trace(mark.step)))
+        return histograms, {name: rows for name, rows in samples.items() if rows}
+
+    def _chosen(self, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
+        """Rows at equal distances, so that all environments of a trace have some."""
+        count = min(self._samples.count, len(rows))
+        return [_sample(rows[i * len(rows) // count]) for i in range(count)]
+
+
+def _is_evaluated(line: Mapping[str, Any]) -> bool:
+    return any(name.startswith("eval/") for name in line)
+
+
+def _whole(value: object) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _trace(path: Path) -> list[dict[str, Any]]:
+    """Rows of a trace; none where the volume refused it, or does now."""
+    try:
+        return Lines(path).new()[1]
+    except OSError:
+        return []
+
+
+def _sample(row: Mapping[str, Any]) -> SampleRow:
+    messages = row.get("messages")
+    shown = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    prompt = [m for m in shown if m.get("role") != "assistant"]
+    versions = sorted({_whole(span.get("version")) for spans in row.get("versions") or () for span in spans})
+    return SampleRow(
+        environment=str(row.get("environment", "")),
+        task=str(row.get("task_id", "")),
+        prompt="\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)[:_TEXT_CHARACTERS],
+        completion=str(row.get("completion", ""))[:_TEXT_CHARACTERS],
+        reward=_number(row.get("reward")),
+        advantage=_number(row.get("advantage")),
+        versions=", ".join(map(str, versions)),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,75 @@
+"""Measures of this machine, for people: `tracking/system.jsonl`, one line every half minute, which trackers join with the steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+GIB = 2**30
+INTERVAL_SECONDS = 30.0
+_GPU_QUERY = "utilization.gpu,memory.used,power.draw,temperature.gpu"
+_GPU_NAMES = ("utilization_percent", "memory_used_gib", "power_watts", "temperature_celsius")
+_GPU_SECONDS = 5.0
+
+
+class Machine:
+    """Measures of processors, memory, the run's volume and GPUs.
+
+    Args:
+        root: the run's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._busy, self._total = _processor_times()
+        self._has_gpus = shutil.which("nvidia-smi") is not None
+
+    def measure(self) -> dict[str, float]:
+        """Values by name, `system/...`; the processors' since the call before. What cannot be measured is left out."""
+        found: dict[str, float] = {}
+        with suppress(OSError, ValueError, IndexError, KeyError):
+            busy, total = _processor_times()
+            if total > self._total:
+                found["system/cpu_percent"] = 100 * (busy - self._busy) / (total - self._total)
+            self._busy, self._total = busy, total
+            memory = _memory()
+            found["system/memory_used_gib"] = (memory["MemTotal"] - memory["MemAvailable"]) / GIB
+            found["system/memory_total_gib"] = memory["MemTotal"] / GIB
+            found["system/disk_free_gib"] = shutil.disk_usage(self._root).free / GIB
+            found["system/load"] = os.getloadavg()[0]
+        return found | self._gpus()
+
+    def _gpus(self) -> dict[str, float]:
+        if not self._has_gpus:
+            return {}
+        command = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
+        try:
+            said = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_SECONDS, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            return {}
+        return gpu_measures(said)
+
+
+def gpu_measures(said: str) -> dict[str, float]:
+    """Values of `nvidia-smi`'s answer: one line per GPU, memory in MiB; a value that is not a number is left out."""
+    found: dict[str, float] = {}
+    for gpu, line in enumerate(said.splitlines()):
+        for name, text in zip(_GPU_NAMES, line.split(","), strict=False):
+            with suppress(ValueError):
+                found[f"system/gpu.{gpu}.{name}"] = float(text) / (1024 if name == "memory_used_gib" else 1)
+    return found
+
+
+def _processor_times() -> tuple[float, float]:
+    """Busy and all ticks of the processors since the machine's start."""
+    times = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(times) - times[3] - times[4], sum(times)
+
+
+def _memory() -> dict[str, int]:
+    """Bytes by the names of /proc/meminfo."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 2}

@@ -1,0 +1,133 @@
+"""`python -m rlrun.tracking.worker --config run.json --tracker wandb`: sends the run to one tracker.
+
+It may hang, die or be killed at any moment; the sink starts another one, which goes on from what the tracker has kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from threading import Event
+from types import FrameType
+
+from rlrun.config.loading.loader import load_file
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.run import RunConfig
+from rlrun.config.models.tracking import TRACKERS
+from rlrun.protocol.files.paths import RunPaths
+from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import printable
+from rlrun.tracking.backends import make_tracker
+from rlrun.tracking.record import Mark, TrackedRun, Tracker, TrackerError
+from rlrun.tracking.sent import Sent
+from rlrun.tracking.source import Source
+
+BATCH = 32
+"""Records between two confirmations."""
+POLL_SECONDS = 1.0
+
+
+def sent_file(root: Path, tracker: str) -> Path:
+    """Journal of a tracker in the run's folder."""
+    return root / "tracking" / f"{tracker}.sent"
+
+
+def tracked_run(config: RunConfig) -> TrackedRun:
+    """The run as trackers know it."""
+    own = config.trainer
+    document = config.model_dump(mode="json", exclude={"tracking"})
+    return TrackedRun(own.uid, own.name, Path(own.output_dir), document, own.max_steps)
+
+
+def feed(
+    tracker: Tracker,
+    run: TrackedRun,
+    sent: Sent,
+    source: Callable[[Sequence[Mark]], Source],
+    *,
+    stop: Event,
+    pulse: Callable[[], None],
+) -> None:
+    """Send what is on the volume until `stop` is set and nothing is left.
+
+    Args:
+        tracker: where to.
+        run: the run.
+        sent: the tracker's journal.
+        source: makes the reader of what follows the marks that the tracker has kept.
+        stop: set when no more will be written.
+        pulse: called whenever something has got on.
+    """
+    sent.cut(tracker.open(run, sent.marks[:], sent.confirmed))
+    reader = source(sent.marks)
+    last = sent.marks[-1].step if sent.marks else 0
+    while True:
+        pulse()
+        stopping = stop.is_set()  # before reading: what was written before the signal is read
+        records = reader.records()
+        found = False
+        while batch := list(islice(records, BATCH)):
+            found, first = True, len(sent.marks)
+            sent.add([record.mark for record in batch])
+            for number, record in enumerate(batch, first):
+                tracker.log(number, record)
+                pulse()
+            tracker.flush()
+            sent.confirm()
+            last = batch[-1].mark.step
+        if stopping and not found:
+            break
+        if not found:
+            stop.wait(POLL_SECONDS)
+    tracker.close(complete=last >= run.max_steps)
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Run the worker; returns the exit code, `CONFIGURATION` where starting again is of no use."""
+    parser = argparse.ArgumentParser("rlrun.tracking.worker")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--tracker", choices=TRACKERS, required=True)
+    parser.add_argument("--pulse", type=int, help="file descriptor that gets a byte whenever something has got on")
+    parser.add_argument("--once", action="store_true", help="send what is there, and end")
+    options = parser.parse_args(argv)
+    stop = Event()
+    if options.once:
+        stop.set()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def pulse() -> None:
+        if options.pulse is not None:
+            with suppress(BlockingIOError):
+                os.write(options.pulse, b".")
+
+    try:
+        config = load_file(RunConfig, options.config)
+        if config.tracking is None:
+            return exit_codes.OK
+        run = tracked_run(config)
+        sent = Sent(sent_file(RunPaths(run.root).root, options.tracker))
+        tracker = make_tracker(options.tracker, config.tracking, environ)
+        feed(tracker, run, sent, lambda marks: Source(config, marks), stop=stop, pulse=pulse)
+    except (TrackerError, ConfigError, OSError) as error:
+        print(printable(str(error)), file=sys.stderr)
+        wrong = isinstance(error, ConfigError) or (isinstance(error, TrackerError) and error.permanent)
+        return exit_codes.CONFIGURATION if wrong else exit_codes.FAILURE
+    except Exception as error:  # a library's own: one line, and another worker tries
+        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return exit_codes.FAILURE
+    return exit_codes.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
