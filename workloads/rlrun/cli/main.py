@@ -6,7 +6,21 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli import convert, doctor, env, evaluation, export, fit, local, render, rows, tiny_model, validate, version
+from rlrun.cli import (
+    convert,
+    doctor,
+    env,
+    evaluation,
+    export,
+    fit,
+    local,
+    render,
+    rows,
+    tiny_model,
+    track,
+    validate,
+    version,
+)
 from rlrun.cli.common import arguments, piped
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
@@ -30,6 +44,7 @@ COMMANDS = {
     "synthesize": Command("write a policy's rollouts as a data set for sft", evaluation.run_synthesize),
     "rows": Command("turn a set of problems into rows of the environment dataset, each with a uid", rows.run),
     "export": Command("write a Hugging Face model folder from a run's checkpoint", export.run),
+    "track": Command("send a run to its trackers, or to others", track.run),
     "tiny-model": Command("make a tiny model for tests and first steps", tiny_model.run),
     "env": Command("list environments, or play one episode of one", env.run),
     "doctor": Command("say what this machine can do, and how to repair the rest", doctor.run),

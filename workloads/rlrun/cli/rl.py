@@ -32,6 +32,7 @@ from rlrun.config.loading.schema import Shape, fields, snake
 from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.protocol.files.paths import Role
 from rlrun.runtime import exit_codes
+from rlrun.tracking.options import full_names
 
 ALIASES = {"ckpt": "checkpoint"}
 """PRIME-RL's names of our fields; its rollouts_per_example is the groupSize of every environment."""
@@ -85,7 +86,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
         print("\n" + parser.format_help().replace("options:", "options of the local run:").strip())
         return exit_codes.OK
     try:
-        options, rest = parser.parse_known_args(list(words))
+        options, rest = parser.parse_known_args(full_names(words))
     except SystemExit:
         return exit_codes.USAGE
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import Ports, RoleProcess, processes, with_endpoints
-from rlrun.local.preflight import PreflightError, check_folder, check_ports, free_port
+from rlrun.local.preflight import PreflightError, check_folder, check_ports, check_trackers, free_port
 from rlrun.local.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
@@ -40,6 +41,9 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_same_run, recorded_run
 from rlrun.runtime import exit_codes
+from rlrun.tracking.enabled import enabled_trackers
+from rlrun.tracking.options import take_tracking, with_options
+from rlrun.tracking.starter import SinkProcess, log_file
 
 _POLL_SECONDS = 0.25
 _INTERRUPTED = 130
@@ -79,10 +83,12 @@ def _ports(text: str) -> list[int]:
 
 def main(argv: Sequence[str]) -> int:
     """Run `rlrun local`; returns the exit code."""
-    options = parser().parse_args(list(argv))
+    own, rest = take_tracking(argv)
+    options = parser().parse_args(rest)
     console = Console(stderr=False)
     try:
         text = read_text(Path(options.manifest))
+        with_options(None, own)  # what is wrong with them is said first
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
@@ -91,8 +97,16 @@ def main(argv: Sequence[str]) -> int:
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     run = judged.run
+    try:
+        spec = run.spec.model_copy(update={"tracking": with_options(run.spec.tracking, own)})
+        if spec.tracking is not None and spec.task not in TRAINING_TASKS:
+            raise PreflightError(f"{own[0]} is for tasks that train, and task is {spec.task}; leave it out")
+        check_trackers(spec.tracking, os.environ)
+    except (ConfigError, PreflightError) as error:
+        print(error if isinstance(error, ConfigError) else f"error: {error}", file=sys.stderr)
+        return exit_codes.CONFIGURATION
     return run_spec(
-        run.spec, name=run.metadata.name, options=options, console=console, command=f"rlrun local {options.manifest}"
+        spec, name=run.metadata.name, options=options, console=console, command=f"rlrun local {options.manifest}"
     )
 
 
@@ -200,7 +214,9 @@ def _run(call: _Call, held: ExitStack) -> int:
     call.say(
         f"run {call.name}, attempt {attempt}; folder {call.folder}, logs in {call.folder}/logs/attempt_{attempt:04d}"
     )
-    failed = _play(call, config, Supervisor(launch_id, place.gpus.descriptors), specs, place.ports, api_key)
+    supervisor = Supervisor(launch_id, place.gpus.descriptors)
+    sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
+    failed = _play(call, config, supervisor, sink, specs, place.ports, api_key)
     return _conclude(call, failed, elapsed_seconds=time.monotonic() - began)
 
 
@@ -262,7 +278,13 @@ def _write(paths: RunPaths, configs: Sequence[RunConfig]) -> list[Path]:
 
 
 def _play(
-    call: _Call, config: RunConfig, supervisor: Supervisor, specs: list[RoleProcess], ports: Ports, api_key: str
+    call: _Call,
+    config: RunConfig,
+    supervisor: Supervisor,
+    sink: SinkProcess | None,
+    specs: list[RoleProcess],
+    ports: Ports,
+    api_key: str,
 ) -> Running | None:
     """Start the processes, show the run, and stop them at its end.
 
@@ -280,7 +302,7 @@ def _play(
             plain=call.options.plain or not call.console.is_terminal,
         )  # fmt: skip
         with view:
-            failed = _watch(supervisor, view, call.interrupted, shared=shared)
+            failed = _watch(supervisor, view, call.interrupted, sink, shared=shared)
             view.update("")
         if failed:
             explain(failed, call.paths.root)
@@ -294,6 +316,8 @@ def _play(
         supervisor.stop(
             config.trainer.checkpoint.grace_period_seconds + STOP_SECONDS, hurry=lambda: len(call.interrupted) > asked
         )
+        if sink is not None:
+            _end_tracking(call, sink, hurry=lambda: len(call.interrupted) > asked)
 
 
 def _conclude(call: _Call, failed: Running | None, *, elapsed_seconds: float) -> int:
@@ -311,13 +335,26 @@ def _conclude(call: _Call, failed: Running | None, *, elapsed_seconds: float) ->
     return exit_codes.OK
 
 
-def _watch(supervisor: Supervisor, view: View, interrupted: list[int], *, shared: bool) -> Running | None:
+def _end_tracking(call: _Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -> None:
+    """Have the trackers get the rest; say what to do where they do not."""
+    if not sink.stop(hurry=hurry):
+        log = log_file(Path(call.folder))
+        call.say(
+            f"not everything has reached the trackers ({log} says why); `rlrun track {call.folder}` sends the rest"
+        )
+
+
+def _watch(
+    supervisor: Supervisor, view: View, interrupted: list[int], sink: SinkProcess | None, *, shared: bool
+) -> Running | None:
     """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None).
 
     A trainer that other runs share ends when the last of them has left it.
     """
     began = time.monotonic()
     while not interrupted:
+        if sink is not None:
+            sink.keep()
         ended = supervisor.exited()
         done = {r.spec.role for r in ended if r.process.returncode == 0} - {"inference"}
         if done >= ({"orchestrator", "trainer"} if shared else {"orchestrator"}):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.tracking import TrackingConfig
 from rlrun.local.inputs import check_model_folder
 from rlrun.local.plan import Ports
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_writable
 from rlrun.runtime import exit_codes
+from rlrun.tracking.backends.missing import problems
 
 _PORTS = range(15_000, 29_000)
 """Ports below those that the kernel gives to outgoing connections: such a connection could have the port before its process has started."""
@@ -49,6 +52,17 @@ def free_port() -> int:
     raise PreflightError(
         f"no free port among {_TRIES} of {_PORTS[0]} to {_PORTS[-1]}; name ports that are free", exit_codes.UNAVAILABLE
     )
+
+
+def check_trackers(tracking: TrackingConfig | None, environ: Mapping[str, str]) -> None:
+    """Refuse trackers that cannot work here.
+
+    Raises:
+        PreflightError: names each, and what to do.
+    """
+    found = [] if tracking is None else problems(tracking, environ)
+    if found:
+        raise PreflightError("; ".join(f"tracking.{name} {message}" for name, message in found))
 
 
 def check_ports(ports: Ports) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.config.models.tracking import TrackingConfig
+from rlrun.config.models.tracking import TrackingConfig, WandbConfig
 
 
 def enabled_trackers(config: TrackingConfig | None, environ: Mapping[str, str]) -> list[str]:
@@ -13,3 +13,9 @@ def enabled_trackers(config: TrackingConfig | None, environ: Mapping[str, str]) 
         return []
     off = environ.get("WANDB_MODE", "").lower() == "disabled"
     return [name for name in config.trackers if not (name == "wandb" and off)]
+
+
+def is_offline(config: WandbConfig, environ: Mapping[str, str]) -> bool:
+    """True if files on the volume take the place of W&B's server."""
+    mode = environ.get("WANDB_MODE", "").lower()
+    return config.offline if config.offline is not None else mode in ("offline", "dryrun")

@@ -25,6 +25,7 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.run import RunConfig
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
+from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.source import SYSTEM_FILE
 from rlrun.tracking.system import INTERVAL_SECONDS, Machine
@@ -222,6 +223,7 @@ class Sink:
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run the sink; returns the exit code."""
+    refuse_inspection()
     parser = argparse.ArgumentParser("rlrun.tracking")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--once", action="store_true", help="send what is there, and end")

@@ -6,6 +6,7 @@ It may hang, die or be killed at any moment; the sink starts another one, which 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import signal
 import sys
@@ -15,15 +16,18 @@ from itertools import islice
 from pathlib import Path
 from threading import Event
 from types import FrameType
+from typing import BinaryIO
 
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TRACKERS
-from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
+from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.backends import make_tracker
+from rlrun.tracking.backends.wandb_run import KEY_VARIABLE
 from rlrun.tracking.record import Mark, TrackedRun, Tracker, TrackerError
 from rlrun.tracking.sent import Sent
 from rlrun.tracking.source import Source
@@ -33,9 +37,19 @@ BATCH = 32
 POLL_SECONDS = 1.0
 
 
-def sent_file(root: Path, tracker: str) -> Path:
-    """Journal of a tracker in the run's folder."""
-    return root / "tracking" / f"{tracker}.sent"
+def _lock(path: Path) -> BinaryIO:
+    """Take the right to send a run to a tracker, for as long as the file is open.
+
+    Raises:
+        TrackerError: another process has it, such as a worker whose sink was killed.
+    """
+    make_folder(path.parent)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TrackerError("another process sends this run already") from None
+    return file
 
 
 def tracked_run(config: RunConfig) -> TrackedRun:
@@ -90,6 +104,9 @@ def feed(
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run the worker; returns the exit code, `CONFIGURATION` where starting again is of no use."""
+    refuse_inspection()
+    environ = dict(environ)
+    os.environ.pop(KEY_VARIABLE, None)  # a library's own process would show it to every process of this user
     parser = argparse.ArgumentParser("rlrun.tracking.worker")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--tracker", choices=TRACKERS, required=True)
@@ -116,9 +133,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         if config.tracking is None:
             return exit_codes.OK
         run = tracked_run(config)
-        sent = Sent(sent_file(RunPaths(run.root).root, options.tracker))
+        lock = _lock(run.folder / f"{options.tracker}.lock")
+        sent = Sent(run.folder / f"{options.tracker}.sent")
         tracker = make_tracker(options.tracker, config.tracking, environ)
         feed(tracker, run, sent, lambda marks: Source(config, marks), stop=stop, pulse=pulse)
+        lock.close()
     except (TrackerError, ConfigError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         wrong = isinstance(error, ConfigError) or (isinstance(error, TrackerError) and error.permanent)

@@ -47,14 +47,12 @@ class MlflowConfig(Config):
 
 
 class TrackioConfig(Config):
-    """Trackio: its database on the volume, or a Space on the hub."""
+    """Trackio: its database in `tracking/trackio` of the run's folder."""
 
     project: TrackerText | None = None
     """Project; default: rlrun."""
     name: TrackerText | None = None
     """Name of the tracked run; default: the run's."""
-    space_id: TrackerText | None = None
-    """A Space to write to, such as team/metrics; default: `tracking/trackio` of the run's folder."""
 
 
 class TrackedSamplesConfig(Config):

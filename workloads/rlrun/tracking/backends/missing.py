@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import netrc
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from rlrun.config.models.tracking import TrackingConfig
+from rlrun.tracking.enabled import enabled_trackers, is_offline
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "wandb": ("wandb", "pip install 'rlrun[wandb]'"),
     "tensorboard": ("tensorboard", "pip install 'rlrun[tensorboard]'"),
-    "trackio": ("trackio", "pip install trackio"),
+    "trackio": ("trackio", "pip install 'rlrun[trackio]'"),
 }
 """Package of a tracker, and how to install it. MLflow needs none."""
 
@@ -19,26 +23,37 @@ def missing_package(tracker: str, error: ImportError | None = None) -> str:
     """One line about a tracker's package that cannot be imported."""
     package, command = PACKAGES[tracker]
     why = f" ({error})" if error is not None and error.name != package else ""
-    return f"tracking.{tracker} needs the package {package}, which is not installed{why}; install it: {command}"
+    return f"needs the package {package}, which is not installed{why}; install it: {command}"
 
 
 def problems(config: TrackingConfig, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Trackers that cannot work on this machine, and why: a package or an address is missing. Imports none of them."""
+    """Trackers that cannot work on this machine, and why: a package, an address or a key is missing. Imports none of them."""
+    names = enabled_trackers(config, environ)
     found = [
-        (name, missing_package(name))
-        for name in config.trackers
-        if name in PACKAGES and find_spec(PACKAGES[name][0]) is None
+        (name, missing_package(name)) for name in names if name in PACKAGES and find_spec(PACKAGES[name][0]) is None
     ]
-    if (
-        config.mlflow is not None
-        and not config.mlflow.uri
-        and not environ.get("MLFLOW_TRACKING_URI", "").startswith("http")
+    if config.mlflow is not None and not (
+        config.mlflow.uri or environ.get("MLFLOW_TRACKING_URI", "").startswith("http")
     ):
         found.append(("mlflow", MLFLOW_ADDRESS))
+    if config.wandb is not None and "wandb" in names and not is_offline(config.wandb, environ):
+        address = config.wandb.base_url or environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+        if not environ.get("WANDB_API_KEY") and not _logged_in(address, environ):
+            found.append(("wandb", WANDB_KEY.format(urlsplit(address).hostname)))
     return found
 
 
+def _logged_in(address: str, environ: Mapping[str, str]) -> bool:
+    """True if `wandb login` has left a key for the server."""
+    path = environ.get("NETRC") or str(Path("~/.netrc").expanduser())
+    try:
+        return netrc.netrc(path).authenticators(urlsplit(address).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
 MLFLOW_ADDRESS = (
-    "tracking.mlflow.uri is not set, and MLFLOW_TRACKING_URI is no address of a server; "
+    "needs an address: uri is not set, and MLFLOW_TRACKING_URI is no address of a server; "
     "set one of them, such as http://127.0.0.1:5000 (`mlflow server`)"
 )
+WANDB_KEY = "has no key for {}: set WANDB_API_KEY, say `wandb login`, or set offline: true"

@@ -14,18 +14,16 @@ from rlrun.config.models.tracking import WandbConfig
 from rlrun.protocol.files.durable import make_folder
 from rlrun.tracking.backends.missing import missing_package
 from rlrun.tracking.backends.wandb_log import rows_of
+from rlrun.tracking.enabled import is_offline
 from rlrun.tracking.record import Mark, Record, SampleRow, TrackedRun, TrackerError
 
 DEFAULT_PROJECT = "rlrun"
+KEY_VARIABLE = "WANDB_API_KEY"
+_RETRIES = 1_000_000
+"""The library's process never gives a server up."""
 INIT_SECONDS = 60.0
 """Longest time that a server may take to answer at the start; another worker tries again."""
 _REFUSED = ("API key", "api_key", "401", "403", "not logged in", "permission denied")
-
-
-def is_offline(config: WandbConfig, environ: Mapping[str, str]) -> bool:
-    """Whether files on the volume take the place of a server."""
-    mode = environ.get("WANDB_MODE", "").lower()
-    return config.offline if config.offline is not None else mode in ("offline", "dryrun")
 
 
 class WandbTracker:
@@ -55,7 +53,8 @@ class WandbTracker:
         kept = rows_of(logs_on_disk(folder), limit=len(sent)) if self._offline else 0
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False, init_timeout=INIT_SECONDS,
-            x_disable_stats=True, x_save_requirements=False, **({"base_url": config.base_url} if config.base_url else {}),
+            x_disable_stats=True, x_save_requirements=False, x_file_stream_retry_max=_RETRIES, x_file_transfer_retry_max=_RETRIES,
+            **self._access(),
         )  # fmt: skip
         try:
             self._run = wandb.init(
@@ -72,6 +71,14 @@ class WandbTracker:
             kept = min(rows, len(sent))
             self._base = rows - kept
         return kept
+
+    def _access(self) -> dict[str, str]:
+        """Server and key, where they are not the library's own defaults."""
+        given = {
+            "base_url": self._config.base_url,
+            "api_key": None if self._offline else self._environ.get(KEY_VARIABLE),
+        }
+        return {name: value for name, value in given.items() if value}
 
     def log(self, number: int, record: Record) -> None:
         """See `Tracker.log`."""

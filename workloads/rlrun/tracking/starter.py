@@ -1,0 +1,98 @@
+"""The sink as a child process of what starts a run's roles: started again when it ends, and asked to end last."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rlrun.runtime.bounded_log import cut_back
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+DRAIN_SECONDS = 20.0
+"""Longest time that the end of a run waits for trackers."""
+_PAUSE_SECONDS = 5.0
+_LOG_BYTES = 1024 * 1024
+
+
+def log_file(root: Path) -> Path:
+    """Log of a run's sink."""
+    return root / "tracking" / "sink.log"
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class SinkProcess:
+    """The sink of a run. Nothing here raises, and nothing but `stop` waits.
+
+    Args:
+        config: the run's configuration file.
+        root: the run's folder.
+        environ: the sink's environment.
+    """
+
+    def __init__(self, config: Path, root: Path, environ: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", "rlrun.tracking", "--config", str(config)]
+        self._log, self._environ = log_file(root), dict(environ)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due = 0.0
+        self._done = False
+
+    def keep(self) -> None:
+        """Start the sink where it does not run; called now and then."""
+        if self._done:
+            return
+        if self._process is not None:
+            cut_back(self._log, _LOG_BYTES)
+            code = self._process.poll()
+            if code is None:
+                return
+            self._process, self._due = None, time.monotonic() + _PAUSE_SECONDS
+            self._done = code >= 0  # it has said what it cannot do; a signal is another matter
+        elif time.monotonic() >= self._due:
+            self._start()
+
+    def _start(self) -> None:
+        self._due = time.monotonic() + _PAUSE_SECONDS
+        with suppress(OSError):  # a full volume, or no more processes: tried again
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environ,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+
+    def stop(self, *, seconds: float = DRAIN_SECONDS, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """Have the rest sent, and end the sink. True if the trackers have everything.
+
+        Args:
+            seconds: longest time for it.
+            hurry: ends this time early as soon as it is true.
+        """
+        self.keep()
+        process, self._done = self._process, True
+        if process is None:
+            return False
+        process.terminate()
+        deadline = time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < deadline and not hurry():
+            time.sleep(0.05)
+        complete = process.poll() == 0
+        if process.poll() is None:
+            process.kill()  # its workers end with it: they see it by the next byte that they write
+        with suppress(OSError):
+            process.wait()
+        return complete
