@@ -1,0 +1,83 @@
+"""Trackers on command lines, and what is said about one that cannot work here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli.rl import read
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.tracking import TrackingConfig
+from rlrun.local.judge import judge_manifest
+from rlrun.tracking.backends import missing
+from rlrun.tracking.enabled import enabled_trackers
+from rlrun.tracking.options import full_names, take_tracking, with_options
+
+
+def tracking(**values: object) -> TrackingConfig:
+    return TrackingConfig.model_validate(values)
+
+
+def test_options_of_prime_rl_name_the_fields() -> None:
+    words = ["@", "a.toml", "--wandb", "--wandb.project=x", "--no-tensorboard", "--max-steps", "3", "--wandbx"]
+    assert full_names(words) == [
+        "@", "a.toml", "--tracking.wandb", "--tracking.wandb.project=x", "--no-tracking.tensorboard", "--max-steps", "3", "--wandbx",
+    ]  # fmt: skip
+    own, rest = take_tracking(["run.yaml", "--wandb", "--wandb.name", "n", "--plain", "--wandb.offline", "--resume"])
+    assert own == ["--tracking.wandb", "--tracking.wandb.name", "n", "--tracking.wandb.offline"]
+    assert rest == ["run.yaml", "--plain", "--resume"]
+
+
+def test_options_stand_above_the_manifest() -> None:
+    below = tracking(wandb={"project": "p", "name": "a"}, samples={"interval": 3})
+    own, _ = take_tracking(["--wandb", "--wandb.name", "b", "--tensorboard"])
+    assert with_options(below, own) == tracking(
+        wandb={"project": "p", "name": "b"}, tensorboard={}, samples={"interval": 3}
+    )
+    assert with_options(below, take_tracking(["--no-wandb"])[0]) == tracking(samples={"interval": 3})
+    assert with_options(None, []) is None
+    with pytest.raises(ConfigError, match=r"--tracking\.wandb\.projct: unknown option \(did you mean"):
+        with_options(None, take_tracking(["--wandb.projct", "x"])[0])
+
+
+def test_rl_takes_trackers_from_files_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text('[model]\ntiny = {}\n[[environments]]\nid = "reverse-text"\n[tracking.wandb]\nproject = "p"\n')
+    config, _, _ = read(full_names(["@", str(file), "--wandb.name", "n"]), {})
+    assert config.spec().tracking == tracking(wandb={"project": "p", "name": "n"})
+
+
+def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(missing, "find_spec", lambda name: None)
+    config = tracking(wandb={}, tensorboard={}, mlflow={}, trackio={})
+    environ = {"WANDB_API_KEY": "k"}
+    assert dict(missing.problems(config, environ)) == {
+        "wandb": "needs the package wandb, which is not installed; install it: pip install 'rlrun[wandb]'",
+        "tensorboard": "needs the package tensorboard, which is not installed; install it: pip install 'rlrun[tensorboard]'",
+        "trackio": "needs the package trackio, which is not installed; install it: pip install 'rlrun[trackio]'",
+        "mlflow": missing.MLFLOW_ADDRESS,
+    }
+    monkeypatch.setattr(missing, "find_spec", importlib.util.find_spec)
+    keys = tmp_path / "netrc"
+    only = tracking(wandb={})
+    monkeypatch.setitem(missing.PACKAGES, "wandb", ("json", ""))  # type: ignore[index]
+    assert [name for name, _ in missing.problems(only, {"NETRC": str(keys)})] == ["wandb"]
+    keys.write_text("machine api.wandb.ai login user password k\n")
+    for fine in ({"NETRC": str(keys)}, environ, {"WANDB_MODE": "offline"}, {"WANDB_MODE": "disabled"}):
+        assert missing.problems(only, fine) == []
+    assert enabled_trackers(only, {"WANDB_MODE": "disabled"}) == []
+
+
+def test_validate_says_so_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing, "find_spec", lambda name: None)
+    text = (
+        "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: run}\n"
+        "spec:\n  model: {tiny: {}}\n  task: SFT\n  data: {sources: [{path: absent.jsonl}]}\n  tracking:\n    tensorboard: {}\n"
+    )
+    judged = judge_manifest(text, "run.yaml", here=True)
+    assert "run.yaml:9: spec.tracking.tensorboard: needs the package tensorboard" in "\n".join(
+        map(str, judged.problems)
+    )
+    assert not any("tensorboard" in str(p) for p in judge_manifest(text, "run.yaml", here=False).problems)
