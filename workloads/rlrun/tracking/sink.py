@@ -32,7 +32,7 @@ from rlrun.tracking.system import INTERVAL_SECONDS, Machine
 
 PATIENCE_SECONDS = 180.0
 """A worker that gets on with nothing for so long hangs. Longer than any library's own deadline of one call."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 LAST_TRIES = 2
 _POLL_SECONDS = 0.2
 _NICE = 10

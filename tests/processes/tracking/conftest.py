@@ -1,0 +1,93 @@
+"""Sinks of runs' folders, and what is left of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rlrun.runtime.processes import processes_with
+from tests.support.tracked_run import TrackedFolder
+
+MARK = "RLRUN_TEST_SINK"
+
+
+def needs(package: str) -> None:
+    """Skip where a tracker's package is not installed, which `make install` does; in CI that is a failure."""
+    if importlib.util.find_spec(package) is None:
+        assert not os.environ.get("CI"), f"{package} is not installed: `make install` installs it"
+        pytest.skip(f"{package} IS NOT INSTALLED: run `make install`")
+
+
+class SinkOf:
+    """Starts sinks of one run, and ends all that they have started."""
+
+    def __init__(self, run: TrackedFolder) -> None:
+        self.run = run
+        self._started: list[subprocess.Popen[str]] = []
+
+    @property
+    def _mark(self) -> str:
+        return str(self.run.paths.root)
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Start the sink."""
+        command = [sys.executable, "-m", "rlrun.tracking", "--config", str(self.run.paths.run_json), *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, MARK: self._mark}, text=True)
+        self._started.append(process)
+        return process
+
+    def finish(self) -> str:
+        """Send the rest; returns the log of all sinks."""
+        for process in self._started:
+            process.terminate()
+        log = "".join(process.communicate(timeout=60)[0] for process in self._started)
+        self._started = []
+        return log
+
+    def kill(self) -> None:
+        """Kill the sink, its workers and what these have started, as a machine that loses power does."""
+        for pid in processes_with(MARK, self._mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            process.kill()
+            process.communicate(timeout=60)
+        self._started = []
+
+    def sent(self, tracker: str) -> int:
+        """Records that the tracker's journal names."""
+        with suppress(FileNotFoundError):
+            text = (self.run.paths.root / "tracking" / f"{tracker}.sent").read_text()
+            return sum(not line.startswith("=") for line in text.splitlines())
+        return 0
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def sink_of(tmp_path: Path) -> Iterator[Callable[..., SinkOf]]:
+    """Makes the folder of a run and its sinks."""
+    made: list[SinkOf] = []
+
+    def make(trackers: dict[str, object], **more: int) -> SinkOf:
+        made.append(SinkOf(TrackedFolder(tmp_path / "run", trackers, **more)))
+        return made[-1]
+
+    yield make
+    for sink in made:
+        sink.kill()
