@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime.processes import processes_with
+from rlrun.tracking.starter import before_exec
 from tests.support.tracked_run import TrackedFolder
 
 MARK = "RLRUN_TEST_SINK"
@@ -41,7 +42,8 @@ class SinkOf:
     def start(self, *options: str) -> subprocess.Popen[str]:
         """Start the sink."""
         command = [sys.executable, "-m", "rlrun.tracking", "--config", str(self.run.paths.run_json), *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, MARK: self._mark}, text=True)
+        environ = {**os.environ, MARK: self._mark}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True, preexec_fn=before_exec)
         self._started.append(process)
         return process
 

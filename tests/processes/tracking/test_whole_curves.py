@@ -117,16 +117,15 @@ def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf
 def test_a_log_of_many_blocks_is_read_as_it_was_written(sink_of: Callable[..., SinkOf]) -> None:
     """Rows longer than a block, and blocks that end within a header."""
     needs("wandb")
-    sink = sink_of({"wandb": {"offline": True}}, max_steps=50)
-    for step in range(1, 51):
-        sink.run.step(step, **{f"env/reverse-text/{i}": float(i) for i in range(40 * step)})
+    sink = sink_of({"wandb": {"offline": True}}, max_steps=12)
+    for step in range(1, 13):
+        sink.run.step(step, **{f"env/reverse-text/{i}": float(i) for i in range(150 * step)})
     assert sink.start("--once").wait(timeout=60) == exit_codes.OK
     assert of_wandb(sink.run.paths.root) == sink.run.expected()
 
 
 def test_a_missing_package_ends_the_tracker_alone(sink_of: Callable[..., SinkOf], tmp_path: Path) -> None:
-    """And a volume that takes nothing is tried again."""
-    sink = sink_of({"tensorboard": {}, "wandb": {"offline": True}})
+    sink = sink_of({"wandb": {"offline": True}})
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "__init__.py").write_text("raise ImportError('broken', name='wandb')")
     with pytest.MonkeyPatch.context() as patch:

@@ -32,6 +32,8 @@ from rlrun.tracking.system import INTERVAL_SECONDS, Machine
 
 PATIENCE_SECONDS = 180.0
 """A worker that gets on with nothing for so long hangs. Longer than any library's own deadline of one call."""
+START_SECONDS = 60.0
+"""Longest time from a worker's start to its first sign of life."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 LAST_TRIES = 2
 _POLL_SECONDS = 0.2
@@ -49,6 +51,8 @@ class Worker:
     pulse: int = -1
     """Reading end of the pipe that gets a byte whenever the worker has got on."""
     heard: float = 0.0
+    begun: bool = False
+    """True once it has given a sign of life."""
     due: float = 0.0
     """When it is to be started."""
     failures: int = 0
@@ -77,12 +81,14 @@ class Worker:
             )
         os.close(write)
         self.pulse, self.heard = read, now
+        self.begun = False
 
     def listen(self, now: float) -> None:
         """Note whether the worker has got on."""
         with suppress(BlockingIOError):
             if os.read(self.pulse, 65536):
-                self.heard, self.failures = now, 0
+                self.failures = 0 if self.begun else self.failures
+                self.heard, self.begun = now, True
 
     def signal(self, number: int) -> None:
         """Send a signal to the worker and all that it has started (SIGKILL), or to it alone."""
@@ -177,8 +183,9 @@ class Sink:
         worker.listen(now)
         code = worker.ended()
         if code is None:
-            if now - worker.heard > self._patience:
-                self._log(worker, f"does not get on for {self._patience:.0f} s; started again")
+            patience = self._patience if worker.begun else max(self._patience, START_SECONDS)
+            if now - worker.heard > patience:
+                self._log(worker, f"does not get on for {patience:.0f} s; started again")
                 worker.signal(signal.SIGKILL)
             return
         if code == exit_codes.OK:
@@ -235,6 +242,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         asked.append(number)
 
     signal.signal(signal.SIGTERM, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked while this process started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the starter decides
     try:
         config = load_file(RunConfig, options.config)

@@ -26,7 +26,9 @@ def log_file(root: Path) -> Path:
     return root / "tracking" / "sink.log"
 
 
-def _die_with_parent() -> None:
+def before_exec() -> None:
+    """Prepare the sink's process: asked to end, it ends with its starter; it sees a signal that comes while it starts later."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -72,7 +74,7 @@ class SinkProcess:
                     stderr=subprocess.STDOUT,
                     env=self._environ,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=before_exec,
                 )
 
     def stop(self, *, seconds: float = DRAIN_SECONDS, hurry: Callable[[], bool] = lambda: False) -> bool:

@@ -128,6 +128,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
             with suppress(BlockingIOError):
                 os.write(options.pulse, b".")
 
+    pulse()
     try:
         config = load_file(RunConfig, options.config)
         if config.tracking is None:
