@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import convert, doctor, env, evaluation, export, fit, main, render, validate, version
+from rlrun.cli import convert, doctor, env, evaluation, export, fit, main, render, track, validate, version
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -235,6 +235,7 @@ def cli_page() -> str:
         "env": env.parser(),
         "env try": env.try_parser(),
         "doctor": doctor.parser(),
+        "track": track.parser(),
         "version": version.parser(),
         "eval": evaluation.eval_parser(),
         "synthesize": evaluation.synthesize_parser(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -21,16 +22,21 @@ from rlrun.tracking.options import take_tracking, with_options
 from rlrun.tracking.sink import main as run_sink
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
-    own, rest = take_tracking(argv)
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    """The command line of `rlrun track`."""
+    p = Parser(
         "rlrun track",
         "Send what trackers have not got of a run. Options such as --wandb, --tensorboard or --mlflow.uri URL name others "
         "than the run's own.",
     )
-    parser.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
-    paths = RunPaths(Path(parser.parse_args(rest).run).absolute())
+    p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
+    return p
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit code."""
+    own, rest = take_tracking(argv)
+    paths = RunPaths(Path(parser().parse_args(rest).run).absolute())
     if not paths.run_json.is_file():
         print(f"rlrun track: {paths.root} holds no run: it has no {paths.run_json.name}", file=sys.stderr)
         return exit_codes.USAGE

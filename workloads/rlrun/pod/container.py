@@ -30,6 +30,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import ERROR_FILE, RoleError, read_error, volume_is_full
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes
+from rlrun.tracking.starter import sink_beside
 
 _PEERS_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
@@ -212,7 +213,14 @@ class Container:
         if role == "trainer" and self._config.trainer.colocated:
             engine = self._programs.role("inference", self._pod, self._config, file)
             return self._process(command, role, engine=engine)
-        return self._process(command, role)
+        if role != "orchestrator":
+            return self._process(command, role)
+        environ = {name: value for name, value in self._env.items() if name != KEY_VARIABLE}
+        with sink_beside(self._config, file, environ, say=self._output.say, hurry=self._asked_to_stop):
+            return self._process(command, role)
+
+    def _asked_to_stop(self) -> bool:
+        return self._signals.received is not None
 
     def _process(
         self, command: list[str], role: Role, *, engine: list[str] | None = None, with_key: bool = True

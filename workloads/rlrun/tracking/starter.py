@@ -6,18 +6,23 @@ import ctypes
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlrun.config.models.run import RunConfig
 from rlrun.runtime.bounded_log import cut_back
+from rlrun.tracking.backends.missing import problems
+from rlrun.tracking.enabled import enabled_trackers
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 DRAIN_SECONDS = 20.0
 """Longest time that the end of a run waits for trackers."""
 _PAUSE_SECONDS = 5.0
+_KEEP_SECONDS = 1.0
 _LOG_BYTES = 1024 * 1024
 
 
@@ -98,3 +103,42 @@ class SinkProcess:
         with suppress(OSError):
             process.wait()
         return complete
+
+
+@contextmanager
+def sink_beside(
+    config: RunConfig, file: Path, environ: Mapping[str, str], *, say: Callable[[str], None], hurry: Callable[[], bool]
+) -> Iterator[None]:
+    """Feed the run's trackers, if it has any, while the block runs in a pod; a thread looks after the sink.
+
+    Args:
+        config: the run's.
+        file: the same, as the sink reads it.
+        environ: the sink's environment.
+        say: logs a line.
+        hurry: ends the time for the rest early.
+    """
+    if config.tracking is None or not enabled_trackers(config.tracking, environ):
+        yield
+        return
+    for name, message in problems(config.tracking, environ):
+        say(f"tracking.{name} {message}; the run goes on without it")
+    root = Path(config.trainer.output_dir)
+    sink = SinkProcess(file, root, environ)
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_KEEP_SECONDS):
+            sink.keep()
+
+    thread = threading.Thread(target=keep, name="tracking", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_KEEP_SECONDS)
+        if not sink.stop(hurry=hurry):
+            say(
+                f"not everything has reached the trackers, see {log_file(root)}; the next attempt or `rlrun track` sends the rest"
+            )
