@@ -6,10 +6,11 @@ import json
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pod_harness import Pod, run_config, wait_until
 
 from rlrun.config.models.run import RunConfig
@@ -19,6 +20,7 @@ from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.endpoints import ENGINE_READY
 from rlrun.runtime import exit_codes
+from tests.support.mlflow_server import Server
 
 SPEC: dict[str, Any] = {
     "model": {"tiny": {}},
@@ -61,12 +63,21 @@ def engine_status(config: RunConfig) -> int:
         return 0
 
 
+@pytest.fixture
+def tracker() -> Iterator[Server]:
+    with Server() as made:
+        yield made
+
+
 def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt(
-    pods: Callable[..., Pod], tmp_path: Path
+    pods: Callable[..., Pod], tmp_path: Path, tracker: Server
 ) -> None:
+    """Its tracker has one whole curve."""
     root = tmp_path / "demo"
     # Never: the run does not start from what it finds. Its own restarts do.
-    config = cluster_config(root, checkpoint={"interval": 2, "resume": {"policy": "Never"}})
+    config = cluster_config(
+        root, checkpoint={"interval": 2, "resume": {"policy": "Never"}}, tracking={"mlflow": {"uri": tracker.url}}
+    )
     paths = RunPaths(root)
     fault = {"trainer": {"faults": [{"attempt": 1, "step": 5, "action": "exit", "code": 1}]}}
     script = {"STUB_SCRIPT": json.dumps(fault)}
@@ -111,6 +122,11 @@ def test_a_run_ends_complete_and_a_killed_trainer_is_resumed_by_the_next_attempt
     assert read_attempt(paths.attempt_file(2)).base_step in (2, 4)
     assert complete_checkpoints(paths)[-1].step == 6
     assert json.loads(paths.run_json.read_text())["trainer"]["uid"] == "uid-1"
+    lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    curve = {(line["step"], line["loss"]) for line in lines if line["step"]}
+    assert {step for step, _ in curve} == set(range(1, 7))
+    assert curve <= tracker.points
+    assert ([run["uid"] for run in tracker.runs], tracker.status) == (["uid-1"], "FINISHED")
     written = [root, *root.rglob("*")]
     assert len(written) > 50
     assert [path for path in written if path.stat().st_mode & 0o007] == [], "what a run writes is not for everybody"

@@ -63,17 +63,17 @@ class SinkProcess:
             if code is None:
                 return
             self._process, self._due = None, time.monotonic() + _PAUSE_SECONDS
-            self._done = code >= 0  # it has said what it cannot do; a signal is another matter
+            self._done = code > 0  # no tracker can work, as it has said; otherwise somebody has ended it
         elif time.monotonic() >= self._due:
             self._start()
 
-    def _start(self) -> None:
+    def _start(self, *options: str) -> None:
         self._due = time.monotonic() + _PAUSE_SECONDS
         with suppress(OSError):  # a full volume, or no more processes: tried again
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    self._command,
+                    [*self._command, *options],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -89,11 +89,17 @@ class SinkProcess:
             seconds: longest time for it.
             hurry: ends this time early as soon as it is true.
         """
-        self.keep()
-        process, self._done = self._process, True
+        if self._done:
+            return False
+        self._done = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+        else:  # what looks after a container has ended it with all other processes
+            self._process = None
+            self._start("--once")
+        process = self._process
         if process is None:
             return False
-        process.terminate()
         deadline = time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < deadline and not hurry():
             time.sleep(0.05)
@@ -138,7 +144,7 @@ def sink_beside(
     finally:
         over.set()
         thread.join(_KEEP_SECONDS)
-        if not sink.stop(hurry=hurry):
+        if not sink.stop(hurry=hurry) and not hurry():
             say(
                 f"not everything has reached the trackers, see {log_file(root)}; the next attempt or `rlrun track` sends the rest"
             )

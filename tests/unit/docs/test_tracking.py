@@ -1,0 +1,20 @@
+"""The page of the trackers names what the tables of names hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlrun.tracking.names import DERIVED, NAMES, PATTERNS
+
+PAGE = Path(__file__).parents[3] / "docs" / "tracking.md"
+
+
+def test_the_page_has_every_name() -> None:
+    text = PAGE.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    for name, (tracked, _) in NAMES.items():
+        assert any(row.startswith(f"| `{name}` | `{tracked}`") for row in rows), name
+    for pattern, layout in PATTERNS:
+        name = pattern.replace("(?P<env>.+)", "<environment>")
+        assert f"| `{name}` | `{layout.replace('{env}', '<environment>')}` |" in rows, name
+    assert all(f"`{name}`" in text for name in DERIVED)
