@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlrun.tracking.starter import SinkProcess
-from tests.processes.tracking.conftest import SinkOf, until
+from tests.processes.tracking.conftest import SinkOf, needs, until
 from tests.support.mlflow_server import Server
 from tests.support.tracked_run import UID
+from tests.support.wandb_server import WandbServer
 
 MODES = ("refuses", "hangs", "dies", "full")
 
@@ -93,3 +94,34 @@ def test_a_sink_that_is_killed_is_started_again(
     finally:
         assert process.stop()
     assert sorted(server.points) == run.expected()
+
+
+def test_w_and_bs_server_says_what_a_killed_sink_had_not_sent(
+    sink_of: Callable[..., SinkOf], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wandb's own process takes rows while the server is down, and is killed with them."""
+    needs("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    with WandbServer() as wandb:
+        sink = sink_of({"wandb": {"baseUrl": wandb.url}, "samples": {"interval": 1000}})
+        run = sink.run
+        run.step(1)
+        assert sink.start("--once").wait(timeout=60) == 0
+        assert [row["step"] for row in wandb.rows] == [1]
+        run.step(2)
+        sink.start()
+        until(lambda: sink.sent("wandb") == 2)
+        wandb.down = True
+        for step in range(3, 8):
+            run.step(step)
+        until(lambda: sink.sent("wandb") == 7)
+        sink.kill()
+        assert len(wandb.rows) < 7
+        wandb.down = False
+        run.begin(2, base_step=5)
+        for step in range(6, 11):
+            run.step(step)
+        assert sink.start("--once").wait(timeout=60) == 0
+        assert [row["_step"] for row in wandb.rows] == list(range(len(wandb.rows)))
+        assert sorted({row["step"]: row["loss/mean"] for row in wandb.rows}.items()) == run.expected()
+        assert wandb.run == UID

@@ -29,6 +29,7 @@ from rlrun.runtime.privacy import refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.source import SYSTEM_FILE
 from rlrun.tracking.system import INTERVAL_SECONDS, Machine
+from rlrun.tracking.worker import ERROR_MARK
 
 PATIENCE_SECONDS = 180.0
 """A worker that gets on with nothing for so long hangs. Longer than any library's own deadline of one call."""
@@ -110,10 +111,11 @@ class Worker:
         return code
 
     def last_words(self) -> str:
-        """The last line that the worker has printed."""
+        """What the worker says why it ended, or the last line that was printed."""
         with suppress(OSError):
             lines = self.errors.read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else ""
+            own = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
+            return [*lines[-1:], *own][-1] if lines else ""
         return ""
 
 

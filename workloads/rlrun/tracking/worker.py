@@ -35,6 +35,8 @@ from rlrun.tracking.source import Source
 BATCH = 32
 """Records between two confirmations."""
 POLL_SECONDS = 1.0
+ERROR_MARK = "error: "
+"""Begins the worker's own last line; libraries print others, also later."""
 
 
 def _lock(path: Path) -> BinaryIO:
@@ -140,11 +142,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         feed(tracker, run, sent, lambda marks: Source(config, marks), stop=stop, pulse=pulse)
         lock.close()
     except (TrackerError, ConfigError, OSError) as error:
-        print(printable(str(error)), file=sys.stderr)
+        print(f"{ERROR_MARK}{printable(str(error))}", file=sys.stderr)
         wrong = isinstance(error, ConfigError) or (isinstance(error, TrackerError) and error.permanent)
         return exit_codes.CONFIGURATION if wrong else exit_codes.FAILURE
     except Exception as error:  # a library's own: one line, and another worker tries
-        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        print(f"{ERROR_MARK}{printable(f'{type(error).__name__}: {error}')}", file=sys.stderr)
         return exit_codes.FAILURE
     return exit_codes.OK
 
