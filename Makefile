@@ -78,13 +78,13 @@ IMAGE_COMPILE = $(BIN)/uv pip compile --generate-hashes --no-header --no-emit-in
 IMAGE_CPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.11 --constraint requirements/cpu.txt
 IMAGE_GPU = $(IMAGE_COMPILE) pyproject.toml --python-version 3.12 --constraint requirements/gpu.txt --override requirements/images/overrides-gpu.txt --extra trainer
 lock: ## renew the lock files
-	$(UV_COMPILE) pyproject.toml --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra cpu --extra dev \
+	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra engine --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt
-	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --python-version 3.12 -o requirements/gpu.txt
+	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --extra flash-attn --python-version 3.12 -o requirements/gpu.txt
 	$(UV_COMPILE) pyproject.toml --extra operator --python-version 3.11 -o requirements/operator.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer -o requirements/images/common-cpu.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra orchestrator --extra cli -o requirements/images/trainer-cpu.txt
-	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra inference --extra cli --extra cpu -o requirements/images/inference-cpu.txt
+	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra inference --extra cli --extra engine requirements/engine-cpu.in -o requirements/images/inference-cpu.txt
 	$(IMAGE_CPU) --extra stub --extra cli -o requirements/images/stub.txt
 	$(IMAGE_GPU) -o requirements/images/common-gpu.txt
 	$(IMAGE_GPU) --extra orchestrator --extra cli -o requirements/images/trainer-gpu.txt

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic.alias_generators import to_camel
 
-from rlrun.cli import convert, doctor, env, evaluation, export, fit, main, render, track, validate, version
+from rlrun.cli import convert, doctor, env, evaluation, export, fit, installation, main, render, track, validate, version
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
     AGGREGATIONS,
@@ -227,6 +227,9 @@ def cli_page() -> str:
     """The command lines, the order of sources and the exit codes."""
     lines = [NOTE, "", "# Command lines", "", "## `rlrun`", "", "```text", main.usage(), "```"]
     commands = {
+        "init": installation.init_parser(),
+        "crd": installation.crd_parser(),
+        "charts": installation.charts_parser(),
         "validate": validate.parser(),
         "fit": fit.parser(),
         "render": render.parser(),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from rlrun.config.loading.parser import Parser
+from rlrun.runtime import extras
 from rlrun_operator.runtime import log_setup
 from rlrun_operator.settings import SettingsError, from_environment
 
@@ -33,6 +34,16 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 3 unexpected error, 64 wrong command line."""
     parser().parse_args(argv)
+    try:
+        _run()
+    except ModuleNotFoundError as error:
+        message = extras.explain(error, operator=True)
+        if message is None:
+            raise
+        sys.exit(_say(message))
+
+
+def _run() -> None:
     try:
         settings = from_environment(os.environ)
     except SettingsError as error:
@@ -75,6 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     log.info("stopped")
 
 
-def _say(error: Exception) -> int:
+def _say(error: Exception | str) -> int:
     print(f"rlrun-operator: {error}", file=sys.stderr)
     return PROBLEM

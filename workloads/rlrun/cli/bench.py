@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.local.preflight import free_port
+from rlrun.local.preflight import PreflightError, check_packages, free_port
 from rlrun.protocol.files.durable import write_json
+from rlrun.runtime import extras
 from rlrun.trainer.bench_options import BenchOptions
 
 
@@ -71,6 +73,11 @@ def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
     """Start the ranks of `config` on this machine, and wait for them; returns the exit code."""
     from rlrun.trainer.ranks.launch import torchrun_command
 
+    try:
+        check_packages(extras.TRAINING)
+    except PreflightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         write_json(file, config.model_copy(update={"output_dir": folder}).model_dump(mode="json"))

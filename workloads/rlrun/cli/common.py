@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.problems import ConfigError
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.privacy import refuse_inspection
 
 
@@ -19,6 +19,19 @@ def report(error: ConfigError) -> int:
     print(error, file=sys.stderr)
     only_command_line = all(problem.source == COMMAND_LINE for problem in error.problems)
     return exit_codes.USAGE if only_command_line else exit_codes.CONFIGURATION
+
+
+def report_missing(error: ModuleNotFoundError) -> int:
+    """Print which command installs the package that a command needs; the exit code.
+
+    Raises:
+        ModuleNotFoundError: the module is of no extra.
+    """
+    message = extras.explain(error)
+    if message is None:
+        raise error
+    print(f"error: {message}", file=sys.stderr)
+    return extras.EXIT_CODE
 
 
 def piped(run: Callable[[], int]) -> int:
@@ -30,6 +43,8 @@ def piped(run: Callable[[], int]) -> int:
     try:
         code = run()
         sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        return report_missing(error)
     except BrokenPipeError:
         watch = select.poll()
         watch.register(sys.stdout, 0)

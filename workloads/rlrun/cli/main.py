@@ -13,6 +13,7 @@ from rlrun.cli import (
     evaluation,
     export,
     fit,
+    installation,
     local,
     render,
     rows,
@@ -35,6 +36,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "init": Command("write a manifest to start from", installation.run_init),
     "validate": Command("check manifests and say every problem", validate.run),
     "render": Command("print the configuration that each role gets from a manifest", render.run),
     "convert": Command("make a manifest of verl's or AReaL's files", convert.run),
@@ -48,6 +50,8 @@ COMMANDS = {
     "tiny-model": Command("make a tiny model for tests and first steps", tiny_model.run),
     "env": Command("list environments, or play one episode of one", env.run),
     "doctor": Command("say what this machine can do, and how to repair the rest", doctor.run),
+    "crd": Command("print the RLRun resource, for kubectl", installation.run_crd),
+    "charts": Command("print the folder of the Helm charts", installation.run_charts),
     "version": Command("print the version", version.run),
 }
 

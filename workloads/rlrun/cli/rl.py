@@ -30,8 +30,9 @@ from rlrun.config.loading.loader import combined
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.loading.schema import Shape, fields, snake
 from rlrun.config.loading.yaml_text import Document, Key
+from rlrun.local.preflight import PreflightError, check_packages
 from rlrun.protocol.files.paths import Role
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.options import full_names
 
 ALIASES = {"ckpt": "checkpoint"}
@@ -97,6 +98,10 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
             folder = options.output_dir or config.output_dir or str(Path("runs") / config.name)
             print(resolve(config.spec(), name=config.name, uid=UID, output_dir=folder).model_dump_json(indent=2))
             return exit_codes.OK
+        check_packages(extras.TRAINING)
+    except PreflightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
     except ConfigError as error:
         return report(error)
     judged = judge_layer(model, given.layer, leave_out=nothing if bench is None else not_benched)

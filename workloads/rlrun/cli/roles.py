@@ -19,15 +19,20 @@ from rlrun.config.loading.files import read_document
 from rlrun.config.loading.loader import load, load_file
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
-from rlrun.local.preflight import free_port
+from rlrun.local.preflight import free_port, has_gpus
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.paths import Role, RunPaths
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 
 MODELS: dict[Role, type[RoleConfig]] = {
     "trainer": TrainerConfig,
     "orchestrator": OrchestratorConfig,
     "inference": InferenceConfig,
+}
+NEEDED: dict[Role, Sequence[str]] = {
+    "trainer": extras.TRAINING,
+    "orchestrator": extras.SAMPLING,
+    "inference": extras.ENGINE,
 }
 
 
@@ -57,6 +62,9 @@ def _become(role: Role) -> NoReturn:
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(exit_codes.STORAGE)
+    if (lack := extras.lacking(NEEDED[role], gpu=has_gpus())) is not None:
+        print(f"error: {lack}", file=sys.stderr)
+        sys.exit(extras.EXIT_CODE)
     os.execve(command[0], command, env)
 
 

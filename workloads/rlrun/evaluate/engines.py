@@ -16,12 +16,12 @@ from rlrun.inference.client.engine_client import EngineClient, EngineError, Engi
 from rlrun.local.failure import exit_code, explain
 from rlrun.local.gpus import Claim, claimed
 from rlrun.local.plan import GpuId, Ports, engine_processes, with_endpoints
-from rlrun.local.preflight import free_port
+from rlrun.local.preflight import check_packages, free_port
 from rlrun.local.supervisor import Supervisor
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 
 _POLL_SECONDS = 0.25
 _FORBIDDEN = (401, 403)
@@ -65,8 +65,9 @@ def own_engines(config: RunConfig, gpu_ids: Sequence[GpuId] | None, *, share_gpu
         share_gpus: use GPUs that other runs of this machine use, too.
 
     Raises:
-        PreflightError: GPUs are missing, or somebody else has them.
+        PreflightError: the engine's package or GPUs are missing, or somebody else has them.
     """
+    check_packages(extras.ENGINE)
     root = Path(config.trainer.output_dir)
     with claimed(config, [], gpu_ids, share=share_gpus) as claim:
         yield from _started(config, root, claim)

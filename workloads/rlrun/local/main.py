@@ -30,7 +30,7 @@ from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import Ports, RoleProcess, processes, with_endpoints
-from rlrun.local.preflight import PreflightError, check_folder, check_ports, check_trackers, free_port
+from rlrun.local.preflight import PreflightError, check_folder, check_packages, check_ports, check_trackers, free_port
 from rlrun.local.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
@@ -40,7 +40,7 @@ from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_same_run, recorded_run
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import take_tracking, with_options
 from rlrun.tracking.starter import SinkProcess, log_file
@@ -87,8 +87,12 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(rest)
     console = Console(stderr=False)
     try:
+        check_packages((*extras.TRAINING, *extras.SAMPLING))
         text = read_text(Path(options.manifest))
         with_options(None, own)  # what is wrong with them is said first
+    except PreflightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
@@ -236,6 +240,8 @@ def _find_place(call: _Call, config: RunConfig, held: ExitStack) -> _Place:
         PreflightError: the machine has not what the run needs, or an option is none for it.
     """
     options, host = call.options, config.trainer.shared_with
+    if config.inference is not None and host is None:
+        check_packages(extras.ENGINE)
     if host is not None:
         _refuse_options_of_the_host(options, host)
     ports = _choose_ports(options, config)

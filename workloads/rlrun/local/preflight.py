@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlrun.config.models.model import ModelConfig
@@ -15,7 +16,7 @@ from rlrun.local.plan import Ports
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_writable
-from rlrun.runtime import exit_codes
+from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.backends.missing import problems
 
 _PORTS = range(15_000, 29_000)
@@ -112,3 +113,19 @@ def check_model(model: ModelConfig) -> None:
     """
     for finding in check_model_folder(model, here=True):
         raise PreflightError(f"spec.model.path: {finding.message}", exit_codes.DATA)
+
+
+def check_packages(modules: Iterable[str]) -> None:
+    """Refuse an installation that lacks what a run's roles import.
+
+    Raises:
+        PreflightError: names what is missing, and the command that installs it.
+    """
+    lack = extras.lacking(modules, gpu=has_gpus())
+    if lack is not None:
+        raise PreflightError(lack, exit_codes.UNAVAILABLE)
+
+
+def has_gpus() -> bool:
+    """Whether this machine has an NVIDIA GPU, without loading any library."""
+    return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))

