@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from rlrun.config.models.data import DataSetConfig
 from rlrun.environments.csv_table import CsvTable
+from rlrun.hub.fetch import fetch_rows
+from rlrun.hub.repository import Repository
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -232,28 +234,13 @@ def download(name: str, field: str, revision: str | None = None) -> Path:
     Args:
         name: of the data set.
         field: that names it, for errors.
-        revision: branch, tag or commit; None: the main branch, as it is now.
+        revision: branch, tag or commit; None: the main branch, as it was when the run first asked.
 
     Raises:
-        RoleError: it is not there, or cannot be fetched.
+        RoleError: it is not there, or cannot be fetched; names the field and the fix.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(PATTERNS)))
-    except RepositoryNotFoundError as error:
-        raise RoleError(f"{field}.name: the hub has no data set {name}, or it is private", exit_codes.DATA) from error
-    except RevisionNotFoundError as error:
-        raise RoleError(f"{field}.revision: data set {name} has no revision {revision}", exit_codes.DATA) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RoleError(f"{field}.name: cannot get {name} from the hub: {reason}", exit_codes.UNAVAILABLE) from error
+    repository = Repository("dataset", name, revision, f"{field}.name", f"{field}.revision")
+    return fetch_rows(repository, PATTERNS)
 
 
 def _fingerprint(files: Sequence[Path], ends: Sequence[int]) -> str:

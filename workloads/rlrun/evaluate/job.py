@@ -26,6 +26,7 @@ from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import exporter, highest_rank
+from rlrun.hub.revisions import as_recorded
 from rlrun.local.architecture import TRAINER
 from rlrun.local.judge import judge_manifest
 from rlrun.local.model import prepare_model
@@ -241,6 +242,7 @@ def _model(spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Conso
         model = ModelConfig(path=str(folder), dtype=model.dtype)
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
+    model = as_recorded(model, run)
     if model.path is None:
         return model, None
     check_model(model)

@@ -11,7 +11,7 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig
 from rlrun.diagnostics import stacks
-from rlrun.inference.from_config import settings_from_config
+from rlrun.inference.from_config import settings_from_config, with_local_model
 from rlrun.inference.server import serve
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
 from rlrun.protocol.files.failures import RoleError, write_error
@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     source.add_argument("--config", type=Path, help="the run's resolved configuration, run.json")
     source.add_argument("--settings", type=Path, help="JSON file of the server's settings")
     arguments = parser.parse_args(argv)
+    stacks.listen()
     try:
         settings = _settings(arguments.config, arguments.settings)
     except (SettingsError, ConfigError) as error:
@@ -32,13 +33,16 @@ def main(argv: list[str] | None = None) -> int:
         message = " / ".join(str(error).splitlines())
         write_error(None, "inference", RoleError(message, exit_codes.CONFIGURATION))
         return exit_codes.CONFIGURATION
-    stacks.listen()
+    except RoleError as error:
+        print(f"inference: {error}", file=sys.stderr)
+        write_error(None, "inference", error)
+        return error.code
     return serve(settings)
 
 
 def _settings(config: Path | None, settings: Path | None) -> InferenceSettings:
     if config is not None:
-        role = load_file(InferenceConfig, config, section="inference")
+        role = with_local_model(load_file(InferenceConfig, config, section="inference"))
         return settings_from_config(role, api_key=os.environ.get("RLRUN_API_KEY", ""))
     assert settings is not None
     return settings_from_file(settings)

@@ -5,8 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlrun.config.models.roles import InferenceConfig
+from rlrun.hub.fetch import model_source
+from rlrun.hub.revisions import keep_revisions
 from rlrun.inference.settings import InferenceSettings
 from rlrun.protocol.files.paths import RunPaths
+
+
+def with_local_model(config: InferenceConfig) -> InferenceConfig:
+    """The configuration with the folder of a model of the hub in the place of its name; it is fetched unless it is there.
+
+    Raises:
+        RoleError: it cannot be fetched.
+    """
+    model = config.model
+    if model.name is None:
+        return config
+    paths = RunPaths(Path(config.output_dir))
+    keep_revisions(paths)
+    folder = model_source(model, paths.model, with_weights=True)
+    return config.model_copy(
+        update={"model": model.model_copy(update={"name": None, "revision": None, "path": folder})}
+    )
 
 
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:

@@ -15,6 +15,7 @@ from typing import Protocol
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
+from rlrun.hub.revisions import keep_revisions
 from rlrun.orchestrator.aio.background import Background, background_tasks
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
@@ -28,6 +29,7 @@ from rlrun.protocol.files.attempts import Attempt, read_attempt
 from rlrun.protocol.files.failures import FULL_BYTES
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import MIN_FREE_BYTES
+from rlrun.protocol.files.shared import host_paths
 from rlrun.protocol.files.volume_faults import Volume, watched
 from rlrun.runtime import exit_codes
 
@@ -120,6 +122,8 @@ async def open_attempt(
     Raises:
         RoleError: the port of the progress is in use.
     """
+    folder = Path(config.output_dir)
+    keep_revisions(RunPaths(folder), None if config.shared_with is None else host_paths(folder, config.shared_with))
     attempt = RunningAttempt(config, number, waits=waits, total_steps=total_steps, stop=stop)
     attempt.volume.least = least_bytes
     served = ProgressServer(

@@ -20,6 +20,8 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling
 from rlrun.diagnostics import heap, stacks
+from rlrun.hub.fetch import model_source
+from rlrun.hub.repository import shown
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
@@ -53,11 +55,12 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
     Raises:
         RoleError: there is none, or its chat template is of no use, or has no such argument as the configuration names.
     """
-    source = config.model.source(model_folder(Path(config.output_dir), config.shared_with))
+    made = model_folder(Path(config.output_dir), config.shared_with)
+    source = model_source(config.model, made, with_weights=False)
     try:
         chat = ChatTokens.load(source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code)
     except (TemplateError, OSError, ValueError) as error:
-        raise RoleError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
+        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
     samplings: list[tuple[str, Sampling | None]] = [
         *((f"environments[{i}].sampling", e.sampling or config.sampling) for i, e in enumerate(config.environments)),
         ("evaluation.sampling", config.evaluation.sampling if config.evaluation is not None else None),

@@ -14,11 +14,12 @@ from rlrun.config.formats import RESERVED_VARIABLES
 from rlrun.diagnostics.stacks import FILE_VARIABLE
 from rlrun.environments.rewards.scorers import SERVED
 from rlrun.environments.rewards.served import ServedArgs
+from rlrun.hub.revisions import VARIABLE as REVISIONS_VARIABLE
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 EVERYTHING = "*"
 """All variables but RLRun's own: for code that has them in the run, too, and for a container of its own."""
-_OWN = (LAUNCH_VARIABLE, FILE_VARIABLE)
+_OWN = (LAUNCH_VARIABLE, FILE_VARIABLE, REVISIONS_VARIABLE)
 _KEY_ARGUMENT = "api_key_env"
 """An argument of this name, of any environment, names the variable of a judge's key."""
 _HUB_TOKENS = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")

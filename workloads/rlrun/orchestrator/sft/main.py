@@ -10,6 +10,8 @@ from loguru import logger
 from rlrun.config.models.data import DataConfig
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.environments.dataset_rows import Rows
+from rlrun.hub.fetch import model_source
+from rlrun.hub.repository import shown
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.attempt import feed, open_training
@@ -37,13 +39,14 @@ def load_chat(config: OrchestratorConfig) -> ChatEncoder:
     Raises:
         RoleError: there is none, or its chat template is of no use.
     """
-    source = config.model.source(model_folder(Path(config.output_dir), config.shared_with))
+    made = model_folder(Path(config.output_dir), config.shared_with)
+    source = model_source(config.model, made, with_weights=False)
     try:
         return ChatEncoder.load(
             source, revision=config.model.revision, trust_remote_code=config.model.trust_remote_code
         )
     except (TemplateError, OSError, ValueError) as error:
-        raise RoleError(f"model: the tokenizer of {source} cannot be used: {error}", exit_codes.DATA) from error
+        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {error}", exit_codes.DATA) from error
 
 
 def open_sources(data: DataConfig) -> list[Rows]:

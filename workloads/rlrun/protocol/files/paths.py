@@ -70,6 +70,11 @@ class RunPaths:
         return self.root / "model"
 
     @property
+    def revisions(self) -> Path:
+        """The commits of the hub's repositories that the run reads; see `rlrun.hub.revisions`."""
+        return self.root / "revisions"
+
+    @property
     def attempts(self) -> Path:
         """One file per attempt."""
         return self.root / "attempts"

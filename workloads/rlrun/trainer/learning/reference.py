@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.model import ModelConfig
+from rlrun.hub.fetch import reference_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
@@ -65,11 +66,11 @@ class FrozenReference:
             RoleError: it cannot be loaded, or its vocabulary has another size.
         """
         chosen = config.resolved(policy)
-        source = initial if chosen is policy else chosen.path or chosen.name or ""
 
         def prepare(model: nn.Module) -> None:
             freeze(model, group, vocabulary=vocabulary)
 
+        source = initial if chosen is policy else reference_source(config, chosen)
         try:
             check_source(chosen, source)
             model = load_sharded(chosen, source, group, seq_len=seq_len, prepare=prepare)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
+from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import MicroBatch, token_statistics
@@ -69,7 +70,7 @@ def check_architecture(model: Any, source: str, group: Group, *, seq_len: int) -
     """
     fault = group.broadcast(find_fault(model, seq_len=seq_len) if group.leads else None)
     if fault is not None:
-        raise RoleError(f"model {source}: {fault}", exit_codes.CONFIGURATION)
+        raise RoleError(f"model {shown(source)}: {fault}", exit_codes.CONFIGURATION)
 
 
 def find_fault(model: Any, *, seq_len: int) -> str | None:

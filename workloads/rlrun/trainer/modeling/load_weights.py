@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
+from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
@@ -129,7 +130,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> An
         if packed_attention.NAME in str(error):
             reason = "its code takes no attention function but its own"
         raise RoleError(
-            f"model {source}: models of type {architecture.model_type} cannot be trained: {reason}",
+            f"model {shown(source)}: models of type {architecture.model_type} cannot be trained: {reason}",
             exit_codes.CONFIGURATION,
         ) from error
     model.config.use_cache = False

@@ -24,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ActivationCheckpointing, GradientAccumulation
 from rlrun.config.models.roles import TrainerSpec
+from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import gradient_accumulation
@@ -90,12 +91,12 @@ def loading_errors(source: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise RoleError(f"cannot load the model {source}: {reason[0]}", exit_codes.DATA) from error
+        raise RoleError(f"cannot load the model {shown(source)}: {reason[0]}", exit_codes.DATA) from error
     except pickle.UnpicklingError as error:  # torch's text is advice to execute it
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f"names {named[1]}" if named else "holds more than tensors"
         raise RoleError(
-            f"cannot load the model {source}: a file of its weights {what}; it is not read. Bring the weights as safetensors",
+            f"cannot load the model {shown(source)}: a file of its weights {what}; it is not read. Bring the weights as safetensors",
             exit_codes.DATA,
         ) from None
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.hub import fetch
+from rlrun.hub.revisions import keep_revisions
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
@@ -26,7 +28,7 @@ class Policy:
     module: nn.Module
     group: Group
     source: str
-    """Folder or hub name that it was loaded from."""
+    """Folder that it was loaded from."""
     files: hf_writer.ModelFiles
     cost: Cost
     adapters: Adapters
@@ -53,12 +55,13 @@ class Policy:
 
 
 def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
-    """Folder or name of the model; a tiny one is made on the first call. Every rank calls it.
+    """Folder of the model; one of the hub is fetched, a tiny one is made on the first call. Every rank calls it.
 
     Raises:
         RoleError: there is no such model.
     """
-    source = config.model.source(paths.model)
+    keep_revisions(paths)
+    source = fetch.model_source(config.model, paths.model, with_weights=True)
     if group.leads:
         if config.model.tiny is not None and not (paths.model / "config.json").exists():
             from rlrun.trainer.modeling.tiny_model import make_tiny_model

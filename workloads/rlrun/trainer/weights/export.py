@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlrun.config.models.checkpoint import ExportConfig, ResumeConfig
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import DType, ModelConfig
+from rlrun.hub.revisions import as_recorded
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
 from rlrun.protocol.files.durable import link_files, new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors
@@ -108,7 +109,7 @@ def export_run(root: Path, output: Path, *, step: int | None = None, dtype: DTyp
     return export_checkpoint(
         base.checkpoint.path,
         output,
-        config.model,
+        as_recorded(config.model, paths),
         config.model.source(model_folder(paths.root, config.shared_with)),
         step=base.checkpoint.step,
         dtype=dtype,

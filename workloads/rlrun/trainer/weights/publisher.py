@@ -79,7 +79,7 @@ class Publisher:
         written = not self._sends or exports or last or saved
         output, doing = self._paths.export(step, self._attempt.attempt), f"publish the weights of step {step}"
         if adapters is not None and adapters.served_as_adapter:
-            about = lora.adapter_config(module, adapters, self._policy.source)
+            about = lora.adapter_config(module, adapters, self._config.model.name or self._policy.source)
             self._insist(doing, lambda: hf_writer.publish_adapter(module, path, config=about, dtype=dtype, group=group))
             if exports:  # an export is a whole model
                 self._insist(

@@ -1,0 +1,113 @@
+"""What a hub's answer means for a person: one message with the field, the value and the fix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from rlrun.hub.repository import Repository
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+TOKEN = "HF_TOKEN from a Secret in envFrom of trainer, inference and orchestrator, or exported in your shell"
+_AGAIN = frozenset({408, 425, 429})
+
+
+def status_of(error: BaseException) -> int | None:
+    """HTTP status that the hub answered with; None: it has not answered."""
+    for cause in _causes(error):
+        response = getattr(cause, "response", None)
+        if isinstance(status := getattr(response, "status_code", None), int):
+            return status
+    return None
+
+
+def passes(error: BaseException) -> bool:
+    """True for what may be over in a moment: no network, a connection that broke off, a hub that is overloaded."""
+    status = status_of(error)
+    if status is not None:
+        return status >= 500 or status in _AGAIN
+    return not _offline(error) and any(_of_network(cause) for cause in _causes(error))
+
+
+def explain(error: BaseException, repository: Repository) -> RoleError:
+    """The error that ends a role.
+
+    Args:
+        error: of the hub's client.
+        repository: what was asked for.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
+
+    endpoint = constants.ENDPOINT
+    status, name, field = status_of(error), repository.name, repository.name_field
+    if isinstance(error, RevisionNotFoundError):
+        return RoleError(
+            f"{repository.revision_field}: {repository} has no revision {repository.asked} (404); name a branch, tag or commit "
+            "that it has, or leave revision out for its main branch",
+            exit_codes.DATA,
+        )
+    if isinstance(error, GatedRepoError) or status == 403:
+        return RoleError(
+            f"{field}: the hub keeps {name} from this token's account (403): accept the conditions on the repository's page, or "
+            f"use a token that may read it: {TOKEN}",
+            exit_codes.CONFIGURATION,
+        )
+    if status == 401:
+        token = "this token" if os.environ.get("HF_TOKEN") else "somebody without a token"
+        return RoleError(
+            f"{field}: the hub does not show {name} to {token} (401): it is private, or there is none of this name; check the "
+            f"name, and give a token that may read it: {TOKEN}",
+            exit_codes.CONFIGURATION,
+        )
+    if status == 404:
+        return RoleError(
+            f"{field}: {endpoint} has no {repository} (404); check the name, or give a token if it is private: {TOKEN}",
+            exit_codes.DATA,
+        )
+    if constants.is_offline_mode():
+        return RoleError(
+            f"{field}: {name} at {repository.asked} is not, or not wholly, in the hub's cache "
+            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to "
+            "fetch it; fetch it once without that variable, or name a folder with path",
+            exit_codes.DATA,
+        )
+    if passes(error):
+        why = f"answers {status}" if status is not None else f"cannot be reached ({_reason(error)})"
+        return RoleError(
+            f"{field}: the hub {endpoint} {why}, so {name} cannot be fetched; check the network (in a cluster "
+            "spec.networkPolicy.extraEgress, for a mirror HF_ENDPOINT), or name a folder with path",
+            exit_codes.FAILURE,
+        )
+    return RoleError(f"{field}: {name} cannot be fetched from {endpoint}: {_reason(error)}", exit_codes.FAILURE)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _of_network(error: BaseException) -> bool:
+    """True for errors of sockets and of the client's HTTP library, and for a body that is shorter than was announced."""
+    if isinstance(error, ConnectionError | TimeoutError) or "Consistency check failed" in str(error):
+        return True
+    return type(error).__module__.partition(".")[0] in (
+        "httpx",
+        "httpx2",
+        "httpcore",
+        "httpcore2",
+        "requests",
+        "urllib3",
+    )
+
+
+def _offline(error: BaseException) -> bool:
+    return any(type(cause).__name__ == "OfflineModeIsEnabled" for cause in _causes(error))
+
+
+def _reason(error: BaseException) -> str:
+    last = list(_causes(error))[-1]
+    lines = str(last).strip().splitlines() or [type(last).__name__]
+    return lines[0]

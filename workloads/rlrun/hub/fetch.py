@@ -1,0 +1,209 @@
+"""Files of a repository in the hub's cache: one process of all that share the cache fetches them, and the others wait for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from loguru import logger
+
+from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.model import ModelConfig
+from rlrun.hub.explain import explain, passes
+from rlrun.hub.repository import Repository
+from rlrun.hub.revisions import kept
+from rlrun.protocol.files.durable import write_bytes
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+TRIES = 5
+PAUSE_SECONDS = 1.0
+"""Pause after the first failure of the network; doubled after each."""
+LOOK_SECONDS = 0.5
+SAY_SECONDS = 60.0
+"""A role that waits for another one's download says so at once, and then this often."""
+SAFETENSORS = ("*.safetensors",)
+PICKLED = ("pytorch_model*.bin",)
+"""Weights of a repository without safetensors."""
+_WEIGHTS = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.npz",
+    "*.onnx",
+    "*.onnx_data",
+)
+_OTHER_WEIGHTS = ("*/*", "consolidated*")
+"""Weights in other formats beside those that are loaded: folders such as `onnx/` and `original/`."""
+ResultT = TypeVar("ResultT")
+
+
+def model_source(model: ModelConfig, made: Path, *, with_weights: bool) -> str:
+    """Folder of a run's model; one of the hub is fetched unless it is there.
+
+    Args:
+        model: which.
+        made: folder of the tiny model.
+        with_weights: False: what tokenizer and configuration need.
+
+    Raises:
+        RoleError: it cannot be fetched.
+    """
+    if model.name is None:
+        return model.source(made)
+    repository = Repository("model", model.name, model.revision, "model.name", "model.revision")
+    return str(fetch_model(repository, with_weights=with_weights))
+
+
+def reference_source(config: ReferenceConfig, chosen: ModelConfig) -> str:
+    """Folder of a reference or teacher that is not the run's own model, as `model_source`."""
+    if chosen.name is None:
+        return chosen.path or ""
+    field = "algorithm.reference"
+    repository = Repository("model", chosen.name, config.revision, f"{field}.model", f"{field}.revision")
+    return str(fetch_model(repository, with_weights=True))
+
+
+def fetch_model(repository: Repository, *, with_weights: bool) -> Path:
+    """The folder with a model of the hub.
+
+    Raises:
+        RoleError: it cannot be fetched; names the field and the fix.
+    """
+    folder = _fetch(repository, "files", ignore=_WEIGHTS)
+    if with_weights:
+        folder = _fetch(repository, "weights", allow=SAFETENSORS, ignore=_OTHER_WEIGHTS)
+        if not any(folder.glob("*.safetensors")):
+            folder = _fetch(repository, "weights", allow=PICKLED, ignore=_OTHER_WEIGHTS)
+    return folder
+
+
+def fetch_rows(repository: Repository, patterns: Sequence[str]) -> Path:
+    """The folder with a data set's files of these patterns; raises as `fetch_model`."""
+    return _fetch(repository, "rows", allow=patterns)
+
+
+def _fetch(
+    repository: Repository, part: str, *, allow: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    commit = _explained(repository, lambda: _commit(repository))
+    lock = Path(constants.HF_HUB_CACHE) / ".locks" / "rlrun" / f"{repository.folder_name}.{commit}.{part}"
+
+    def download() -> str:
+        # With the commit itself, files that are in the cache cost no request; a cache that lacks some is never taken for whole.
+        return snapshot_download(
+            repository.name, repo_type=repository.kind, revision=commit,
+            allow_patterns=list(allow) if allow else None, ignore_patterns=list(ignore) if ignore else None,
+        )  # fmt: skip
+
+    with _alone(lock, repository):
+        return Path(_explained(repository, lambda: _patiently(download, repository)))
+
+
+def _commit(repository: Repository) -> str:
+    """The commit that the asked revision is now; without network the one that the cache knows."""
+    from huggingface_hub import HfApi, constants
+
+    def ask() -> str:
+        info = HfApi().repo_info(repository.name, repo_type=repository.kind, revision=repository.asked)
+        return str(info.sha)
+
+    known = Path(constants.HF_HUB_CACHE) / repository.folder_name / "refs" / repository.asked
+
+    def now() -> str:
+        try:
+            commit = _patiently(ask, repository)
+        except Exception as error:
+            if not (passes(error) or constants.is_offline_mode()) or not known.is_file():
+                raise
+            commit = known.read_text().strip()
+            logger.warning(f"the hub is not asked for {repository}: {repository.asked} is commit {commit} in its cache")
+            return commit
+        logger.info(f"{repository}: {repository.asked} is commit {commit}")
+        with suppress(OSError):  # for runs that begin without network; a cache that cannot be written goes without
+            write_bytes(known, commit.encode())
+        return commit
+
+    return kept(repository, now)
+
+
+def _explained(repository: Repository, ask: Callable[[], ResultT]) -> ResultT:
+    """The result of a request, or the error for a person."""
+    try:
+        return ask()
+    except RoleError:
+        raise
+    except OSError as error:
+        if error.errno is not None and error.filename is not None:  # the cache's volume, not the hub
+            raise RoleError(
+                f"cannot write the hub's cache: {error.filename}: {error.strerror}", exit_codes.STORAGE
+            ) from error
+        raise explain(error, repository) from error
+    except Exception as error:
+        raise explain(error, repository) from error
+
+
+def _patiently(ask: Callable[[], ResultT], repository: Repository) -> ResultT:
+    """Try again what the network broke off; whole files are kept, and the client goes on within one where the connection ended."""
+    for tried in range(1, TRIES + 1):
+        try:
+            return ask()
+        except Exception as error:
+            if tried == TRIES or not passes(error):
+                raise
+            pause = PAUSE_SECONDS * 2 ** (tried - 1)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.warning(f"the hub broke off ({reason}); {repository} is asked for again in {pause:.0f} s")
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _alone(path: Path, repository: Repository) -> Iterator[None]:
+    """Keep other processes of this cache from fetching the same; a cache that takes no locks goes without."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError:
+        yield
+        return
+    with file:
+        if _take(file.fileno(), path, repository):
+            file.truncate(0)
+            file.write(f"{socket.gethostname()}, process {os.getpid()}")
+            file.flush()
+        yield
+
+
+def _take(descriptor: int, path: Path, repository: Repository) -> bool:
+    """Wait for the lock; False: the volume has none."""
+    said = float("-inf")
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            now = time.monotonic()
+            if now - said >= SAY_SECONDS:
+                said = now
+                logger.info(f"{repository} is being fetched by {path.read_text() or 'another process'}; waiting for it")
+            time.sleep(LOOK_SECONDS)
+        except OSError:
+            return False
