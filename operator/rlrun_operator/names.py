@@ -109,7 +109,7 @@ class Names:
 
     @property
     def reference_access(self) -> str:
-        """NetworkPolicy that lets the trainer fetch the reference model from the hub."""
+        """NetworkPolicy that lets the trainer fetch from the hub what it alone reads, such as the reference model."""
         return f"{self.run}-reference"
 
     @property

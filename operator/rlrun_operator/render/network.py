@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.protocol.messages import endpoints
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, Role
 from rlrun_operator.render.context import RunContext, metadata
@@ -71,7 +71,9 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
     doors.append(({"podSelector": _pods(serving, engines)}, endpoints.ENGINE_PORT))
     egress: list[object] = [{"to": [peer], **_tcp(port)} for peer, port in doors]
     egress += ctx.settings.network.api_server
-    if _data_of_the_hub(ctx) or any(map(_reads_hub, ctx.spec.environments)):
+    if _data_of_the_hub(ctx) or any(
+        _reads_hub(environment.id, environment.args) for environment in ctx.spec.environments
+    ):
         egress.append(_tcp(HUB_PORT))
     spec = {"podSelector": _pods(ctx.name, "orchestrator"), **_both_ways(ctx, [], egress)}
     return _policy(metadata(ctx, ctx.names.orchestrator_access, "orchestrator"), spec)
@@ -99,11 +101,12 @@ def _both_ways(ctx: RunContext, ingress: list[Any], egress: list[Any]) -> Json:
 
 
 def _reference_access(ctx: RunContext) -> list[Manifest]:
-    """The trainer's way to the hub, where the reference model alone comes from there."""
-    reference = ctx.spec.algorithm.reference
-    if not ctx.has_trainer or ctx.spec.model.name is not None or reference is None:
+    """The trainer's way to the hub, where the run's model is not from there, but its reference or a tiny model's warm-up is."""
+    if not ctx.has_trainer or ctx.spec.model.name is not None:
         return []
-    if reference.resolved(ctx.spec.model).name is None:
+    reference, tiny = ctx.spec.algorithm.reference, ctx.spec.model.tiny
+    fetched = reference is not None and reference.resolved(ctx.spec.model).name is not None
+    if not fetched and (tiny is None or not _reads_hub(tiny.warmup_environment, tiny.warmup_args)):
         return []
     spec = {"podSelector": _pods(ctx.name, "trainer"), "policyTypes": ["Egress"], "egress": [_tcp(HUB_PORT)]}
     return [_policy(metadata(ctx, ctx.names.reference_access, "trainer"), spec)]
@@ -140,12 +143,11 @@ def _data_of_the_hub(ctx: RunContext) -> bool:
     return any(place is not None and place.name is not None for place in (*data.sources, data.validation))
 
 
-def _reads_hub(environment: EnvironmentConfig) -> bool:
+def _reads_hub(id: str | None, args: Mapping[str, Any]) -> bool:
     """True if a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
-    args = environment.args
-    if environment.id == "gsm8k":
+    if id == "gsm8k":
         return args.get("source", "hub") == "hub" and args.get("path") is None
-    return environment.id == "dataset" and args.get("name") is not None
+    return id == "dataset" and args.get("name") is not None
 
 
 def _policy(meta: Json, spec: Json) -> Manifest:
