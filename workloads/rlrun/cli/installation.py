@@ -50,6 +50,9 @@ def init_parser() -> Parser:
     p.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file (default: <preset>.yaml; -: standard output)"
     )
+    p.add_argument(
+        "--gpu", action="store_true", help="trainer and engine on a GPU each; without it both compute on the CPU"
+    )
     p.add_argument("--list", action="store_true", help="print the names of examples and presets")
     return p
 
@@ -91,6 +94,13 @@ def run_init(argv: Sequence[str]) -> int:
             "init", "this installation has no examples, as the images have none; take the wheel's or a checkout's"
         )
     text = examples[name].read_text() if name in examples else _of_preset(examples[_START].read_text(), name)
+    if options.gpu:
+        text = _on_gpus(text)
+        if text.count("gpusPerReplica: 1") < 2:
+            return _refused(
+                "init",
+                f"--gpu: the example {name} has no form for GPUs; set gpusPerReplica of trainer and inference in it",
+            )
     if str(options.output) == "-":
         print(text, end="")
         return exit_codes.OK
@@ -116,6 +126,20 @@ def _of_preset(start: str, preset: str) -> str:
     lines = "".join(_NEEDS[part] for part in parts)
     return re.sub(
         r"  algorithm: \{preset: \w+, (.*)\}\n", rf"  algorithm:\n    preset: {preset}\n    \1\n{lines}", text
+    )
+
+
+def _on_gpus(text: str) -> str:
+    """A manifest whose trainer and engine have a GPU each."""
+    text = re.sub(
+        r"^  trainer:\n(?:    processesPerReplica: \d+\n)?",
+        "  trainer:\n    gpusPerReplica: 1\n",
+        text,
+        flags=re.MULTILINE,
+    )
+    text = re.sub(r"^(# .*) on CPU", r"\1", text)
+    return re.sub(
+        r"^  inference: \{cpuKvCacheGib: \d+\}$", "  inference: {gpusPerReplica: 1}", text, flags=re.MULTILINE
     )
 
 

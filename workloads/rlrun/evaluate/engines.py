@@ -16,12 +16,12 @@ from rlrun.inference.client.engine_client import EngineClient, EngineError, Engi
 from rlrun.local.failure import exit_code, explain
 from rlrun.local.gpus import Claim, claimed
 from rlrun.local.plan import GpuId, Ports, engine_processes, with_endpoints
-from rlrun.local.preflight import check_packages, free_port
+from rlrun.local.preflight import check_engine, free_port
 from rlrun.local.supervisor import Supervisor
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runtime import exit_codes, extras
+from rlrun.runtime import exit_codes
 
 _POLL_SECONDS = 0.25
 _FORBIDDEN = (401, 403)
@@ -67,7 +67,8 @@ def own_engines(config: RunConfig, gpu_ids: Sequence[GpuId] | None, *, share_gpu
     Raises:
         PreflightError: the engine's package or GPUs are missing, or somebody else has them.
     """
-    check_packages(extras.ENGINE)
+    assert config.inference is not None
+    check_engine(config.inference.gpus_per_replica)
     root = Path(config.trainer.output_dir)
     with claimed(config, [], gpu_ids, share=share_gpus) as claim:
         yield from _started(config, root, claim)

@@ -99,7 +99,7 @@ def _fetch(
     repository: Repository, part: str, *, allow: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> Path:
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()

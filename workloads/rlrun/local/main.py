@@ -30,7 +30,15 @@ from rlrun.local.judge import judge_manifest, stopped
 from rlrun.local.measures import print_measures
 from rlrun.local.model import prepare_model
 from rlrun.local.plan import Ports, RoleProcess, processes, with_endpoints
-from rlrun.local.preflight import PreflightError, check_folder, check_packages, check_ports, check_trackers, free_port
+from rlrun.local.preflight import (
+    PreflightError,
+    check_engine,
+    check_folder,
+    check_packages,
+    check_ports,
+    check_trackers,
+    free_port,
+)
 from rlrun.local.sharing import Endpoints, endpoints_of, joined, offer, shares, withdraw
 from rlrun.local.summary import print_summary
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor
@@ -241,7 +249,7 @@ def _find_place(call: _Call, config: RunConfig, held: ExitStack) -> _Place:
     """
     options, host = call.options, config.trainer.shared_with
     if config.inference is not None and host is None:
-        check_packages(extras.ENGINE)
+        check_engine(config.inference.gpus_per_replica)
     if host is not None:
         _refuse_options_of_the_host(options, host)
     ports = _choose_ports(options, config)

