@@ -125,10 +125,10 @@ def test_a_run_keeps_its_commit_and_needs_no_hub_any_more(server: Hub, model: Re
     again, tokenizer, other = role.ask({}, {"weights": False}, {"run": "other"})
     assert again == tokenizer == first, "another attempt has what the first one had"
     assert other["folder"].endswith(moved), "another run begins with the branch as it is now"
-    assert {path.path for path in server.asked[asked:] if "/api/" in path.path} == {
+    assert [request.path for request in server.asked[asked:] if "/api/" in request.path] == [
         "/api/models/org/tiny/revision/main",
         f"/api/models/org/tiny/tree/{moved}",
-    }, "of the run that has its commit and its files the hub is not even asked"
+    ], "of the run that has its commit and its files the hub is not even asked"
     role.variables["HF_HUB_OFFLINE"] = "1"
     again, new = role.ask({}, {"run": "new"})
     assert (again, new["folder"]) == (first, other["folder"]), "offline: what the cache knows as main"
