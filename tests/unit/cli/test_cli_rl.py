@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.cli.rl import RlConfig, main, read
+from rlrun.cli.rl import main, read
+from rlrun.cli.sources.run_config import RlConfig
 from rlrun.config.loading.problems import ConfigError
 
 TRAINER = 'max_steps = 20\n[model]\npath = "m"\n[optimizer]\nlr = 1e-4\n[ckpt]\ninterval = 5\n'
@@ -71,7 +72,7 @@ def test_the_command_line_wins_over_all_files_and_knows_ckpt() -> None:
 def test_two_values_for_a_shared_field_name_both() -> None:
     Path("o.toml").write_text(ORCHESTRATOR.replace("20", "21"))
     assert problems(*ROLES) == [
-        "o.toml: max_steps: got 21, but t.toml sets max_steps to 20; the roles share it, remove one"
+        "o.toml:2: max_steps: got 21, but t.toml:1 sets max_steps to 20; the roles share it, remove one"
     ]
     assert problems(*ROLES, "--max-steps", "3") != []
 
@@ -79,34 +80,34 @@ def test_two_values_for_a_shared_field_name_both() -> None:
 def test_two_values_inside_one_file_name_both() -> None:
     Path("run.toml").write_text("seq_len = 1024\n" + WHOLE)
     assert problems("@", "run.toml") == [
-        "run.toml: orchestrator.seq_len: got 512, but run.toml sets seq_len to 1024; the roles share it, remove one"
+        "run.toml:11: orchestrator.seq_len: got 512, but run.toml:1 sets seq_len to 1024; the roles share it, remove one"
     ]
 
 
 def test_rollouts_per_example_is_the_group_size_where_none_is_set() -> None:
     Path("o.toml").write_text(ORCHESTRATOR + '[[environments]]\nid = "y"\ngroup_size = 8\n')
     assert problems(*ROLES) == [
-        "o.toml: rollouts_per_example: got 4, but o.toml sets environments[1].group_size to 8; remove one"
+        "o.toml:4: rollouts_per_example: got 4, but o.toml:9 sets environments[1].group_size to 8; remove one"
     ]
     Path("o.toml").write_text("rollouts_per_example = 4\n")
-    assert "o.toml: rollouts_per_example: there is no environment in the files; set its group_size" in problems(*ROLES)
+    assert "o.toml:1: rollouts_per_example: there is no environment in the files; set its group_size" in problems(*ROLES)
 
 
 def test_a_bad_group_size_is_told_at_its_own_name() -> None:
     Path("o.toml").write_text(ORCHESTRATOR.replace("= 4", "= 0"))
-    assert problems(*ROLES) == ["o.toml: rollouts_per_example: got 0, expected a whole number from 1 to 4096"]
+    assert problems(*ROLES) == ["o.toml:4: rollouts_per_example: got 0, expected a whole number from 1 to 4096"]
 
 
 def test_unknown_fields_are_told_as_they_were_written() -> None:
     Path("t.toml").write_text(TRAINER.replace("[optimizer]", "[optmizer]"))
     Path("run.toml").write_text(WHOLE.replace("batch_size", "btach_size"))
-    assert problems(*ROLES) == ["t.toml: optmizer: unknown field (did you mean optimizer?)"]
-    assert problems("@", "run.toml") == ["run.toml: orchestrator.btach_size: unknown field (did you mean batch_size?)"]
+    assert problems(*ROLES) == ["t.toml:4: optmizer: unknown field (did you mean optimizer?)"]
+    assert problems("@", "run.toml") == ["run.toml:9: orchestrator.btach_size: unknown field (did you mean batch_size?)"]
 
 
 def test_values_are_checked_at_the_place_of_the_role_file() -> None:
     Path("t.toml").write_text(TRAINER.replace("1e-4", '"fast"'))
-    assert problems(*ROLES)[0].startswith('t.toml: optimizer.lr: got "fast" (a string)')
+    assert problems(*ROLES)[0].startswith('t.toml:5: optimizer.lr: got "fast" (a string)')
 
 
 def test_a_role_file_that_is_missing() -> None:

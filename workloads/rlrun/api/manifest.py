@@ -44,7 +44,7 @@ def examine_manifest(text: str, source: str) -> tuple[Examined[RLRun], Layer]:
     except ConfigError as error:
         raise ConfigError([*broken, *error.problems]) from None
     wrong_type = _check_type(document, source)
-    if wrong_type and not _is_run(document.value):  # the fields of another type would only confuse
+    if wrong_type and not is_manifest(document.value):  # the fields of another type would only confuse
         raise ConfigError([*broken, *wrong_type])
     value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
@@ -54,7 +54,7 @@ def examine_manifest(text: str, source: str) -> tuple[Examined[RLRun], Layer]:
 
 def _the_run(documents: list[Document], source: str) -> Document:
     mappings = [document for document in documents if isinstance(document.value, dict)]
-    runs = [document for document in mappings if _is_run(document.value)]
+    runs = [document for document in mappings if is_manifest(document.value)]
     if len(runs) == 1:
         return runs[0]
     if len(runs) > 1:
@@ -69,7 +69,8 @@ def _the_run(documents: list[Document], source: str) -> Document:
     raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
 
 
-def _is_run(document: dict[str, Any]) -> bool:
+def is_manifest(document: dict[str, Any]) -> bool:
+    """True for a document that is an RLRun, as far as its kind or its apiVersion says."""
     kind, version = document.get("kind"), document.get("apiVersion")
     is_kind = isinstance(kind, str) and kind.lower() in (KIND.lower(), KIND.lower() + "s")
     return is_kind or (isinstance(version, str) and version.partition("/")[0] == GROUP)

@@ -7,9 +7,11 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rlrun.config.loading.arguments import COMMAND_LINE
-from rlrun.config.loading.problems import ConfigError
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import few_in_order
 from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.privacy import refuse_inspection
 
@@ -32,6 +34,16 @@ def report_missing(error: ModuleNotFoundError) -> int:
         raise error
     print(f"error: {message}", file=sys.stderr)
     return extras.EXIT_CODE
+
+
+def notices(found: Sequence[Problem]) -> None:
+    """Print what the user should know; what is said of several fields of one source is one line, with at most ten of them."""
+    grouped: dict[tuple[str, str], list[Problem]] = {}
+    for notice in found:
+        grouped.setdefault((notice.source, notice.message), []).append(notice)
+    for (_, message), same in grouped.items():
+        paths = few_in_order(notice.path for notice in same)
+        print(f"note: {replace(same[0], path=paths, message=message)}", file=sys.stderr)
 
 
 def piped(run: Callable[[], int]) -> int:

@@ -9,24 +9,15 @@ from pathlib import Path
 from rlrun.api.resolve import resolve
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
-from rlrun.cli.rl import UID, RlConfig, start
+from rlrun.cli.rl import UID, start
+from rlrun.cli.sources.run_config import SftConfig
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import ConfigError, Problem
-from rlrun.config.models.roles import Task
 from rlrun.local.judge import judge_manifest, stopped
 from rlrun.runtime import exit_codes
 
 _MANIFESTS = (".yaml", ".yml", ".json")
-
-
-class SftConfig(RlConfig):
-    """A local supervised run: the specification of a manifest, with the run's name and folder beside it."""
-
-    name: str = "sft"
-    """Name of the run."""
-    task: Task = "SFT"
-    """Always SFT here, unless a file says otherwise."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

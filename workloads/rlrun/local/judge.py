@@ -116,7 +116,7 @@ def _judged(
     return Judged(
         examined.result,
         sorted(problems, key=lambda problem: (problem.source, problem.line or 0)),
-        [problem for notice, problem in told if notice],
+        [*layer.notices, *(problem for notice, problem in told if notice)],
         _code(examined.problems, [finding for finding in found if not finding.notice]),
     )
 

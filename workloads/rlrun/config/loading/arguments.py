@@ -10,23 +10,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from pydantic import BaseModel
 
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, child, fields, find_field, suggestion
+from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
 
 COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
-PREFIXES = ("PRIME_", "RLRUN_")
+OURS = "RLRUN_"
+PREFIXES = ("PRIME_", OURS)
 """Prefixes of variables; the last one wins."""
-_RESERVED = ("RLRUN_API_KEY", "RLRUN_ATTEMPT")
+_OF_SERVICES = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
+"""Ends of variables that Kubernetes makes of a Service, whose name may begin as ours do."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -39,14 +42,52 @@ class Arguments:
     help: bool = False
     dry_run: bool = False
     layer: Layer = field(default_factory=Layer)
-    """Origins inside of JSON values, and the problems."""
+    """Origins inside of JSON values, the problems, notices and hints."""
+    others: OtherNames | None = None
+
+
+class Translated(Protocol):
+    """What an option of another project says in our names."""
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Values of our fields."""
+        ...
+
+    @property
+    def layer(self) -> Layer:
+        """Problems, notices and hints."""
+        ...
+
+
+class OtherNames(Protocol):
+    """Names of another project; see `rlrun.config.dialects`."""
+
+    def knows(self, words: Sequence[str]) -> bool:
+        """True if these dotted words are the other project's."""
+        ...
+
+    def option(self, words: Sequence[str], value: Any, shown: str) -> Translated | None:
+        """What the option says; `shown` is how the user wrote its name."""
+        ...
 
 
 def parse_arguments(
-    model: type[BaseModel], argv: Sequence[str], *, aliases: Mapping[str, str] | None = None
+    model: type[BaseModel],
+    argv: Sequence[str],
+    *,
+    aliases: Mapping[str, str] | None = None,
+    others: OtherNames | None = None,
 ) -> Arguments:
-    """Split a command line into files and assignments; what cannot be read is a problem in the result's `layer`."""
-    result = Arguments()
+    """Split a command line into files and assignments; what cannot be read is a problem in the result's `layer`.
+
+    Args:
+        model: what the options are fields of.
+        argv: the command line without the program's name.
+        aliases: other names of the model's own fields.
+        others: another project's names, which are understood too.
+    """
+    result = Arguments(others=others)
     reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
     rest = list(argv)
     while rest:
@@ -69,16 +110,26 @@ def parse_arguments(
     return result
 
 
-def parse_environment(model: type[BaseModel], env: Mapping[str, str]) -> Arguments:
-    """Variables that name a field; one without `__` that names none belongs to another program and is left alone."""
-    result = Arguments()
+def parse_environment(
+    model: type[BaseModel], env: Mapping[str, str], *, others: OtherNames | None = None
+) -> Arguments:
+    """Variables that name a field.
+
+    One of `PRIME_` without `__` that names none belongs to another program; an unknown one of ours is a notice.
+    """
+    result = Arguments(others=others)
     for prefix in PREFIXES:
         reader = Reader(model, ENVIRONMENT, style="snake", prefix=prefix)
         for name in sorted(env):
             words = name.removeprefix(prefix).lower().split("__")
-            if not name.startswith(prefix) or name in _RESERVED:
+            if not name.startswith(prefix) or name in PROCESS_VARIABLES:
+                continue
+            if others is not None and others.knows(words):
+                _translate(result, reader, words, name, env[name])
                 continue
             if len(words) == 1 and words[0] not in model.model_fields:
+                if prefix == OURS and (told := _unknown_variable(model, name)) is not None:
+                    result.layer.notices.append(told)
                 continue
             found = _resolve(reader, words)
             if isinstance(found, str):
@@ -111,6 +162,8 @@ def parse_value(text: str, shape: Shape) -> Any:
 def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:
     name, equals, given = token[2:].partition("=")
     shown = f"--{name}"
+    if result.others is not None and _of_others(result.others, name, given if equals else None, rest, reader, result):
+        return
     found = _resolve(reader, name.split("."))
     if isinstance(found, str):
         if (positive := _without_no(name)) is not None:
@@ -136,6 +189,64 @@ def _option(token: str, rest: list[str], reader: Reader, result: Arguments) -> N
         _refuse(result.layer, shown, "needs a value")
         return
     _add(result, reader, key, shape, shown, value)
+
+
+def _of_others(
+    others: OtherNames, name: str, given: str | None, rest: list[str], reader: Reader, result: Arguments
+) -> bool:
+    """Take an option in another project's names; False if it is none."""
+    positive = _without_no(name)
+    if others.knows(words := name.split(".")):
+        follows = given is None and bool(rest) and not rest[0].startswith(("--", "@"))
+        text = rest.pop(0) if follows else given
+        _translate(result, reader, words, f"--{name}", "true" if text is None else text)
+    elif positive is not None and given is None and others.knows(words := positive.split(".")):
+        _translate(result, reader, words, f"--{name}", "false")
+    else:
+        return False
+    return True
+
+
+def _translate(result: Arguments, reader: Reader, words: Sequence[str], shown: str, text: str) -> None:
+    value = _plain(text)
+    translated = None if result.others is None else result.others.option(words, value, shown)
+    if translated is None:
+        return
+    for one in translated.assignments:
+        shape = _shape_at(reader.model, one.key)
+        own = parse_value(text, shape) if one.value is value and isinstance(value, int | float) else one.value
+        result.assignments.append(replace(one, value=own))
+    result.layer.problems += translated.layer.problems
+    result.layer.notices += translated.layer.notices
+    result.layer.hints |= translated.layer.hints
+
+
+def _plain(text: str) -> Any:
+    """The value that a text spells by itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text in ("None", "none", "null"):
+        return None
+    for kind in ("int", "float"):
+        if not isinstance(value := parse_value(text, Shape(cast(Any, kind))), str):
+            return value
+    return parse_value(text, Shape("any")) if text[:1] in ("[", "{", '"') else text
+
+
+def _shape_at(model: type[BaseModel], key: Key) -> Shape:
+    shape = Shape("model", model=model)
+    for part in key:
+        shape = child(shape, part)
+    return shape
+
+
+def _unknown_variable(model: type[BaseModel], name: str) -> Problem | None:
+    """The notice of a variable that begins as ours do and is none."""
+    if name.endswith(_OF_SERVICES) or "_PORT_" in name:
+        return None
+    known = [*PROCESS_VARIABLES, *(f"{OURS}{field.upper()}" for field in model.model_fields)]
+    hint = did_you_mean(name, known) or f"; a field is written as {OURS}MAX_STEPS or {OURS}MODEL__NAME"
+    return Problem(ENVIRONMENT, name, f"is read by nothing{hint}")
 
 
 def _without_no(name: str) -> str | None:

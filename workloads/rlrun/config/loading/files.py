@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document, parse_yaml
 
 _FORMATS = (".toml", ".yaml", ".yml", ".json")
@@ -40,7 +42,7 @@ def read_document(path: Path) -> Document:
         _refuse(path, f"unknown format {suffix or 'without a suffix'!r}; known: {', '.join(_FORMATS)}")
     text = read_text(path)
     if suffix == ".toml":
-        document = Document(_toml(text, path))
+        document = Document(_toml(text, path), lines=toml_lines(text))
     elif suffix == ".json":
         document = Document(_json(text, path))
     else:
@@ -57,7 +59,10 @@ def _toml(text: str, path: Path) -> Any:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"not TOML: {_reason(error)}")
+        where = re.search(r" ?\(at line (\d+), column \d+\)", reason := _reason(error))
+        line = int(where[1]) if where else None
+        message = f"not TOML: {reason.replace(where[0], '') if where else reason}"
+        raise ConfigError([Problem(str(path), "", message, line)]) from None
 
 
 def _json(text: str, path: Path) -> Any:

@@ -26,6 +26,14 @@ class Origin:
     """Spelling of names in the source."""
 
 
+@dataclass(frozen=True)
+class Hint:
+    """A value of another project that means something only beside others; see `rlrun.config.dialects.complete`."""
+
+    value: Any
+    origin: Origin
+
+
 @dataclass
 class Layer:
     """Values of one source."""
@@ -34,6 +42,10 @@ class Layer:
     origins: dict[Key, Origin] = field(default_factory=dict)
     """Origin of every value in `values`, by its path of Python names."""
     problems: list[Problem] = field(default_factory=list)
+    notices: list[Problem] = field(default_factory=list)
+    """What the user should know, and what does not stop a run."""
+    hints: dict[str, Hint] = field(default_factory=dict)
+    """Values that are completed once all layers are one."""
 
     def origin(self, key: Key) -> Origin:
         """The origin of `key`, or of the closest value around it."""
@@ -118,6 +130,8 @@ def merge(layers: Sequence[Layer]) -> Layer:
     result = Layer()
     for layer in layers:
         result.problems += layer.problems
+        result.notices += layer.notices
+        result.hints |= layer.hints
         result.values = _merge(result, layer, result.values, layer.values, ())
         if () in layer.origins:
             result.origins[()] = layer.origins[()]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from rlrun.config.loading.arguments import Arguments, parse_arguments, parse_environment
+from rlrun.config.loading.arguments import Arguments, OtherNames, parse_arguments, parse_environment
 from rlrun.config.loading.examine import validate
 from rlrun.config.loading.files import read_document
 from rlrun.config.loading.help import help_text
@@ -103,6 +103,7 @@ def combined(
     files: Sequence[Path | Layer] = (),
     section: str | None = None,
     unread: Sequence[Problem] = (),
+    others: OtherNames | None = None,
 ) -> Layer:
     """All sources as one layer, which is still to be judged.
 
@@ -114,12 +115,13 @@ def combined(
         files: files and layers above the environment.
         section: as for `load`.
         unread: problems of further files, which could not be read.
+        others: another project's names, which variables may have too.
 
     Raises:
         ConfigError: a file cannot be read; with the unknown fields and options of all other sources.
     """
     base = merge(below)
-    _apply(base, model, parse_environment(model, env))
+    _apply(base, model, parse_environment(model, env, others=others))
     problems = list(unread)
     layers: list[Layer] = []
     for file in files:
@@ -153,3 +155,5 @@ def _apply(layer: Layer, model: type[BaseModel], arguments: Arguments) -> None:
     assign(layer, model, arguments.assignments)
     layer.origins.update(arguments.layer.origins)
     layer.problems += arguments.layer.problems
+    layer.notices += arguments.layer.notices
+    layer.hints |= arguments.layer.hints

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -108,7 +108,24 @@ def suggestion(model: type[BaseModel], key: str, root: type[BaseModel], style: S
     elsewhere = [".".join(path) for path, info in walk(root, style) if snake(path[-1]) == snake(key) and info]
     if elsewhere:
         return f" (did you mean {' or '.join(elsewhere[:2])}?)"
-    return f"; known: {', '.join(sorted(names)) or 'none'}"
+    return f"; known: {few(names)}"
+
+
+NAMES_MAX = 10
+"""Names in one message."""
+
+
+def few(names: Iterable[str]) -> str:
+    """At most ten of the names, sorted, and how many more there are."""
+    return few_in_order(sorted(names))
+
+
+def few_in_order(names: Iterable[str]) -> str:
+    """At most ten of the names, as they come, and how many more there are."""
+    known = list(dict.fromkeys(names))
+    more = len(known) - NAMES_MAX
+    listed = ", ".join(known[:NAMES_MAX]) or "none"
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 def walk(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:

@@ -1,0 +1,1 @@
+"""The description of a run from files, options and variables, in our names and in those of other projects."""

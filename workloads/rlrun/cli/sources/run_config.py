@@ -1,0 +1,49 @@
+"""Model of a local run: the specification of a manifest, with the run's name and folder beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from rlrun.api.resource import RLRunSpec, check_name
+from rlrun.config.models.roles import Task
+
+ALIASES = {"ckpt": "checkpoint"}
+"""Other names of our own fields."""
+
+
+class RlConfig(RLRunSpec):
+    """A local run: the specification of a manifest, with the run's name and folder beside it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)] = "rl"
+    """Name of the run."""
+    output_dir: str | None = None
+    """The run's folder; default: runs/<name>."""
+
+    @field_validator("name")
+    @classmethod
+    def _rfc1035(cls, name: str) -> str:
+        return check_name(name)
+
+    def spec(self) -> RLRunSpec:
+        """The part that a manifest's `spec` holds."""
+        return RLRunSpec(**{name: getattr(self, name) for name in RLRunSpec.model_fields})
+
+
+class SftConfig(RlConfig):
+    """A local supervised run: the specification of a manifest, with the run's name and folder beside it."""
+
+    name: str = "sft"
+    """Name of the run."""
+    task: Task = "SFT"
+    """Always SFT here, unless a file says otherwise."""
+
+
+class EvalConfig(RlConfig):
+    """A local evaluation: the specification of a manifest, with the run's name and folder beside it."""
+
+    name: str = "eval"
+    """Name of the run."""
+    task: Task = "Eval"
+    """Always Eval here, unless a file says otherwise."""

@@ -1,0 +1,217 @@
+"""Sources of a run as one layer: command line > files, a later one over an earlier one > environment > defaults.
+
+What a role's file or table says about the whole run (model, max_steps, seq_len, ...) moves to the shared place. Two different values for
+one shared field are an error that names both, where they stand on one level: in one file, or in the files of several roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, get_args
+
+from rlrun.api.manifest import is_manifest
+from rlrun.api.resource import RLRun
+from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig
+from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
+from rlrun.config.dialects.translate import Translator
+from rlrun.config.loading.arguments import COMMAND_LINE, ENVIRONMENT, parse_arguments
+from rlrun.config.loading.files import read_document
+from rlrun.config.loading.layers import Hint, Layer, Origin, Reader, merge
+from rlrun.config.loading.loader import combined
+from rlrun.config.loading.problems import ConfigError, Problem
+from rlrun.config.loading.schema import Shape, fields, snake
+from rlrun.config.loading.yaml_text import Document, Key
+from rlrun.protocol.files.paths import Role
+
+_DATA_SET = ("name", "path", "split")
+"""Options of the only data set, which replaces those of the files."""
+_ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Values of a command line and its files, not judged yet."""
+
+    layer: Layer
+    files: list[Path]
+    dry_run: bool
+    """True if it is only printed."""
+
+
+def read_layer(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    model: type[RlConfig] = RlConfig,
+    *,
+    hints: Mapping[str, Hint] | None = None,
+) -> Given:
+    """All that the sources say, as one layer.
+
+    Args:
+        argv: the command line without the program's name and without the options of the local run.
+        env: the environment.
+        model: what is described.
+        hints: what the options of the local run say of the run itself.
+
+    Raises:
+        ConfigError: the command line is none, or a file cannot be read.
+    """
+    rest, files = take_files(argv)
+    rest, data = take_data_set(rest)
+    given = parse_arguments(model, rest, aliases=ALIASES, others=translator(model, COMMAND_LINE))
+    levels: list[Layer] = []
+    problems: list[Problem] = []
+    for _, group in groupby(enumerate(files), key=lambda one: one[0] if one[1][0] is None else "roles"):
+        level: dict[Role | None, list[Layer]] = {}
+        for _, (role, path) in group:
+            try:
+                level.setdefault(role, []).append(merge(file_layers(path, role, read_document(path), model)))
+            except ConfigError as error:
+                problems += error.problems
+        parts = [merge(layers) for layers in level.values()]
+        levels.append(merge(parts))
+        levels[-1].problems += conflicts(parts)
+    given_data = [Reader(model, COMMAND_LINE, style="kebab").read({"data": {"sources": [data]}})] if data else []
+    layer = combined(
+        model, given, env=env, files=[*levels, *given_data], unread=problems, others=translator(model, ENVIRONMENT)
+    )
+    layer.hints |= hints or {}
+    complete(layer)
+    return Given(layer, [path for _, path in files], given.dry_run)
+
+
+def translator(model: type[RlConfig], source: str, lines: Mapping[Key, int] | None = None) -> Translator:
+    """Reader of PRIME-RL's names in one source."""
+    dialect = PRIME_RL_EVAL if issubclass(model, EvalConfig) else PRIME_RL
+    return Translator(dialect, model, source, lines or {}, aliases=ALIASES, fallback="trainer")
+
+
+def take_data_set(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Take `--data.name`, `--data.path` and `--data.split`, the only data set of a run, out of a command line."""
+    rest: list[str] = []
+    data: dict[str, str] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        option, equals, value = word.partition("=")
+        field = option.removeprefix("--data.")
+        if field == option or field not in _DATA_SET:
+            rest.append(word)
+        elif not equals and (not left or left[0].startswith("--")):
+            raise ConfigError([Problem(COMMAND_LINE, option, "needs a value after it")])
+        else:
+            data[field] = value if equals else left.pop(0)
+    return rest, data
+
+
+def take_files(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role | None, Path]]]:
+    """Take `@ FILE` and `--<role> @ FILE` out of a command line, in their order."""
+    rest: list[str] = []
+    files: list[tuple[Role | None, Path]] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        role = next((role for role in _ROLES if word == f"--{role}"), None)
+        if word == "@" and words:
+            files.append((None, Path(words.pop(0))))
+        elif role is None or not words or words[0] != "@":
+            rest.append(word)
+        elif len(words) < 2:
+            raise ConfigError([Problem(COMMAND_LINE, f"{word} @", "needs a file after it")])
+        else:
+            files.append((role, Path(words[1])))
+            del words[:2]
+    return rest, files
+
+
+def file_layers(path: Path, role: Role | None, document: Document, model: type[RlConfig] = RlConfig) -> list[Layer]:
+    """A file as layers: the run's fields, and those of each role's part, whose shared fields move up.
+
+    Args:
+        path: the file.
+        role: the role whose file it is; None: the whole run's, with a table per role, or a manifest.
+        document: its content.
+        model: what it describes.
+    """
+    if role is None and is_manifest(document.value):
+        return [_manifest_layer(document, str(path))]
+    reader = Reader(model, str(path), document.lines, style="snake", aliases=ALIASES)
+    translation = translator(model, str(path), document.lines).read(document.value, role or "")
+    translated = translation.as_layer(model)
+    if role is not None:
+        return _checked([translated, *_role_layers(reader, role, translation.rest, "", ())])
+    content = translation.rest
+    tables = {snake(name): name for name in content if snake(name) in _ROLES}
+    tables = {known: name for known, name in tables.items() if isinstance(content[name], dict)}
+    common = {name: value for name, value in content.items() if name not in tables.values()}
+    layers = [translated, reader.read(common)]
+    for known in _ROLES:
+        if known in tables:
+            name = tables[known]
+            layers += _role_layers(reader, known, content[name], f"{name}.", (name,))
+    return _checked(layers)
+
+
+def _manifest_layer(document: Document, source: str) -> Layer:
+    """The specification of a manifest, and its name."""
+    whole = Reader(RLRun, source, document.lines, camel_only=True).read(document.value, line=document.line)
+    found = Layer(problems=whole.problems, notices=whole.notices)
+    spec, metadata = whole.values.get("spec"), whole.values.get("metadata")
+    found.values = dict(spec) if isinstance(spec, dict) else {}
+    found.origins = {key[1:]: origin for key, origin in whole.origins.items() if key[:1] == ("spec",)}
+    if isinstance(metadata, dict) and "name" in metadata:
+        found.values["name"] = metadata["name"]
+        found.origins[("name",)] = whole.origin(("metadata", "name"))
+    return found
+
+
+def _checked(layers: list[Layer]) -> list[Layer]:
+    """The layers of one file, with their conflicts."""
+    return [*layers, Layer(problems=conflicts(layers))]
+
+
+def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, raw: Key) -> list[Layer]:
+    shape = fields(reader.model)[role]
+    assert shape.model is not None
+    own: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for name, value in part.items():
+        known = ALIASES.get(name, snake(name))
+        if known in reader.model.model_fields and known not in (*shape.model.model_fields, *_ROLES):
+            shared[name] = value
+        else:
+            own[name] = value
+    own_layer, shared_layer = Layer(), Layer()
+    own_layer.values = {role: reader.value(own, shape, (role,), prefix.rstrip("."), raw, own_layer)}
+    root = Shape("model", model=reader.model)
+    shared_layer.values = reader.value(shared, root, (), prefix.rstrip("."), raw, shared_layer)
+    return [shared_layer, own_layer]
+
+
+def conflicts(layers: Sequence[Layer]) -> list[Problem]:
+    """Fields that two layers of one level set to different values."""
+    problems: list[Problem] = []
+    seen: dict[Key, tuple[Any, Origin]] = {}
+    for layer in layers:
+        for key, value, origin in _values(layer):
+            if key in seen and seen[key][0] != value:
+                other, first = seen[key]
+                line = f":{first.line}" if first.line is not None else ""
+                message = f"got {value!r}, but {first.source}{line} sets {first.path} to {other!r}; the roles share it, remove one"
+                problems.append(Problem(origin.source, origin.path, message, origin.line))
+            seen.setdefault(key, (value, origin))
+    return problems
+
+
+def _values(layer: Layer) -> Iterator[tuple[Key, Any, Origin]]:
+    """Values of a layer with their places, but for the tables around others."""
+    for key, origin in layer.origins.items():
+        value: Any = layer.values
+        for part in key:
+            value = value[part]
+        if key and not isinstance(value, dict):
+            yield key, value, origin

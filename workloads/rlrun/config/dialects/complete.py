@@ -1,0 +1,332 @@
+"""What a run in another project's names leaves open, from values that mean something only beside each other.
+
+Only fields that nothing sets are set here, so that a file of ours, an option and a variable win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config.dialects.conversions import is_count, is_number
+from rlrun.config.dialects.translate import DIALECT, ENVIRONMENTS, key_of
+from rlrun.config.loading.layers import Hint, Layer, Origin
+from rlrun.config.loading.problems import Problem
+from rlrun.config.loading.yaml_text import Key
+
+_SEQ_LEN = 2048
+
+
+@dataclass(frozen=True)
+class _Run:
+    layer: Layer
+    below: Key
+
+    def hint(self, name: str) -> Any:
+        found = self.layer.hints.get(name)
+        return None if found is None else found.value
+
+    def origin(self, name: str) -> Origin:
+        return self.layer.hints.get(name, self.layer.hints[DIALECT]).origin
+
+    def get(self, path: str) -> Any:
+        value: Any = self.layer.values
+        for part in (*self.below, *key_of(path)):
+            if isinstance(value, dict):
+                value = value.get(part)
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                value = value[part]
+            else:
+                return None
+        return value
+
+    def put(self, path: str, value: Any, hint: str, *, over: bool = False) -> None:
+        """Set a field that is not set; nothing, where something around it is no table."""
+        if self.get(path) is not None and not over:
+            return
+        *parents, last = key = (*self.below, *key_of(path))
+        place: Any = self.layer.values
+        for part in parents:
+            inside = place.get(part) if isinstance(place, dict) else None
+            if isinstance(place, list) and isinstance(part, int) and part < len(place):
+                inside = place[part]
+            elif isinstance(place, dict) and inside is None:
+                inside = place.setdefault(part, {})
+            if not isinstance(inside, dict | list):
+                return
+            place = inside
+        if isinstance(place, dict):
+            place[last] = value
+            self.layer.origins[key] = self.origin(hint)
+
+    def note(self, hint: str, text: str) -> None:
+        origin = self.origin(hint)
+        self.layer.notices.append(Problem(origin.source, origin.path, text, origin.line))
+
+    def refuse(self, hint: str, text: str) -> None:
+        origin = self.origin(hint)
+        self.layer.problems.append(Problem(origin.source, origin.path, text, origin.line))
+
+    def environments(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        found = self.get("environments")
+        for i, one in enumerate(found if isinstance(found, list) else ()):
+            if isinstance(one, dict):
+                yield i, one
+
+
+def complete(layer: Layer, below: Key = ()) -> None:
+    """Set what follows from a layer's hints.
+
+    Args:
+        layer: all sources as one; nothing happens without hints.
+        below: place of the run's description in its values.
+    """
+    if not layer.hints:
+        return
+    if DIALECT not in layer.hints:
+        layer.hints[DIALECT] = Hint(None, next(iter(layer.hints.values())).origin)
+    run = _Run(layer, below)
+    for step in _STEPS:
+        step(run)
+
+
+def _groups(run: _Run) -> None:
+    size = run.hint("group_size")
+    if size is None:
+        return
+    if not [*run.environments()]:
+        run.refuse("group_size", "there is no environment in the files; set its group_size")
+    for i, one in run.environments():
+        own = one.get("group_size")
+        if own is not None and own != size and not _from_dialect(run, i):
+            other = run.layer.origin((*run.below, "environments", i, "group_size"))
+            line = "" if other.line is None else f":{other.line}"
+            run.refuse("group_size", f"got {size!r}, but {other.source}{line} sets {other.path} to {own!r}; remove one")
+        run.put(f"environments[{i}].group_size", size, "group_size")
+
+
+def _from_dialect(run: _Run, i: int) -> bool:
+    return ".env[" in (path := run.layer.origin((*run.below, "environments", i, "group_size")).path) or "source[" in path
+
+
+def _each_environment(run: _Run) -> None:
+    ratios = run.hint("ratios")
+    if isinstance(ratios, list) and (count := len([*run.environments()])) != len(ratios):
+        run.refuse("ratios", f"has {len(ratios)} numbers for {count} environments; write one for each, in their order")
+        ratios = None
+    elif ratios is not None and not isinstance(ratios, list):
+        run.refuse("ratios", f"got {ratios!r:.60}, expected a list of numbers, one for each environment")
+        ratios = None
+    for i, one in run.environments():
+        path = f"environments[{i}]"
+        if ratios is not None:
+            run.put(f"{path}.ratio", ratios[i], "ratios")
+        for pool in ("easy", "hard"):
+            if run.hint(pool) is not None:
+                run.put(f"{path}.curriculum.{pool}.threshold", run.hint(pool), pool)
+                run.put(f"{path}.curriculum.{pool}.train", False, pool)
+        if run.hint("workers") not in (None, "auto"):
+            run.put(f"{path}.workers", run.hint("workers"), "workers")
+        shared = run.get("sampling")
+        if isinstance(one.get("sampling"), dict) and isinstance(shared, dict):
+            for name, value in shared.items():
+                run.put(f"{path}.sampling.{name}", value, DIALECT)
+
+
+def _rate(run: _Run) -> None:
+    low, lr = run.hint("min_lr"), run.get("trainer.optimizer.lr")
+    if low is not None:
+        peak = 1e-6 if lr is None else lr
+        if is_number(low) and is_number(peak) and peak > 0:
+            run.put("trainer.scheduler.min_lr_ratio", low / peak, "min_lr")
+        else:
+            run.put("trainer.scheduler.min_lr_ratio", low, "min_lr")
+    decay, steps, warmup = run.hint("decay_steps"), run.get("max_steps"), run.get("trainer.scheduler.warmup_steps")
+    if decay is None or run.get("trainer.scheduler.name") in (None, "constant"):
+        return
+    whole = steps - (warmup if is_count(warmup) else 0) if is_count(steps) else None
+    if decay != whole:
+        run.refuse(
+            "decay_steps",
+            f"got {decay!r:.60}; a schedule decays from the end of the warm-up to max_steps ({steps}): write {whole}, or remove it",
+        )
+
+
+def _objective(run: _Run) -> None:
+    known = {"masked_is": ("masked_is", "v0.3"), "dppo": ("dppo", "today's")}
+    name, kind = run.get("algorithm.loss.name"), run.hint("loss_type")
+    if kind is not None and kind not in ("default", "ipo", "dppo", "masked_is"):
+        run.refuse("loss_type", f"got {kind!r:.60}; there is none here; known: default, ipo, dppo")
+    elif kind in ("ipo", "dppo") and name is None:
+        run.put("algorithm.loss.name", kind, "loss_type")
+    if run.hint("kl_tau") is not None:
+        run.put("algorithm.loss.name", "masked_is" if kind is None else "dppo", "kl_tau")
+        if run.get("algorithm.loss.name") in (*known, "ipo"):
+            run.put("algorithm.loss.options.kl_tau", run.hint("kl_tau"), "kl_tau")
+    if run.get("algorithm.advantage.options") is not None:
+        run.put("algorithm.advantage.name", "grpo", DIALECT)
+    level, behind = run.get("algorithm.max_async_level"), run.get("algorithm.max_off_policy_steps")
+    if is_count(level) and level > 8 and behind is None:
+        run.put("algorithm.max_off_policy_steps", level, DIALECT)
+
+
+def _evaluation(run: _Run) -> None:
+    names = {one.get("name") or str(one.get("id")) for _, one in run.environments()}
+    names |= {str(one.get("id")).removeprefix("verifiers:") for _, one in run.environments()}
+    evaluated = run.hint("evaluated")
+    others: list[str] = []
+    if isinstance(evaluated, list):
+        labels = [_label(one) for one in evaluated]
+        others = [label for label in labels if label not in names]
+        if others:
+            run.note(
+                "evaluated",
+                f"not measured during the run: {', '.join(others[:10])}; evaluation asks held-out tasks of the run's own environments; "
+                "`rlrun eval` measures its checkpoints in others afterwards",
+            )
+        if labels and len(others) == len(labels):
+            _drop(run, "evaluation")
+            return
+        _samples(run, [one for one in evaluated if isinstance(one, dict) and _label(one) in names])
+    if run.hint("evaluates") is not None and run.get("evaluation") is None:
+        run.put("evaluation", {}, "evaluates")
+    if run.hint("validates") is not None and run.get("evaluation") is None:
+        run.put("evaluation", {}, "validates")
+        for ours, name in (("interval", "interval"), ("num_tasks", "tasks"), ("samples_per_task", "samples")):
+            if (value := run.hint(f"validation_{name}")) is not None:
+                run.put(f"evaluation.{ours}", value, f"validation_{name}")
+
+
+def _samples(run: _Run, own: list[dict[str, Any]]) -> None:
+    """Numbers of one environment's evaluation, which here are those of all."""
+    for ours, theirs in (("samples_per_task", ("rollouts_per_example", "group_size")), ("num_tasks", ("num_examples",))):
+        found = [one[name] for one in own for name in theirs if is_count(one.get(name))]
+        if found:
+            run.put("evaluation", {}, "evaluated")
+            run.put(f"evaluation.{ours}", max(found), "evaluated")
+
+
+def _drop(run: _Run, path: str) -> None:
+    place: Any = run.layer.values
+    for part in run.below:
+        place = place.get(part, {}) if isinstance(place, dict) else {}
+    if isinstance(place, dict):
+        place.pop(path, None)
+    key = (*run.below, path)
+    for old in [one for one in run.layer.origins if one[: len(key)] == key]:
+        del run.layer.origins[old]
+
+
+def _label(one: Any) -> str:
+    if not isinstance(one, dict):
+        return repr(one)[:60]
+    nested = one.get("taskset") or (one["env"].get("taskset") if isinstance(one.get("env"), dict) else None)
+    given = one.get("name") or one.get("id") or (nested.get("id") if isinstance(nested, dict) else None)
+    return str(given or "reverse-text").partition("@")[0].rpartition("/")[2][:60]
+
+
+def _machines(run: _Run) -> None:
+    per_node = run.hint("gpus_per_node") or 8
+    for role in ("trainer", "inference"):
+        ids, gpus, nodes = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus"), run.hint(f"{role}_nodes")
+        total = len(ids) if ids is not None else gpus
+        name = f"{role}_gpu_ids" if ids is not None else f"{role}_gpus" if gpus is not None else f"{role}_nodes"
+        if total is None and nodes is None:
+            continue
+        if role == "trainer":
+            run.put("trainer.gpus_per_replica", per_node if nodes is not None else total, name)
+            if nodes is not None:
+                run.put("trainer.replicas", nodes, name)
+        else:
+            _engines(run, total or nodes * per_node * (run.hint("inference_groups") or 1), per_node, name)
+    group, nodes = run.hint("nodes_per_group"), run.hint("trainer_nodes")
+    if group is not None and nodes is not None:
+        if nodes % group:
+            run.refuse("nodes_per_group", f"got {group}, expected a divisor of the number of training nodes ({nodes})")
+        else:
+            run.put("trainer.parallelism.dp_replicate", nodes // group, "nodes_per_group")
+    tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel") or 1
+    if run.get("inference.gpus_per_replica") is None and is_count(tp) and is_count(dp) and tp * dp > 1:
+        run.put("inference.gpus_per_replica", tp * dp, DIALECT)
+
+
+def _engines(run: _Run, total: int, per_node: int, hint: str) -> None:
+    """Engines on `total` GPUs: copies of the model within one server, servers of at most a node."""
+    tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel")
+    if not is_count(tp) or total % tp:
+        run.refuse(hint, f"{total} GPUs cannot be divided into engines of tensor_parallel {tp}; change one of them")
+        return
+    copies = total // tp
+    if is_count(dp):
+        run.put("inference.gpus_per_replica", tp * dp, hint)
+        run.put("inference.replicas", max(1, copies // dp), hint)
+        return
+    replicas = max(1, total // per_node) if total % per_node == 0 and per_node >= tp else 1
+    each = copies // replicas
+    run.put("inference.replicas", replicas, hint)
+    run.put("inference.data_parallel", each, hint)
+    run.put("inference.gpus_per_replica", tp * each, hint)
+
+
+def _lengths(run: _Run) -> None:
+    packed = run.hint("packed_length")
+    if packed is not None:
+        run.put("seq_len", packed, "packed_length")
+        if is_count(packed) and is_count(seq := run.get("seq_len")) and packed > seq:
+            run.put("trainer.micro_batch_tokens", packed, "packed_length")
+    seq_len = run.get("seq_len") if run.get("seq_len") is not None else _SEQ_LEN
+    longest = run.hint("max_model_len")
+    if longest is not None:
+        if is_count(longest) and is_count(seq_len) and longest < seq_len:
+            run.note("max_model_len", f"got {longest}, raised to seq_len ({seq_len}), the length of a whole sample")
+            longest = seq_len
+        run.put("inference.max_model_len", longest, "max_model_len")
+    if not is_count(seq_len) or seq_len < 2 or not [*run.environments()]:
+        return
+    if run.hint(ENVIRONMENTS):  # a reply may be as long as the engine's context
+        run.put("sampling.max_tokens", seq_len - 1, ENVIRONMENTS)
+    for path in ("sampling", "evaluation.sampling", *(f"environments[{i}].sampling" for i, _ in run.environments())):
+        given = run.get(f"{path}.max_tokens")
+        if is_count(given) and given >= seq_len:
+            origin = run.layer.origin((*run.below, *key_of(f"{path}.max_tokens")))
+            text = f"got {given}, lowered to {seq_len - 1}: seq_len ({seq_len}) holds the prompt too"
+            run.layer.notices.append(Problem(origin.source, origin.path, text, origin.line))
+            run.put(f"{path}.max_tokens", seq_len - 1, DIALECT, over=True)
+            run.layer.origins[(*run.below, *key_of(f"{path}.max_tokens"))] = origin
+
+
+def _in_flight(run: _Run) -> None:
+    groups = run.hint("groups_in_flight")
+    sizes = [one.get("group_size") for _, one in run.environments()]
+    if groups is not None:
+        size = next((size for size in sizes if is_count(size)), 8)
+        run.put("orchestrator.max_concurrency", groups * size if is_count(groups) else groups, "groups_in_flight")
+    batch, size = run.get("orchestrator.batch_size"), run.hint("group_size")
+    if batch is None and is_count(size) and 64 % size and not any(True for one in sizes if one != size):
+        run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
+
+
+def _data(run: _Run) -> None:
+    splits, shares = run.hint("splits"), run.hint("probabilities")
+    if splits is not None and not (isinstance(splits, list) and all(isinstance(one, str) for one in splits)):
+        run.refuse("splits", f"got {splits!r:.60}, expected a list of names")
+    elif splits:
+        first = run.get("data.sources[0]")
+        if isinstance(first, dict):
+            sources = [first | {"split": one} for one in splits]
+            if isinstance(shares, list) and len(shares) == len(sources):
+                sources = [one | {"weight": share} for one, share in zip(sources, shares, strict=True)]
+            run.put("data.sources", sources, "splits", over=True)
+    elif shares is not None:
+        run.refuse("probabilities", "there is one source; probabilities are of several splits")
+    if run.hint("data_type") == "fake" or run.hint("data_fake") not in (None, False):
+        name = "data_type" if run.hint("data_type") == "fake" else "data_fake"
+        run.put("data.sources", [{"path": "fake"}], name)
+    if run.hint("data_type") not in (None, "sft", "fake"):
+        run.refuse("data_type", f"got {run.hint('data_type')!r:.60}, expected sft or fake")
+
+
+_STEPS: tuple[Callable[[_Run], None], ...] = (
+    _groups, _each_environment, _rate, _objective, _evaluation, _machines, _lengths, _in_flight, _data,
+)  # fmt: skip

@@ -1,0 +1,304 @@
+"""Values of another project as ours. Each conversion is total: what it does not understand is left for the field to refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
+
+_NOTHING = (None, "None", "none", "null")
+
+
+def is_nothing(value: Any) -> bool:
+    """True for a value that stands for none."""
+    return value is None or (isinstance(value, str) and value in _NOTHING)
+
+
+def is_number(value: Any) -> bool:
+    """True for a number; a boolean is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """True for a whole number from 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def optional(value: Any, target: str) -> Iterator[Effect]:
+    """The value; nothing for none, which is the default here."""
+    if not is_nothing(value):
+        yield Set(target, value)
+
+
+def later(name: str) -> Conversion:
+    """Keep the value for `complete`."""
+
+    def convert(value: Any, _target: str) -> Iterator[Effect]:
+        if not is_nothing(value):
+            yield Later(name, value)
+
+    return convert
+
+
+def choice(names: Mapping[Any, Any], otherwise: str = "") -> Conversion:
+    """Other names of the same choices. Without `otherwise`, an unknown one is left for the field to refuse."""
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        if isinstance(value, str | bool) and value in names:
+            yield Set(target, names[value])
+        elif not is_nothing(value):
+            yield Refuse(f"got {shown(value)}; {otherwise}") if otherwise else Set(target, value)
+
+    return convert
+
+
+def only(allowed: Iterable[Any], why: str, otherwise: str) -> Conversion:
+    """Ignored for these values, which change nothing here; refused for all others."""
+    known = tuple(allowed)
+
+    def convert(value: Any, _target: str) -> Iterator[Effect]:
+        if any(value == one and type(value) is type(one) for one in known) or is_nothing(value):
+            yield Note(f"ignored: {why}")
+        else:
+            yield Refuse(f"got {shown(value)}; {otherwise}")
+
+    return convert
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def table_as(yes: Any) -> Conversion:
+    """A table or `true` means `yes`; `false` and none mean the default."""
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        if isinstance(value, dict) or value is True:
+            yield Set(target, yes)
+        elif value is not False and not is_nothing(value):
+            yield Set(target, value)
+
+    return convert
+
+
+def flag(value: Any, target: str) -> Iterator[Effect]:
+    """A table or `true` is true, none and `false` false."""
+    yield Set(target, True if isinstance(value, dict) else False if is_nothing(value) else value)
+
+
+def place(value: Any, target: str) -> Iterator[Effect]:
+    """A model or data set by name: a repository on the hub, or a folder as its form tells."""
+    if isinstance(value, str) and (value.startswith((".", "/", "~")) or value.count("/") > 1):
+        yield Set(f"{target.rpartition('.')[0]}.path", value.removeprefix("./"))
+    else:
+        yield Set(target, value)
+
+
+def step_to_resume(value: Any, target: str) -> Iterator[Effect]:
+    """`resume_step`: -1 is the latest, a step that one."""
+    if is_nothing(value):
+        return
+    if value == -1 and not isinstance(value, bool):
+        yield Set(f"{target}.policy", "Latest")
+    else:
+        yield Set(f"{target}.policy", "Step")
+        yield Set(f"{target}.step", value)
+    yield Later("resume", True)
+
+
+def all_or(value: Any, target: str) -> Iterator[Effect]:
+    """A number of tasks; -1 is all."""
+    if value == -1 and not isinstance(value, bool):
+        yield Set(target, 1_000_000)
+    elif not is_nothing(value):
+        yield Set(target, value)
+
+
+def targets_of_lora(value: Any, target: str) -> Iterator[Effect]:
+    """Names of modules; the usual set is the default, `experts` goes with it."""
+    usual = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        if set(value) - {"experts"} == usual:
+            return
+        if "experts" in value:
+            yield Note("experts has no adapter of its own here: name the experts' layers, such as gate_proj")
+            value = [name for name in value if name != "experts"]
+    yield Set(target, value)
+
+
+def environment_id(value: Any, target: str) -> Iterator[Effect]:
+    """An environment of verifiers, by the name that it is installed under: without owner and version."""
+    if not isinstance(value, str) or ":" in value:
+        yield Set(target, value)
+        return
+    name = value.partition("@")[0].rpartition("/")[2]
+    yield Set(target, f"verifiers:{name}")
+
+
+def taskset(value: Any, target: str) -> Iterator[Effect]:
+    """A taskset of verifiers 0.4: its id, and the rest as its own configuration."""
+    if not isinstance(value, dict):
+        yield Refuse(f"got {shown(value)}, expected a table with an id")
+        return
+    item = target.rpartition(".")[0]
+    if "id" in value:
+        yield from environment_id(value["id"], target)
+    if rest := {name: one for name, one in value.items() if name != "id"}:
+        yield Set(f"{item}.args.taskset", rest)
+
+
+def loss_roles(value: Any, target: str) -> Iterator[Effect]:
+    """Roles whose messages are learned, from a switch for each."""
+    if not isinstance(value, dict) or not all(isinstance(switch, bool) for switch in value.values()):
+        yield Set(target, value)
+    else:
+        yield Set(target, [role for role, switch in ({"assistant": True} | value).items() if switch])
+
+
+def transport(value: Any, target: str) -> Iterator[Effect]:
+    """`nccl` and `filesystem`."""
+    names = {"nccl": "NCCL", "filesystem": "Filesystem"}
+    if isinstance(value, str) and value not in names:
+        yield Refuse(f"got {shown(value)}; weights go by NCCL or Filesystem: write nccl or filesystem")
+    else:
+        yield Set(target, names[value] if isinstance(value, str) else value)
+
+
+def server_flag(name: str) -> Conversion:
+    """An argument of vLLM's server: `--name=value`, `--name`, or `--no-name`."""
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        if isinstance(value, bool):
+            yield Extend(target, [f"--{name}" if value else f"--no-{name}"])
+        elif isinstance(value, str | int | float) and not is_nothing(value):
+            yield Extend(target, [f"--{name}={value}"])
+        elif not is_nothing(value):
+            yield Refuse(f"got {shown(value)}, expected one value, as on vLLM's command line")
+
+    return convert
+
+
+def tool_parser(value: Any, target: str) -> Iterator[Effect]:
+    """A parser of tool calls, which vLLM takes with a second flag; `auto` has no counterpart."""
+    if value == "auto":
+        yield Refuse("there is no auto here: name the parser of the model, such as hermes")
+    elif isinstance(value, str) and not is_nothing(value):
+        yield Extend(target, ["--enable-auto-tool-choice", f"--tool-call-parser={value}"])
+    elif not is_nothing(value):
+        yield Refuse(f"got {shown(value)}, expected the name of a parser, such as hermes")
+
+
+def filters(value: Any, target: str) -> Iterator[Effect]:
+    """A list of filters, each with its type; those that only measure are measured here anyway."""
+    if not isinstance(value, list):
+        yield Refuse(f"got {shown(value)}, expected a list of tables")
+        return
+    for one in value:
+        kind = one.get("type") if isinstance(one, dict) else None
+        acts = isinstance(one, dict) and (one.get("enforce") is True or one.get("action") in ("drop", "mask"))
+        if kind in ("zero_advantage", "zero_variance"):
+            yield Set(f"{target}.zero_variance", acts)
+        elif kind in ("gibberish", "repetition"):
+            yield Set(f"{target}.{kind}_mask", acts)
+            if kind == "repetition" and acts and "window" in one:
+                yield Set(f"{target}.repetition_window", one["window"])
+        else:
+            yield Refuse(f"there is no filter {shown(kind)} here; known: zero_advantage, gibberish, repetition")
+
+
+def custom(counterpart: str) -> Conversion:
+    """A function of the user's own: its signature is another one here."""
+
+    def convert(value: Any, _target: str) -> Iterator[Effect]:
+        yield Refuse(f"got {shown(value)}; a function of your own takes other arguments here: {counterpart}")
+
+    return convert
+
+
+def loss_option(loss: str, option: str) -> Conversion:
+    """An option of a loss, which names the loss too."""
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        yield Set(f"{target}.name", loss)
+        yield Set(f"{target}.options.{option}", value)
+
+    return convert
+
+
+def objective(names: Mapping[str, Mapping[str, Any]], known: str) -> Conversion:
+    """A named algorithm as fields of ours; `known` lists what there is for the refusal of others."""
+
+    def convert(value: Any, _target: str) -> Iterator[Effect]:
+        if isinstance(value, str) and value in names:
+            yield from (Set(path, one) for path, one in names[value].items())
+        elif not is_nothing(value):
+            yield Refuse(f"got {shown(value)}; there is none here; known: {known}")
+
+    return convert
+
+
+def option_if(targets: Mapping[str, Any]) -> Conversion:
+    """A switch that sets these fields when it is on."""
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        if value is True:
+            yield from (Set(path, one) for path, one in targets.items())
+        elif value is not False and not is_nothing(value):
+            yield Set(target, value)
+
+    return convert
+
+
+def in_table(name: str) -> Conversion:
+    """The value below a free-form field, under this name."""
+
+    def convert(value: Any, target: str) -> Iterator[Effect]:
+        yield Set(f"{target}.{name}", value)
+
+    return convert
+
+
+def seconds_left(value: Any, target: str) -> Iterator[Effect]:
+    """A deadline in seconds; none is the default."""
+    if not is_nothing(value):
+        yield Set(target, float(value) if is_number(value) and abs(value) < 1e15 else value)
+
+
+def workers(value: Any, target: str) -> Iterator[Effect]:
+    """Processes of an environment; `auto` is left to the default."""
+    if value == "auto":
+        yield Note("ignored: one process plays all episodes side by side; set a number for more")
+    elif not is_nothing(value):
+        yield Set(target, value)
+
+
+def gpu_ids(name: str) -> Conversion:
+    """GPUs by index: a list, or text with commas."""
+
+    def convert(value: Any, _target: str) -> Iterator[Effect]:
+        if isinstance(value, str) and re.fullmatch(r"\d{1,4}(,\d{1,4})*", value):
+            value = [int(part) for part in value.split(",")]
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = [value]
+        if isinstance(value, list) and value and all(is_count(one) or one == 0 for one in value):
+            yield Later(name, value)
+        else:
+            yield Refuse(f"got {shown(value)}, expected indices of GPUs, such as [0, 1]")
+
+    return convert
+
+
+def count(name: str) -> Conversion:
+    """A number of GPUs or nodes that others are made of."""
+
+    def convert(value: Any, _target: str) -> Iterator[Effect]:
+        if is_count(value) and value <= 65536:
+            yield Later(name, value)
+        elif not is_nothing(value):
+            yield Refuse(f"got {shown(value)}, expected a whole number from 1 to 65536")
+
+    return convert

@@ -1,0 +1,11 @@
+"""PRIME-RL's keys, as of v0.3 (January 2026) and of August 2026: one row each, in the order of its tables."""
+
+from __future__ import annotations
+
+from rlrun.config.dialects.prime_rl import data, evaluation, inference, orchestrator, run, trainer
+from rlrun.config.dialects.rows import Dialect
+
+PRIME_RL = Dialect("PRIME-RL", (*run.ROWS, *trainer.ROWS, *orchestrator.ROWS, *inference.ROWS, *data.ROWS))
+"""Files of `rl`, `sft`, `trainer`, `orchestrator` and `inference`."""
+PRIME_RL_EVAL = Dialect("PRIME-RL", (*evaluation.ROWS, *run.ROWS))
+"""Files of `eval`."""

@@ -1,0 +1,33 @@
+"""Keys of a file of `eval`: environments, and how they are asked."""
+
+from __future__ import annotations
+
+from rlrun.config.dialects.conversions import all_or, later, optional, place
+from rlrun.config.dialects.prime_rl.orchestrator import of_environment, of_evaluation_sampling
+from rlrun.config.dialects.rows import Row, ignored, refused, to
+
+_SERVER = "engines are started here, or named by the option --engine-url"
+_KEPT = "answers and results are kept in the run's folder"
+
+ROWS: tuple[Row, ...] = (
+    to("model", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
+    ignored("client", _SERVER),
+    to("num_examples", "evaluation.num_tasks", by=all_or),
+    to("select.limit", "evaluation.num_tasks", by=all_or),
+    to("rollouts_per_example", "evaluation.samples_per_task", by=optional),
+    to("group_size", "evaluation.samples_per_task", by=optional),
+    *of_evaluation_sampling("sampling", "evaluation.sampling"),
+    *of_environment("env[]"),
+    *of_environment("source[]"),
+    ignored("env[].num_examples", "evaluation.num_tasks is that of all environments"),
+    ignored("env[].interval", "an evaluation is made once"),
+    ignored("source[].num_examples", "evaluation.num_tasks is that of all environments"),
+    to("max_concurrent", "orchestrator.max_concurrency", by=optional),
+    to("weights_dir", "policies.from_run"),
+    to("steps", "policies.steps", by=optional),
+    to("eval_base", "policies.base", by=later("eval_base"), text="beside weights_dir"),
+    ignored("save", _KEPT),
+    ignored("save_to_hf", _KEPT),
+    ignored("run", _KEPT),
+    refused("watcher", "there is none: evaluation in [orchestrator] of a run measures every version", "evaluation.interval"),
+)  # fmt: skip

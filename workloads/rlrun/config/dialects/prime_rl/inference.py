@@ -1,0 +1,66 @@
+"""Keys of `[inference]`, the engines."""
+
+from __future__ import annotations
+
+from rlrun.config.dialects.conversions import choice, later, only, optional, place, server_flag, tool_parser
+from rlrun.config.dialects.prime_rl.run import of_role
+from rlrun.config.dialects.rows import Row, ignored, refused, to
+
+_ARGS = "inference.extra_args"
+_ADAPTERS = "the engine's adapters follow from trainer.lora"
+_ADDRESS = "the engines' ports are chosen; the option --inference-port sets them"
+_GRAPHS = "graphs are captured on GPUs: the result is the same"
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _of_engine(table: str, *, vllm: bool) -> tuple[Row, ...]:
+    """Rows of vLLM's own options; `table` ends with a dot. Those without a field of ours go to vLLM's server as they are."""
+    flags = (
+        "enable_prefix_caching", "enable_expert_parallel", "all2all_backend", "enable_eplb", "calculate_kv_scales",
+        "quantization", "kv_cache_dtype", "reasoning_parser", "max_num_batched_tokens", "enable_chunked_prefill",
+    )  # fmt: skip
+    rest = (Row(f"{table}*", "mapped", (_ARGS,), "--<name>=<value>", by_name=lambda name: server_flag(_kebab(name))),)
+    return (
+        to(f"{table}gpu_memory_utilization", "inference.gpu_memory_utilization"),
+        *(to(f"{table}{name}", _ARGS, by=server_flag(_kebab(name)), text=f"--{_kebab(name)}") for name in flags),
+        *(ignored(f"{table}{name}", _ADAPTERS) for name in ("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank")),
+        ignored(f"{table}api_server_count", "one server answers for all copies of an engine"),
+        ignored(f"{table}enforce_eager", _GRAPHS),
+        ignored(f"{table}seed", "seed is that of everything random in the run"),
+        ignored(f"{table}enable_auto_tool_choice", "it comes with tool_call_parser"),
+        to(f"{table}tool_call_parser", _ARGS, by=tool_parser, text="--enable-auto-tool-choice --tool-call-parser"),
+        to(f"{table}max_model_len", "inference.max_model_len", by=later("max_model_len"), text="at least seq_len"),
+        to(f"{table}dtype", "model.dtype", by=choice({"auto": "bfloat16"})),
+        to(f"{table}trust_remote_code", "model.trust_remote_code"),
+        refused(f"{table}enable_return_routed_experts", "there is none: experts are chosen anew in the trainer"),
+        refused(f"{table}rope_scaling", "there is none: the trainer reads it from config.json of the model's folder, and so does the engine"),
+        *(rest if vllm else ()),
+    )  # fmt: skip
+
+
+ROWS: tuple[Row, ...] = (
+    *of_role("inference."),
+    *_of_engine("inference.", vllm=False),
+    *_of_engine("inference.model.", vllm=False),
+    to("inference.model.name", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
+    *_of_engine("inference.vllm.", vllm=True),
+    to("inference.vllm.model", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
+    to("inference.vllm.max_num_seqs", "inference.max_num_seqs"),
+    to("inference.vllm.tensor_parallel_size", "inference.tensor_parallel"),
+    to("inference.vllm.data_parallel_size", "inference.data_parallel"),
+    to("inference.parallel.tp", "inference.tensor_parallel"),
+    to("inference.parallel.dp", "inference.data_parallel"),
+    ignored("inference.server", _ADDRESS),
+    ignored("inference.renderer", "the chat template is that of the model's tokenizer"),
+    ignored("inference.slurm", "the run is started here, or by Kubernetes"),
+    ignored("inference.deployment.type", "inference.replicas and gpus_per_replica say where engines run",
+            only(("single_node",), "single_node is the default", "set inference.replicas and inference.gpus_per_replica")),
+    to("inference.deployment.gpus_per_node", "inference.gpus_per_replica", by=later("gpus_per_node")),
+    refused("inference.deployment.num_nodes", "inference.replicas are engines of one node each", "inference.replicas"),
+    ignored("inference.output_dir", "the roles of a run have one folder: output_dir at the top of the file"),
+    ignored("inference.use_deep_gemm", "it changes speed alone"),
+    to("inference.data_parallel_size_local", "inference.data_parallel", by=optional),
+)  # fmt: skip

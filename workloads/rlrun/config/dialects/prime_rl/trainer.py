@@ -1,0 +1,134 @@
+"""Keys of `[trainer]`, which are those of the whole file in supervised fine-tuning."""
+
+from __future__ import annotations
+
+from rlrun.config.dialects.conversions import choice, flag, later, only, optional, place, table_as, targets_of_lora
+from rlrun.config.dialects.prime_rl.run import of_loss, of_role, of_tokenizer
+from rlrun.config.dialects.rows import Row, ignored, refused, same, to
+
+_IMPLEMENTATION = "any causal language model of transformers is trained by one implementation"
+_HEAD = "log-probs and entropy never need the whole logits: the head is always computed in pieces"
+_MASTERS = "masters and sums of gradients are float32"
+_AC = "trainer.activation_checkpointing"
+_SCHEDULE = "a schedule decays from the end of the warm-up to max_steps"
+
+
+def _of_optimizer(table: str) -> tuple[Row, ...]:
+    ours = "trainer.optimizer"
+    return (
+        to(f"{table}.type", f"{ours}.name", by=choice({})),
+        to(f"{table}.lr", f"{ours}.lr"),
+        to(f"{table}.weight_decay", f"{ours}.weight_decay"),
+        to(f"{table}.max_norm", f"{ours}.max_grad_norm"),
+        to(f"{table}.betas1", f"{ours}.beta1"),
+        to(f"{table}.betas2", f"{ours}.beta2"),
+        to(f"{table}.mu", f"{ours}.momentum"),
+        to(f"{table}.momentum", f"{ours}.momentum"),
+        ignored(f"{table}.nesterov", "momentum is as the optimizer has it", only((True, False), "momentum is as the optimizer has it", "write true")),
+        *_of_scheduler(f"{table}.scheduler"),
+    )  # fmt: skip
+
+
+def _of_scheduler(table: str) -> tuple[Row, ...]:
+    ours = "trainer.scheduler"
+    return (
+        to(f"{table}.type", f"{ours}.name"),
+        to(f"{table}.warmup_steps", f"{ours}.warmup_steps"),
+        to(f"{table}.min_lr", f"{ours}.min_lr_ratio", by=later("min_lr"), text="divided by optim.lr"),
+        to(f"{table}.decay_steps", f"{ours}.name", by=later("decay_steps"), text=f"only as max_steps - warmup_steps: {_SCHEDULE}"),
+    )
+
+
+def _of_lora(table: str) -> tuple[Row, ...]:
+    ours = "trainer.lora"
+    return (
+        to(table, ours, by=table_as({}), text="a table of no keys is enough"),
+        to(f"{table}.rank", f"{ours}.rank"),
+        to(f"{table}.alpha", f"{ours}.alpha"),
+        to(f"{table}.dropout", f"{ours}.dropout"),
+        to(f"{table}.target_modules", f"{ours}.targets", by=targets_of_lora),
+        to(f"{table}.modules_to_save", f"{ours}.modules_to_save"),
+        ignored(f"{table}.name", "the run's adapter has the run's name"),
+    )
+
+
+def of_model(table: str) -> tuple[Row, ...]:
+    """Rows of the trainer's model."""
+    parallel = "trainer.parallelism"
+    return (
+        to(f"{table}.name", "model.name", "model.path", by=place, text="a name with a path's form is model.path"),
+        same(f"{table}.trust_remote_code", "model.trust_remote_code"),
+        to(f"{table}.seq_len", "trainer.micro_batch_tokens", "seq_len", by=later("packed_length"), text="seq_len where nothing else sets it"),
+        to(
+            f"{table}.attn", "trainer.attention",
+            by=choice({"flash_attention_2": "auto", "flash_attention_3": "auto", "flash_attention_4": "auto", "fa4": "auto", "olmo3_sink": "auto"}),
+            text="flash_attention_*: auto, which is flash attention on GPUs",
+        ),
+        ignored(f"{table}.impl", _IMPLEMENTATION),
+        ignored(f"{table}.load_using_meta", "weights are always loaded in shards, onto meta tensors"),
+        ignored(f"{table}.log_signature", "the shape of the model is in the trainer's log"),
+        to(_name := f"{table}.ac", _AC, by=table_as("full"), text="true or a table: full"),
+        to(f"{_name}.mode", _AC, by=choice({"full": "full", "selective": "selective"})),
+        ignored(f"{_name}.freq", "every layer is recomputed: the result is the same"),
+        ignored(f"{_name}.targets", "what is recomputed is chosen by activation_checkpointing: the result is the same"),
+        to(f"{table}.ac_offloading", _AC, by=table_as("offload"), text="true or a table: offload"),
+        ignored(f"{table}.ac_offloading.pin_memory", "host memory is pinned"),
+        ignored(f"{table}.ac_offloading.max_inflight_activations", "the number in flight is chosen"),
+        to(f"{table}.compile", "trainer.compile", by=flag, text="true or a table"),
+        ignored(f"{table}.compile.fullgraph", "every decoder layer is compiled: the result is the same"),
+        to(f"{table}.fsdp_cpu_offload", "trainer.cpu_offload"),
+        to(f"{table}.optim_cpu_offload", "trainer.cpu_offload", text="with masters and gradients"),
+        ignored(f"{table}.reshard_after_forward", "it changes memory and speed alone"),
+        ignored(f"{table}.reshard", "it changes memory and speed alone"),
+        to(f"{table}.dp_replicate", f"{parallel}.dp_replicate"),
+        to(f"{table}.dp_shard", f"{parallel}.dp_shard", by=optional),
+        to(f"{table}.tp", f"{parallel}.tp"),
+        to(f"{table}.cp", f"{parallel}.cp"),
+        to(f"{table}.ep", f"{parallel}.ep"),
+        ignored(f"{table}.cp_style", "it changes memory and speed alone"),
+        ignored(f"{table}.ep_comm_backend", "it changes speed alone"),
+        ignored(f"{table}.optimization_dtype", _MASTERS),
+        ignored(f"{table}.reduce_dtype", _MASTERS),
+        ignored(f"{table}.moe_use_grouped_mm", "it changes speed alone"),
+        ignored(f"{table}.moe_backend", "it changes speed alone"),
+        ignored(
+            f"{table}.freeze_moe_router", "false trains the router, as here",
+            only((False,), "false trains the router, as here", "there is none: trainer.lora trains adapters and leaves the router as it is"),
+        ),
+        ignored(f"{table}.fused_lm_head_chunk_size", _HEAD),
+        ignored(f"{table}.fused_lm_head_token_chunk_size", _HEAD),
+        ignored(f"{table}.liger_kernel", _IMPLEMENTATION),
+        refused(f"{table}.debug", "there is none: model.tiny makes a small model", "model.tiny"),
+        refused(f"{table}.fp8", "there is none: trainer.compute_dtype is float32 or bfloat16", "trainer.compute_dtype"),
+        refused(f"{table}.vlm", "there is none: models of text alone are trained"),
+        *_of_lora(f"{table}.lora"),
+        *_of_lora(f"{table}.experimental.lora"),
+    )  # fmt: skip
+
+
+_FAKE = "the option --bench of trainer and rl measures the step on fake data"
+ROWS: tuple[Row, ...] = (
+    *of_role("trainer."),
+    *of_model("trainer.model"),
+    *of_tokenizer("trainer."),
+    *_of_optimizer("trainer.optim"),
+    *_of_scheduler("trainer.scheduler"),
+    *of_loss("trainer.loss"),
+    ignored("trainer.output_dir", "the roles of a run have one folder: output_dir at the top of the file"),
+    to("trainer.max_async_level", "algorithm.max_async_level", by=optional),
+    to("trainer.async_level", "algorithm.max_async_level", by=optional),
+    refused("trainer.data.fake", f"there is none in a run; {_FAKE}"),
+    ignored("trainer.data.small_batch_granularity", "a batch is whole before it is packed"),
+    to("trainer.max_concurrent_runs", "trainer.lora.slots", text="runs that share the trainer by their adapters"),
+    ignored("trainer.broadcast_at_step_zero", "the engine has the first weights before the first rollout"),
+    ignored("trainer.memory_profiler_path", "nothing is profiled by default", only((), "", "there is none; the metrics have the peak memory")),
+    ignored("trainer.trace_path", "nothing is profiled by default", only((), "", "there is none; time/... in the metrics has each phase")),
+    ignored("trainer.recompute_logprobs", "algorithm.proximal says which policy ratios are measured from"),
+    ignored(
+        "trainer.enable_router_replay", "false is the default here",
+        only((False,), "false is the default here", "there is none: experts are chosen anew in the trainer"),
+    ),
+    ignored("trainer.enable_token_export", "packed batches are kept by orchestrator.record_rollouts"),
+    ignored("trainer.gc", "the garbage collector is the trainer's own affair"),
+    ignored("trainer.loss_impl", "the loss has one implementation, which computes in pieces"),
+)  # fmt: skip

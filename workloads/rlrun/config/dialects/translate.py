@@ -1,0 +1,263 @@
+"""A document or an option of another project as assignments to our fields, with the place of each value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlrun.config.dialects.conversions import shown
+from rlrun.config.dialects.rows import Dialect, Effect, Extend, Later, Note, Refuse, Row, Set
+from rlrun.config.loading.layers import Assignment, Hint, Layer, Origin, assign
+from rlrun.config.loading.problems import Problem
+from rlrun.config.loading.schema import Shape, Style, fields, find_field, few, snake
+from rlrun.config.loading.yaml_text import Key
+from rlrun.config.suggest import did_you_mean
+
+_LEVELS_MAX = 32
+DIALECT = "dialect"
+"""Hint: something was said in another project's names."""
+ENVIRONMENTS = "environments"
+"""Hint: environments were."""
+ROLES = ("trainer", "orchestrator", "inference")
+
+
+@dataclass
+class Translation:
+    """What a document says in our names, and what is left of it for our own reader."""
+
+    assignments: list[Assignment] = field(default_factory=list)
+    layer: Layer = field(default_factory=Layer)
+    """Problems, notices and hints."""
+    rest: dict[str, Any] = field(default_factory=dict)
+    rows: list[tuple[str, Row | None]] = field(default_factory=list)
+    """Every key that was read with its row; None: a key of ours, or of nobody."""
+
+    def as_layer(self, model: type[BaseModel]) -> Layer:
+        """The assignments as a layer of `model`, with all that was found."""
+        assign(self.layer, model, self.assignments)
+        return self.layer
+
+
+@dataclass(frozen=True)
+class Translator:
+    """Reading of one source in another project's names."""
+
+    dialect: Dialect
+    model: type[BaseModel]
+    """Description of a run."""
+    source: str
+    lines: Mapping[Key, int] = field(default_factory=dict)
+    style: Style = "snake"
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields of ours."""
+    fallback: str = ""
+    """Table whose keys may stand at the top, as the trainer's in a file of supervised fine-tuning."""
+
+    def read(self, document: Mapping[str, Any], table: str = "", raw: Key = (), shown: str = "") -> Translation:
+        """What a document says.
+
+        Args:
+            document: a whole file, or the part of one role.
+            table: the role whose part it is; empty for the whole run.
+            raw: place of the part in the file, for lines.
+            shown: how the user calls the place of the part.
+        """
+        result = Translation()
+        models = [model for part in (table,) if part and (model := self._below(self.model, part)) is not None]
+        place = _Place(table, raw, shown, (), tuple([*models, self.model]))
+        result.rest = self._table(dict(document), place, result)
+        return result
+
+    def knows(self, words: Sequence[str]) -> bool:
+        """True if an option or variable of these words is the dialect's, and not a field of ours as it is."""
+        row = self._find(_path_of(words))
+        return row is not None and row.fate != "same"
+
+    def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
+        """What an option or variable says; None if no row knows it."""
+        names = [snake(word) if not word.isdecimal() else word for word in words]
+        path = _path_of(words)
+        if (row := self._find(path)) is None:
+            return None
+        result = Translation()
+        indices = tuple(int(word) for word in names if word.isdecimal())
+        self._apply(row, value, _Place(path, (), shown, indices, ()), result)
+        return result
+
+    def _find(self, path: str) -> Row | None:
+        row = self.dialect.find(path)
+        return self.dialect.find(f"{self.fallback}.{path}") if row is None and self.fallback else row
+
+    def _has_below(self, path: str) -> bool:
+        has = self.dialect.has_below
+        return has(path) or bool(self.fallback) and has(f"{self.fallback}.{path}")
+
+    def _below(self, model: type[BaseModel], name: str) -> type[BaseModel] | None:
+        known = find_field(model, self.aliases.get(name, name))
+        return None if known is None else fields(model)[known].model
+
+    def _table(self, table: dict[str, Any], place: _Place, result: Translation) -> dict[str, Any]:
+        rest: dict[str, Any] = {}
+        for name, value in table.items():
+            inner = place.inside(name)
+            kept = self._key(name, value, inner, place, result)
+            if kept is not _TAKEN:
+                rest[name] = kept
+        return rest
+
+    def _key(self, name: str, value: Any, inner: _Place, place: _Place, result: Translation) -> Any:
+        row = self._find(inner.path)
+        below = self._has_below(inner.path) and len(inner.raw) < _LEVELS_MAX
+        ours = [model for model in place.models if find_field(model, self.aliases.get(name, name)) is not None]
+        if isinstance(value, dict) and below:
+            if row is not None and (row.fate == "mapped" or not value):
+                self._apply(row, value, inner, result)
+            rest = self._table(value, self._inside(inner, place, ours, name), result)
+            return rest if ours and (rest or not value) and row is None else rest or _TAKEN
+        if row is None and self._has_below(f"{inner.path}[]") and not self._is_ours(value, ours, name):
+            self._items(value, inner, result)
+            return _TAKEN
+        result.rows.append((inner.path, row))
+        if row is not None and row.fate != "same":
+            self._apply(row, value, inner, result)
+            return _TAKEN
+        if not ours and below:
+            self._refuse(inner, f"got {shown(value)}, expected a table", result)
+            return _TAKEN
+        if not ours and not place.models:
+            self._refuse(inner, f"unknown field{self._known(name, place)}", result)
+            return _TAKEN
+        return value
+
+    def _is_ours(self, items: Any, ours: Sequence[type[BaseModel]], name: str) -> bool:
+        """True for a list whose items have no other keys than those of our field of that name."""
+        for model in ours:
+            item = fields(model)[find_field(model, self.aliases.get(name, name)) or ""].parts[0].model
+            tables = items if isinstance(items, list) else [items]
+            if item is not None and all(
+                isinstance(one, dict) and all(find_field(item, key) is not None for key in one) for one in tables
+            ):
+                return True
+        return False
+
+    def _inside(self, inner: _Place, place: _Place, ours: Sequence[type[BaseModel]], name: str) -> _Place:
+        models = [found for model in ours if (found := self._below(model, name)) is not None]
+        shared = [self.model] if not place.path and snake(name) in ROLES else []
+        return inner.among((*models, *shared))
+
+    def _items(self, items: Any, place: _Place, result: Translation) -> None:
+        if not isinstance(items, list):
+            self._refuse(place, f"got {shown(items)}, expected a list of tables", result)
+            return
+        for i, item in enumerate(items):
+            inner = place.item(i)
+            if isinstance(item, dict):
+                self._table(item, inner.among(()), result)
+            else:
+                self._refuse(inner, f"got {shown(item)}, expected a table", result)
+
+    def _known(self, name: str, place: _Place) -> str:
+        known = self.dialect.names_below(place.path)
+        if self.fallback and not known:
+            known = self.dialect.names_below(f"{self.fallback}.{place.path}")
+        others = [one for one in known if one != snake(name)]
+        return did_you_mean(snake(name), others) or f"; known: {few(others)}"
+
+    def _refuse(self, place: _Place, message: str, result: Translation) -> None:
+        result.layer.problems.append(Problem(self.source, place.shown, message, self.lines.get(place.raw)))
+
+    def _apply(self, row: Row, value: Any, place: _Place, result: Translation) -> None:
+        origin = Origin(self.source, place.shown, self.lines.get(place.raw), self.style)
+        for effect in row.effects(value, place.path.rpartition(".")[2]):
+            self._take(effect, place.indices, origin, result)
+
+    def _take(self, effect: Effect, indices: tuple[int, ...], origin: Origin, result: Translation) -> None:
+        layer, said = result.layer, Problem(origin.source, origin.path, "", origin.line)
+        match effect:
+            case Set(path, value):
+                self._mark(path, origin, layer)
+                result.assignments.append(Assignment(key_of(path, indices), value, origin))
+            case Extend(path, items):
+                self._mark(path, origin, layer)
+                key = key_of(path, indices)
+                before = [*(one.value for one in result.assignments if one.key == key)]
+                value = [*(before[-1] if before else []), *items]
+                result.assignments = [one for one in result.assignments if one.key != key]
+                result.assignments.append(Assignment(key, value, origin))
+            case Note(text):
+                layer.notices.append(Problem(said.source, said.path, text, said.line))
+            case Refuse(text):
+                layer.problems.append(Problem(said.source, said.path, text, said.line))
+            case Later(label, value):
+                self._mark("", origin, layer)
+                layer.hints[label] = Hint(value, origin)
+
+    def _mark(self, path: str, origin: Origin, layer: Layer) -> None:
+        layer.hints.setdefault(DIALECT, Hint(self.dialect.name, origin))
+        if path.startswith("environments["):
+            layer.hints.setdefault(ENVIRONMENTS, Hint(True, origin))
+
+
+def _path_of(words: Sequence[str]) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", "[]", ".".join(snake(word) for word in words))
+
+
+_TAKEN: Any = object()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place in a document."""
+
+    path: str
+    """Dotted, with `[]` for an item."""
+    raw: Key
+    shown: str
+    indices: tuple[int, ...]
+    models: tuple[type[BaseModel], ...]
+    """Models of ours that its keys may be fields of; none in a table that only the dialect has."""
+
+    def inside(self, name: str) -> _Place:
+        path = f"{self.path}.{snake(name)}" if self.path else snake(name)
+        shown = f"{self.shown}.{name}" if self.shown else name
+        return _Place(path, (*self.raw, name), shown, self.indices, self.models)
+
+    def item(self, index: int) -> _Place:
+        shown = f"{self.shown}[{index}]"
+        return _Place(f"{self.path}[]", (*self.raw, index), shown, (*self.indices, index), self.models)
+
+    def among(self, models: Iterable[type[BaseModel]]) -> _Place:
+        return _Place(self.path, self.raw, self.shown, self.indices, tuple(models))
+
+
+def key_of(path: str, indices: Sequence[int] = ()) -> Key:
+    """A target's path as a key: `[]` is the next of the indices, `[0]` the item itself."""
+    rest = list(indices)
+    key: list[str | int] = []
+    for part in path.split("."):
+        name, bracket, index = part.partition("[")
+        key.append(name)
+        if bracket:
+            number = index.rstrip("]")
+            key.append(int(number) if number else rest.pop(0) if rest else 0)
+    return tuple(key)
+
+
+def shape_at(model: type[BaseModel], key: Key) -> Shape | None:
+    """The shape of a field, None if there is none; what lies in a free-form one has a shape of anything."""
+    shape = Shape("model", model=model)
+    for part in key:
+        if shape.kind == "model" and shape.model is not None:
+            known = fields(shape.model)
+            if part not in known:
+                return None
+            shape = known[str(part)]
+        elif shape.kind in ("list", "mapping"):
+            shape = shape.parts[0]
+        elif shape.kind not in ("any", "union"):
+            return None
+    return shape
