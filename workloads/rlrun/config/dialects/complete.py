@@ -164,6 +164,12 @@ def _objective(run: _Run) -> None:
         run.put("algorithm.loss.name", "masked_is" if kind is None else "dppo", "kl_tau")
         if run.get("algorithm.loss.name") in (*known, "ipo"):
             run.put("algorithm.loss.options.kl_tau", run.hint("kl_tau"), "kl_tau")
+    scale = run.hint("adv_tau")
+    if scale is not None and run.get("algorithm.loss.name") in ("masked_is", None) and kind is None:
+        run.put("algorithm.loss.name", "masked_is", "adv_tau")
+        run.put("algorithm.loss.options.adv_tau", scale, "adv_tau")
+    elif scale is not None and scale != 1:
+        run.refuse("adv_tau", f"got {scale!r:.60}; there is none in this loss: the learning rate scales the advantage")
     if run.get("algorithm.advantage.options") is not None:
         run.put("algorithm.advantage.name", "grpo", DIALECT)
     level, behind = run.get("algorithm.max_async_level"), run.get("algorithm.max_off_policy_steps")
@@ -232,7 +238,7 @@ def _machines(run: _Run) -> None:
         ids, gpus, nodes = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus"), run.hint(f"{role}_nodes")
         total = len(ids) if ids is not None else gpus
         name = f"{role}_gpu_ids" if ids is not None else f"{role}_gpus" if gpus is not None else f"{role}_nodes"
-        if total is None and nodes is None:
+        if (total is None and nodes is None) or (role == "inference" and run.get("data") is not None):
             continue
         if role == "trainer":
             run.put("trainer.gpus_per_replica", per_node if nodes is not None else total, name)

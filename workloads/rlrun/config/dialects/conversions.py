@@ -110,6 +110,24 @@ def step_to_resume(value: Any, target: str) -> Iterator[Effect]:
     yield Later("resume", True)
 
 
+def run_name(value: Any, target: str) -> Iterator[Effect]:
+    """A name in the form that a run's has."""
+    if isinstance(value, str):
+        name = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-")
+        yield Set(target, name if name[:1].isalpha() else f"run-{name}"[:40].strip("-"))
+    elif not is_nothing(value):
+        yield Set(target, value)
+
+
+def harness(value: Any, _target: str) -> Iterator[Effect]:
+    """The program that plays an agent's part: the chat loop, or one in a sandbox, which is not played here."""
+    name = value.get("id") if isinstance(value, dict) else value
+    if is_nothing(name) or name in ("null", "default"):
+        yield Note("ignored: the agent is the chat loop of the orchestrator")
+    else:
+        yield Refuse(f"got {shown(name)}; there is none: the agent is the chat loop of the orchestrator, no program in a sandbox")
+
+
 def all_or(value: Any, target: str) -> Iterator[Effect]:
     """A number of tasks; -1 is all."""
     if value == -1 and not isinstance(value, bool):
@@ -229,12 +247,12 @@ def loss_option(loss: str, option: str) -> Conversion:
     return convert
 
 
-def objective(names: Mapping[str, Mapping[str, Any]], known: str) -> Conversion:
-    """A named algorithm as fields of ours; `known` lists what there is for the refusal of others."""
+def objective(names: Mapping[str, Mapping[str, Any]], known: str, table: str = "") -> Conversion:
+    """A named algorithm as fields of ours, below `table`; `known` lists what there is for the refusal of others."""
 
     def convert(value: Any, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and value in names:
-            yield from (Set(path, one) for path, one in names[value].items())
+            yield from (Set(f"{table}.{path}" if table else path, one) for path, one in names[value].items())
         elif not is_nothing(value):
             yield Refuse(f"got {shown(value)}; there is none here; known: {known}")
 
@@ -253,8 +271,8 @@ def option_if(targets: Mapping[str, Any]) -> Conversion:
     return convert
 
 
-def in_table(name: str) -> Conversion:
-    """The value below a free-form field, under this name."""
+def at(name: str) -> Conversion:
+    """The value below a free-form field, under this dotted name."""
 
     def convert(value: Any, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.{name}", value)

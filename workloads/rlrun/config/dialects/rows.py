@@ -118,11 +118,15 @@ class Dialect:
     def _patterns(self) -> list[tuple[re.Pattern[str], Row]]:
         """Rows with `*`, the most literal first."""
         rows = sorted((row for row in self.rows if "*" in row.path), key=lambda row: -len(row.path))
-        return [(re.compile(re.escape(row.path).replace(r"\*", r"[^.\[\]]+")), row) for row in rows]
+        return [(_pattern(row.path), row) for row in rows]
 
     @cached_property
     def _parents(self) -> frozenset[str]:
         return frozenset(parent for row in self.rows for parent in _parents(row.path))
+
+    @cached_property
+    def _parent_patterns(self) -> list[re.Pattern[str]]:
+        return [_pattern(parent) for parent in self._parents if "*" in parent]
 
     def find(self, path: str) -> Row | None:
         """The row of a path."""
@@ -131,14 +135,20 @@ class Dialect:
         return next((row for pattern, row in self._patterns if pattern.fullmatch(path)), None)
 
     def has_below(self, path: str) -> bool:
-        """True if rows begin with this path."""
-        return path in self._parents
+        """True if rows begin with this path; those with `*` count for a path that has no row of its own."""
+        if path in self._by_path:
+            return path in self._parents
+        return path in self._parents or any(pattern.fullmatch(path) for pattern in self._parent_patterns)
 
     def names_below(self, path: str) -> list[str]:
         """The next names of all rows below a path."""
         start = f"{path}." if path else ""
         below = (row.path.removeprefix(start) for row in self.rows if row.path.startswith(start))
         return sorted({re.split(r"[.\[]", name)[0] for name in below} - {"*"})
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.escape(path).replace(r"\*", r"[^.\[\]]+"))
 
 
 def _parents(path: str) -> Iterable[str]:

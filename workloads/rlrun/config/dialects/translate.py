@@ -114,10 +114,10 @@ class Translator:
         below = self._has_below(inner.path) and len(inner.raw) < _LEVELS_MAX
         ours = [model for model in place.models if find_field(model, self.aliases.get(name, name)) is not None]
         if isinstance(value, dict) and below:
-            if row is not None and (row.fate == "mapped" or not value):
+            if row is not None and row.fate != "same" and (row.fate == "mapped" or not value):
                 self._apply(row, value, inner, result)
             rest = self._table(value, self._inside(inner, place, ours, name), result)
-            return rest if ours and (rest or not value) and row is None else rest or _TAKEN
+            return rest if rest or (ours and not value and (row is None or row.fate == "same")) else _TAKEN
         if row is None and self._has_below(f"{inner.path}[]") and not self._is_ours(value, ours, name):
             self._items(value, inner, result)
             return _TAKEN

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rlrun.config.dialects.conversions import (
     all_or,
+    at,
     choice,
     environment_id,
     filters,
-    in_table,
+    harness,
     later,
     objective,
     only,
@@ -21,6 +22,7 @@ from rlrun.config.dialects.conversions import (
 from rlrun.config.dialects.prime_rl.run import of_loss, of_role, of_tokenizer
 from rlrun.config.dialects.rows import Row, ignored, refused, same, to
 
+_AGENT = "the agent is the chat loop of the orchestrator"
 _SERVER = "a run starts its own engines and connects them"
 _ADVANTAGE = "algorithm.advantage"
 _ALGORITHMS = {
@@ -28,6 +30,11 @@ _ALGORITHMS = {
     "default": {"algorithm.advantage.name": "grpo"},
     "max_rl": {"algorithm.advantage.name": "max_rl"},
     "opd": {"algorithm.preset": "distill"},
+}
+_OF_ONE = {
+    "grpo": {"algorithm.advantage.name": "grpo"},
+    "max_rl": {"algorithm.advantage.name": "max_rl"},
+    "opd": {"algorithm.loss.name": "distill"},
 }
 _NO_OTHER = "it belongs to an algorithm that is not here"
 
@@ -76,14 +83,27 @@ def _no(ours: str, name: str) -> str:
 
 def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
     """Rows of an environment that is played; `table` ends with `[]`."""
-    ids = (f"{ours}.id", f"{ours}.args.taskset")
+    ids = (f"{ours}.id", f"{ours}.args")
     return (
         to(f"{table}.id", f"{ours}.id", by=environment_id, text="verifiers:<name>, without owner and version"),
         to(f"{table}.taskset", *ids, by=taskset, text="id: verifiers:<name>; the rest: args.taskset"),
         to(f"{table}.env.taskset", *ids, by=taskset, text="id: verifiers:<name>; the rest: args.taskset"),
-        ignored(f"{table}.env.*", "the agent is the chat loop in this process"),
-        to(f"{table}.env.id", f"{ours}.args.env", by=in_table("id")),
-        ignored(f"{table}.harness", "the agent is the chat loop in this process"),
+        to(f"{table}.env_id", f"{ours}.id", by=environment_id, text="verifiers:<name>, without owner and version"),
+        to(f"{table}.env_args", f"{ours}.args"),
+        ignored(f"{table}.env.*.harness", _AGENT, harness),
+        ignored(f"{table}.env.*.runtime", _AGENT, only(({"type": "subprocess"},), _AGENT, "there is none: episodes are played in a process beside the orchestrator, in no sandbox")),
+        to(f"{table}.env.*.max_turns", f"{ours}.args", by=at("max_turns")),
+        ignored(f"{table}.env.*.max_output_tokens", "seq_len is the length of all turns together"),
+        to(f"{table}.env.*.timeout.rollout", f"{ours}.timeout_seconds", by=seconds_left),
+        to(f"{table}.env.*.timeout", f"{ours}.timeout_seconds", by=seconds_left),
+        ignored(f"{table}.select.shuffle", "tasks are shuffled in each epoch"),
+        ignored(f"{table}.select.seed", "seed is that of everything random in the run"),
+        to(f"{table}.select.limit", f"{ours}.args", by=at("limit")),
+        ignored(f"{table}.serve", "environments are played beside the orchestrator"),
+        ignored(f"{table}.pool", "environments[].workers has the number of processes"),
+        ignored(f"{table}.retries", "a rollout that fails is rejected and counted, and another one is started"),
+        to(f"{table}.env.id", f"{ours}.args", by=at("env.id")),
+        ignored(f"{table}.harness", _AGENT, harness),
         to(f"{table}.name", f"{ours}.name", by=optional),
         to(f"{table}.args", f"{ours}.args"),
         to(f"{table}.ratio", f"{ours}.ratio", by=optional),
@@ -100,7 +120,13 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
             f"{table}.max_total_completion_tokens", "-1 is no limit",
             only((-1,), "-1 is no limit", "there is none: seq_len is the length of all turns together"),
         ),
-        refused(f"{table}.algo", "there is none of that name: environments[].algorithm has the parts of its objective", f"{ours}.algorithm"),
+        to(
+            f"{table}.algo.type", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
+            by=objective(_OF_ONE, "grpo, max_rl, opd", ours), text="opd: loss distill",
+        ),
+        to(f"{table}.algo.teacher.name", "algorithm.reference.model"),
+        ignored(f"{table}.algo.teacher.*", "the teacher lies beside the policy in the trainer, without a server"),
+        ignored(f"{table}.algo.*", _NO_OTHER, only((), "", "there is none here: environments[].algorithm has the parts of its objective")),
         *of_sampling(f"{table}.sampling", f"{ours}.sampling"),
     )  # fmt: skip
 
@@ -126,7 +152,11 @@ def _of_evaluation(table: str) -> tuple[Row, ...]:
         to(table, ours, by=later("evaluates")),
         to(f"{table}.interval", f"{ours}.interval"),
         to(f"{table}.num_examples", f"{ours}.num_tasks", by=all_or),
+        to(f"{table}.num_tasks", f"{ours}.num_tasks", by=all_or),
         to(f"{table}.select.limit", f"{ours}.num_tasks", by=all_or),
+        ignored(f"{table}.select.*", "tasks are those of the environment's eval split, from the first on"),
+        ignored(f"{table}.skip_first_step", "the first version, the model itself, is always measured"),
+        ignored(f"{table}.retrigger_on_resume", "a version is never measured twice"),
         to(f"{table}.rollouts_per_example", f"{ours}.samples_per_task"),
         to(f"{table}.group_size", f"{ours}.samples_per_task"),
         *of_evaluation_sampling(f"{table}.sampling", f"{ours}.sampling"),
@@ -252,5 +282,11 @@ ROWS: tuple[Row, ...] = (
     ignored("orchestrator.teacher_model.model.trust_remote_code", "it is that of the policy"),
     ignored("orchestrator.teacher_model.client", "the teacher lies beside the policy in the trainer, without a server"),
     refused("orchestrator.teacher_rollout_model", "there is none: rollouts are the policy's own; synthesize writes a teacher's, which sft learns from"),
+    ignored("orchestrator.pool_size", "prompts are made into tokens by the orchestrator"),
+    ignored("orchestrator.collect_inference_metrics", "the engines' metrics are collected"),
+    ignored("orchestrator.env_install_prerelease", "environments are installed beforehand, with pip"),
+    ignored("orchestrator.model.client", _SERVER),
+    refused("orchestrator.actor", "there is none: rollouts are the policy's own"),
+    refused("orchestrator.models", "there is none: algorithm.reference.model is the only other model", "algorithm.reference.model"),
     refused("orchestrator.env_server", "there is none: environments are played beside the orchestrator"),
 )  # fmt: skip

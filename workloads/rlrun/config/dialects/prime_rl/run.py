@@ -10,6 +10,7 @@ from rlrun.config.dialects.conversions import (
     only,
     optional,
     place,
+    run_name,
     seconds_left,
     step_to_resume,
     transport,
@@ -46,6 +47,7 @@ def of_checkpoint(table: str) -> tuple[Row, ...]:
         ignored(f"{table}.weights.save_adapter_separately", _FORMAT),
         ignored(f"{table}.weights.save_async", _FORMAT),
         ignored(f"{table}.wait_for_weights_timeout", "trainer and orchestrator complete a checkpoint together"),
+        ignored(f"{table}.skip_gather_master_weights", "weights are written in shards, and exported at the run's end"),
         refused(f"{table}.weights_only", f"there is none: {_WHOLE}", "checkpoint.resume.from_run"),
         refused(
             f"{table}.output_dir", "there is none: checkpoints lie in the run's folder; set output_dir for all of it", "output_dir"
@@ -75,8 +77,10 @@ def of_role(table: str) -> tuple[Row, ...]:
         same(f"{table}seq_len", "seq_len"),
         ignored(f"{table}wandb", _WANDB),
         ignored(f"{table}monitors", _WANDB),
-        ignored(f"{table}prime_monitor", _WANDB),
         ignored(f"{table}log", _LOGS),
+        ignored(f"{table}env_vars", "variables are set in the shell, or per role in a manifest (env)"),
+        ignored(f"{table}prime_monitor", _WANDB),
+        ignored(f"{table}matmul_precision", "sums are float32: matrix products are as compute_dtype says"),
         ignored(f"{table}heartbeat", "the run renews a Lease and answers health checks by itself"),
         ignored(f"{table}metrics_server", "every role has its metrics for Prometheus"),
         ignored(f"{table}dist_timeout_seconds", "the run's own deadlines find what hangs (progress.deadline_seconds)"),
@@ -111,14 +115,15 @@ def of_loss(table: str) -> tuple[Row, ...]:
         "sequence_mask_high": "sequence_mask_high",
         "sequence_clip_high": "sequence_clip",
         "teacher_tau": "teacher_tau",
-        "adv_tau": "adv_tau",
     }
     today = {"ipo_mask_low": "mask_low", "ipo_mask_high": "mask_high", "dppo_mask_low": "mask_low", "dppo_mask_high": "mask_high"}
     return (
         to(f"{table}.type", loss, by=later("loss_type"), text="default: the loss that the table's other keys belong to"),
         *(to(f"{table}.{theirs}", loss, by=loss_option("masked_is", ours)) for theirs, ours in masked.items()),
         *(to(f"{table}.{theirs}", loss, by=loss_option("dppo", ours)) for theirs, ours in today.items()),
+        to(f"{table}.adv_tau", loss, by=later("adv_tau"), text="the option adv_tau of loss masked_is; 1 elsewhere"),
         to(f"{table}.kl_tau", loss, by=later("kl_tau"), text="the option kl_tau of the loss that the table's other keys belong to"),
+        to(f"{table}.ipo_threshold", loss, by=loss_option("ipo", "thr")),
         ignored(
             f"{table}.sequence_mask_low", "0 masks nothing", only((0, 0.0), "0 masks nothing", "there is none in loss masked_is")
         ),
@@ -162,11 +167,17 @@ ROWS: tuple[Row, ...] = (
     ),
     ignored(
         "clean_output_dir", "a folder that holds a run is refused, never deleted",
-        only((False,), "a folder that holds a run is refused, never deleted", "delete the folder by hand, or choose another output_dir"),
+        only((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
     ),
     refused("dump_config", "the option --dry-run prints the resolved configuration of all roles"),
     ignored("dry_run", "the option --dry-run does it", only((False,), "false", "write the option --dry-run")),
     refused("teacher_inference", "a teacher lies beside the policy in the trainer: set algorithm.reference.model", "algorithm.reference.model"),
+    ignored("dashboard", "the local view, and Grafana's dashboard, show the run"),
+    to("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
+    ignored("run", "the run is known by its name and its folder"),
+    to("resume", "checkpoint.resume", by=later("resume"), text="as the option --resume"),
+    ignored("resume.skip_checks", "a folder of another run is never resumed"),
+    to("resume.step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step", by=step_to_resume),
     refused("model.vlm", "there is none: models of text alone are trained"),
     *of_tokenizer(""),
 )  # fmt: skip

@@ -16,7 +16,7 @@ _SCHEDULE = "a schedule decays from the end of the warm-up to max_steps"
 def _of_optimizer(table: str) -> tuple[Row, ...]:
     ours = "trainer.optimizer"
     return (
-        to(f"{table}.type", f"{ours}.name", by=choice({})),
+        to(f"{table}.type", f"{ours}.name", by=choice({"adamw": "adamw", "muon": "muon", "sgd": "sgd"}, "there is none here; known: adamw, muon, sgd")),
         to(f"{table}.lr", f"{ours}.lr"),
         to(f"{table}.weight_decay", f"{ours}.weight_decay"),
         to(f"{table}.max_norm", f"{ours}.max_grad_norm"),
@@ -25,6 +25,7 @@ def _of_optimizer(table: str) -> tuple[Row, ...]:
         to(f"{table}.mu", f"{ours}.momentum"),
         to(f"{table}.momentum", f"{ours}.momentum"),
         ignored(f"{table}.nesterov", "momentum is as the optimizer has it", only((True, False), "momentum is as the optimizer has it", "write true")),
+        ignored(f"{table}.cpu_offload.enabled", "false is the default", only((False,), "false is the default", "trainer.cpu_offload has it, with masters and gradients")),
         *_of_scheduler(f"{table}.scheduler"),
     )  # fmt: skip
 
@@ -98,15 +99,20 @@ def of_model(table: str) -> tuple[Row, ...]:
         ignored(f"{table}.fused_lm_head_chunk_size", _HEAD),
         ignored(f"{table}.fused_lm_head_token_chunk_size", _HEAD),
         ignored(f"{table}.liger_kernel", _IMPLEMENTATION),
-        refused(f"{table}.debug", "there is none: model.tiny makes a small model", "model.tiny"),
-        refused(f"{table}.fp8", "there is none: trainer.compute_dtype is float32 or bfloat16", "trainer.compute_dtype"),
+        to(f"{table}.full_offload", "trainer.cpu_offload", by=table_as(True)),
+        ignored(f"{table}.full_offload.*", "host memory is laid out by the trainer"),
+        ignored(f"{table}.moe", "it changes speed alone"),
+        ignored(f"{table}.deepep_num_sms", "it changes speed alone"),
+        ignored(f"{table}.deepep_token_chunk_size", "it changes speed alone"),
+        ignored(f"{table}.debug", "an empty table changes nothing", only(({},), "an empty table changes nothing", "there is none: model.tiny makes a small model")),
+        ignored(f"{table}.fp8", "false is the only way here", only((False,), "false is the only way here", "there is none: trainer.compute_dtype is float32 or bfloat16")),
+        refused(f"{table}.index_cache", "there is none: attention is dense"),
         refused(f"{table}.vlm", "there is none: models of text alone are trained"),
         *_of_lora(f"{table}.lora"),
         *_of_lora(f"{table}.experimental.lora"),
     )  # fmt: skip
 
 
-_FAKE = "the option --bench of trainer and rl measures the step on fake data"
 ROWS: tuple[Row, ...] = (
     *of_role("trainer."),
     *of_model("trainer.model"),
@@ -117,7 +123,11 @@ ROWS: tuple[Row, ...] = (
     ignored("trainer.output_dir", "the roles of a run have one folder: output_dir at the top of the file"),
     to("trainer.max_async_level", "algorithm.max_async_level", by=optional),
     to("trainer.async_level", "algorithm.max_async_level", by=optional),
-    refused("trainer.data.fake", f"there is none in a run; {_FAKE}"),
+    to("trainer.data.fake", "data.sources", by=later("data_fake"), text="the step is measured, as with --bench"),
+    to("trainer.data.fake.seq_len", "seq_len", by=later("packed_length"), text="where nothing else sets it"),
+    ignored("trainer.data.fake.batch_size", "--bench.rows has the micro-batches per rank"),
+    ignored("trainer.data.fake.micro_batch_size", "--bench.rows has the micro-batches per rank"),
+    ignored("trainer.data.fake.generate_samples", "--bench.seq-lens has the lengths of samples"),
     ignored("trainer.data.small_batch_granularity", "a batch is whole before it is packed"),
     to("trainer.max_concurrent_runs", "trainer.lora.slots", text="runs that share the trainer by their adapters"),
     ignored("trainer.broadcast_at_step_zero", "the engine has the first weights before the first rollout"),

@@ -1,0 +1,52 @@
+"""Facts about PRIME-RL's files as documents; see `prime_rl_files.txt`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class File:
+    """One configuration file of the other project."""
+
+    era: str
+    command: str
+    path: str
+    keys: dict[str, Any]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The keys as nested tables."""
+        document: dict[str, Any] = {}
+        for key, value in self.keys.items():
+            _put(document, key, value)
+        return document
+
+
+def files() -> Iterator[File]:
+    """All files."""
+    text = Path(__file__).with_suffix(".txt").read_text()
+    for block in text.split("\n== ")[1:]:
+        head, *lines = block.strip().splitlines()
+        era, command, path = head.split()
+        pairs = (line.partition(" = ") for line in lines)
+        yield File(era, command, path, {key: json.loads(value) for key, _, value in pairs})
+
+
+def _put(document: dict[str, Any], key: str, value: Any) -> None:
+    place: Any = document
+    *parents, last = [int(p[1:-1]) if p[0] == "[" else p for p in re.findall(r"\[\d+\]|[^.\[\]]+", key)]
+    for part, following in zip(parents, [*parents, last][1:], strict=True):
+        empty: Any = [] if isinstance(following, int) else {}
+        if isinstance(place, list):
+            if part == len(place):
+                place.append(empty)
+            place = place[part]
+        else:
+            place = place.setdefault(part, empty)
+    place[last] = value
