@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import API_VERSION, KIND, RLRun
+from rlrun.api.variation import Variation
 from rlrun.config.loading.examine import Examined, examine
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.layers import Layer, Reader
@@ -15,24 +16,30 @@ from rlrun.config.loading.yaml_text import Document, examine_yaml
 GROUP = API_VERSION.partition("/")[0]
 
 
-def read_manifest(path: Path) -> RLRun:
+def read_manifest(path: Path, variation: Variation | None = None) -> RLRun:
     """The one RLRun of a YAML (or JSON) file; documents of other kinds beside it are left alone.
+
+    Args:
+        path: the file.
+        variation: options and variables that change it.
 
     Raises:
         ConfigError: every problem with its line.
     """
-    return parse_manifest(read_text(path), str(path))[0]
+    return parse_manifest(read_text(path), str(path), variation)[0]
 
 
-def parse_manifest(text: str, source: str) -> tuple[RLRun, Layer]:
+def parse_manifest(text: str, source: str, variation: Variation | None = None) -> tuple[RLRun, Layer]:
     """As `read_manifest`, from a text that messages call `source`; with the origin of every field, for more checks."""
-    examined, layer = examine_manifest(text, source)
+    examined, layer = examine_manifest(text, source, variation)
     if examined.problems or examined.result is None:
         raise ConfigError(examined.problems)
     return examined.result, layer
 
 
-def examine_manifest(text: str, source: str) -> tuple[Examined[RLRun], Layer]:
+def examine_manifest(
+    text: str, source: str, variation: Variation | None = None
+) -> tuple[Examined[RLRun], Layer]:
     """As `parse_manifest`, with every problem beside what can be understood all the same.
 
     Raises:
@@ -49,6 +56,8 @@ def examine_manifest(text: str, source: str) -> tuple[Examined[RLRun], Layer]:
     value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
     layer.problems += [*broken, *wrong_type]
+    if variation is not None:
+        layer = variation.over(layer)
     return examine(RLRun, layer), layer
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import arguments, piped
-from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.schema import fields
 from rlrun.config.models.rollout import EvaluationSamplingConfig
 
@@ -127,7 +129,10 @@ def synthesize_main(argv: Sequence[str] | None = None) -> int:
 
 def run_eval(argv: Sequence[str]) -> int:
     """Run `eval`; returns the exit code."""
-    options = eval_parser().parse_args(list(argv))
+    p = eval_parser()
+    rest, varied = take_variation(argv, own_options(p))
+    options = p.parse_args(rest)
+    options.varied = varied
 
     from rlrun.evaluate.main import evaluate
 
@@ -137,7 +142,9 @@ def run_eval(argv: Sequence[str]) -> int:
 def run_synthesize(argv: Sequence[str]) -> int:
     """Run `synthesize`; returns the exit code."""
     p = synthesize_parser()
-    options = p.parse_args(list(argv))
+    rest, varied = take_variation(argv, own_options(p))
+    options = p.parse_args(rest)
+    options.varied = varied
     if options.base and options.step is not None:
         p.error("--base and --step are two policies; choose one")
 
@@ -157,6 +164,7 @@ def _request(
 
     return Request(
         manifest=options.manifest,
+        variation=Variation(options.varied, os.environ),
         work=work,
         run_dir=options.run_dir,
         weights_dir=options.weights_dir,

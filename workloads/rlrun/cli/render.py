@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve
+from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.common import report
-from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError
 from rlrun.runtime import exit_codes
 
@@ -18,7 +20,7 @@ _UID = "00000000-0000-0000-0000-000000000000"
 
 def parser() -> Parser:
     """The command line."""
-    p = Parser(prog="rlrun render", description="Print run.json: the configuration that each role gets.")
+    p = Parser(prog="rlrun render", description="Print run.json: the configuration that each role gets. Fields of spec are options too.")
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
     p.add_argument("--output-dir", help="the run's folder in the output (default: runs/<name>)")
     return p
@@ -26,9 +28,10 @@ def parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
-    options = parser().parse_args(list(argv))
+    rest, varied = take_variation(argv, own_options(p := parser()))
+    options = p.parse_args(rest)
     try:
-        manifest = read_manifest(options.file)
+        manifest = read_manifest(options.file, Variation(varied, os.environ))
     except ConfigError as error:
         return report(error)
     name = manifest.metadata.name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.api.resolve import resolve
+from rlrun.api.variation import Variation, take_variation
 from rlrun.cli.bench import not_benched, run_bench, take_bench
 from rlrun.cli.common import arguments, piped, report
 from rlrun.cli.rl import UID, start
@@ -39,13 +41,14 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
     """Measure the step of a manifest's run; returns the exit code."""
     try:
         rest, options = take_bench(words)
+        rest, varied = take_variation(rest)
         if rest:
             raise ConfigError([Problem(COMMAND_LINE, rest[0], "is not understood beside --bench")])
         text = read_text(manifest)
     except ConfigError as error:
         return report(error)
     assert options is not None
-    judged = judge_manifest(text, str(manifest), here=True, leave_out=not_benched)
+    judged = judge_manifest(text, str(manifest), here=True, leave_out=not_benched, variation=Variation(varied, os.environ))
     code = stopped(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION

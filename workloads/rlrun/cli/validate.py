@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.api.variation import Variation, take_variation
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.config.models.rollout import EvaluationConfig
 from rlrun.local.judge import Judged, judge_manifest
@@ -22,7 +24,10 @@ STANDARD_INPUT = "standard input"
 
 def parser() -> Parser:
     """The command line."""
-    p = Parser(prog="rlrun validate", description="Check RLRun manifests; exit code 78 if one has a problem.")
+    p = Parser(
+        prog="rlrun validate",
+        description="Check RLRun manifests; exit code 78 if one has a problem. Fields of spec are options too.",
+    )
     p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="an RLRun manifest; -: standard input")
     p.add_argument("--json", action="store_true", help="print a JSON list with an object for each file")
     return p
@@ -30,8 +35,10 @@ def parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
-    options = parser().parse_args(list(argv))
-    judged = [(STANDARD_INPUT if path == Path("-") else str(path), _judge(path)) for path in options.files]
+    rest, varied = take_variation(argv, own_options(p := parser()))
+    variation = Variation(varied, os.environ)
+    options = p.parse_args(rest)
+    judged = [(STANDARD_INPUT if path == Path("-") else str(path), _judge(path, variation)) for path in options.files]
     if options.json:
         print(json.dumps([document(source, one) for source, one in judged], indent=2))
     else:
@@ -40,11 +47,11 @@ def run(argv: Sequence[str]) -> int:
     return exit_codes.OK if all(_valid(one) for _, one in judged) else exit_codes.CONFIGURATION
 
 
-def _judge(path: Path) -> Judged[RLRun]:
+def _judge(path: Path, variation: Variation) -> Judged[RLRun]:
     try:
         if path == Path("-"):
-            return judge_manifest(_standard_input(), STANDARD_INPUT, here=False)
-        return judge_manifest(read_text(path), str(path), here=False)
+            return judge_manifest(_standard_input(), STANDARD_INPUT, here=False, variation=variation)
+        return judge_manifest(read_text(path), str(path), here=False, variation=variation)
     except ConfigError as error:
         return Judged(None, error.problems, ())
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.api.variation import Variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.yaml_text import Key
@@ -66,6 +67,8 @@ class Request:
     share_gpus: bool = False
     sampling: Mapping[str, Any]
     """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
+    variation: Variation = Variation()
+    """Options and variables that change the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +158,9 @@ def _manifest(request: Request) -> RLRun:
             ),
         ]
 
-    judged = judge_manifest(read_text(request.manifest), str(request.manifest), here=True, leave_out=unused)
+    judged = judge_manifest(
+        read_text(request.manifest), str(request.manifest), here=True, leave_out=unused, variation=request.variation
+    )
     if judged.problems or judged.run is None:
         raise ConfigError(judged.problems)
     return judged.run

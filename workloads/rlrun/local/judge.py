@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from rlrun.api.manifest import examine_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.api.variation import Variation
 from rlrun.config.loading.arguments import COMMAND_LINE
 from rlrun.config.loading.examine import Examined, examine
 from rlrun.config.loading.explain import place
@@ -59,7 +60,9 @@ def nothing(_spec: RLRunSpec) -> Collection[Key]:
     return ()
 
 
-def judge_manifest(text: str, source: str, *, here: bool, leave_out: LeaveOut = nothing) -> Judged[RLRun]:
+def judge_manifest(
+    text: str, source: str, *, here: bool, leave_out: LeaveOut = nothing, variation: Variation | None = None
+) -> Judged[RLRun]:
     """Every problem and notice of a manifest.
 
     Args:
@@ -67,12 +70,13 @@ def judge_manifest(text: str, source: str, *, here: bool, leave_out: LeaveOut = 
         source: how messages call it.
         here: whether it is to run on this machine, or in pods that have other packages and files.
         leave_out: fields of a specification, by Python names, whose models, code and data the command has no use for.
+        variation: options and variables that change it.
 
     Raises:
         KeyboardInterrupt: a signal came while its code was loaded.
     """
     try:
-        examined, layer = examine_manifest(text, source)
+        examined, layer = examine_manifest(text, source, variation)
     except ConfigError as error:
         return Judged(None, error.problems, ())
     return _judged(RLRun, examined, layer, below=("spec",), here=here, leave_out=leave_out)

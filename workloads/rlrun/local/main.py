@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -19,8 +20,9 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.variation import Variation, take_variation
 from rlrun.config.loading.files import read_text
-from rlrun.config.loading.parser import Parser
+from rlrun.config.loading.parser import Parser, own_options
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.config.models.run import RunConfig
@@ -50,7 +52,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_same_run, recorded_run
 from rlrun.runtime import exit_codes, extras
 from rlrun.tracking.enabled import enabled_trackers
-from rlrun.tracking.options import take_tracking, with_options
+from rlrun.tracking.options import full_names
 from rlrun.tracking.starter import SinkProcess, log_file
 
 _POLL_SECONDS = 0.25
@@ -59,7 +61,10 @@ _INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `rlrun local`."""
-    p = Parser("rlrun local", "Run all roles of a run on this machine.")
+    p = Parser(
+        "rlrun local",
+        "Run all roles of a run on this machine. Fields of spec are options too, behind the manifest: --max-steps 20 --trainer.optimizer.lr 1e-5.",
+    )
     p.add_argument("manifest", help="an RLRun manifest")
     add_options(p)
     return p
@@ -91,34 +96,34 @@ def _ports(text: str) -> list[int]:
 
 def main(argv: Sequence[str]) -> int:
     """Run `rlrun local`; returns the exit code."""
-    own, rest = take_tracking(argv)
-    options = parser().parse_args(rest)
+    rest, varied = take_variation(full_names(argv), own_options(p := parser()))
+    options = p.parse_args(rest)
     console = Console(stderr=False)
     try:
         check_packages((*extras.TRAINING, *extras.SAMPLING))
         text = read_text(Path(options.manifest))
-        with_options(None, own)  # what is wrong with them is said first
     except PreflightError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
-    judged = judge_manifest(text, options.manifest, here=True)
+    judged = judge_manifest(text, options.manifest, here=True, variation=Variation(varied, os.environ))
     code = stopped(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     run = judged.run
     try:
-        spec = run.spec.model_copy(update={"tracking": with_options(run.spec.tracking, own)})
-        if spec.tracking is not None and spec.task not in TRAINING_TASKS:
-            raise PreflightError(f"{own[0]} is for tasks that train, and task is {spec.task}; leave it out")
-        check_trackers(spec.tracking, os.environ)
-    except (ConfigError, PreflightError) as error:
-        print(error if isinstance(error, ConfigError) else f"error: {error}", file=sys.stderr)
-        return exit_codes.CONFIGURATION
+        check_trackers(run.spec.tracking, os.environ)
+    except PreflightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
     return run_spec(
-        spec, name=run.metadata.name, options=options, console=console, command=f"rlrun local {options.manifest}"
+        run.spec,
+        name=run.metadata.name,
+        options=options,
+        console=console,
+        command=shlex.join(["rlrun", "local", options.manifest, *varied]),
     )
 
 

@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         """Refuse what is not known here, in the subcommand that it was written for."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
+            known = own_options(self)
             name = unknown[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
             self.error(f"unknown {kind} {name}{did_you_mean(name, known)}")
@@ -30,6 +30,11 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong and end with the exit code of a wrong command line."""
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(exit_codes.USAGE)
+
+
+def own_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Names of a parser's options."""
+    return [name for action in parser._actions for name in action.option_strings]
 
 
 def _fixed_width(prog: str) -> argparse.HelpFormatter:

@@ -1,0 +1,94 @@
+"""Options and variables over a manifest: `rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`.
+
+Precedence: command line > manifest > environment > defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.config.dialects.complete import complete
+from rlrun.config.dialects.prime_rl import PRIME_RL
+from rlrun.config.dialects.translate import Translator
+from rlrun.config.loading.arguments import (
+    COMMAND_LINE,
+    ENVIRONMENT,
+    Arguments,
+    parse_arguments,
+    parse_environment,
+)
+from rlrun.config.loading.layers import Layer, assign, merge
+from rlrun.config.loading.schema import find_field, snake
+
+_ALIASES = {"ckpt": "checkpoint"}
+_SPEC = ("spec",)
+
+
+def take_variation(argv: Sequence[str], own: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Take the options that are fields of a specification out of a command line, each with its value.
+
+    A value stands behind its option, so that files come before the options.
+
+    Args:
+        argv: the command line without the program's name.
+        own: options of the command itself, which are left alone.
+    """
+    rest: list[str] = []
+    taken: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] in own or not is_field(word):
+            rest.append(word)
+            continue
+        taken.append(word)
+        if "=" not in word and words and not words[0].startswith("--"):
+            taken.append(words.pop(0))
+    return rest, taken
+
+
+def is_field(word: str) -> bool:
+    """True for an option that begins with the name of a field, or with one that other projects have for it."""
+    name = word.partition("=")[0].removeprefix("--")
+    if not word.startswith("--") or not name:
+        return False
+    first = snake(name.partition(".")[0])
+    positive = first.removeprefix("no_")
+    known = find_field(RLRunSpec, _ALIASES.get(positive, positive)) is not None
+    return known or _translator(COMMAND_LINE).knows(name.split("."))
+
+
+def _translator(source: str) -> Translator:
+    return Translator(PRIME_RL, RLRunSpec, source, aliases=_ALIASES, fallback="trainer")
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What a command line and an environment change in a manifest."""
+
+    options: Sequence[str] = ()
+    """Options with their values."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def over(self, manifest: Layer) -> Layer:
+        """The manifest's layer with the options over it and the variables under it."""
+        given = parse_arguments(RLRunSpec, self.options, aliases=_ALIASES, others=_translator(COMMAND_LINE))
+        variables = parse_environment(RLRunSpec, self.env, others=_translator(ENVIRONMENT))
+        below = Layer()
+        _apply(below, variables)
+        if not isinstance(manifest.values.get("spec", {}), dict):
+            return manifest
+        whole = merge([below, manifest])
+        _apply(whole, given)
+        complete(whole, _SPEC)
+        return whole
+
+
+def _apply(layer: Layer, arguments: Arguments) -> None:
+    assign(layer, RLRun, [replace(one, key=(*_SPEC, *one.key)) for one in arguments.assignments])
+    layer.origins.update({(*_SPEC, *key): origin for key, origin in arguments.layer.origins.items()})
+    layer.problems += arguments.layer.problems
+    layer.notices += arguments.layer.notices
+    layer.hints |= arguments.layer.hints
